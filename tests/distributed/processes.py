@@ -22,10 +22,10 @@ IMPORTED += [f"transformers.models.{kind}.modeling_{kind}" for kind in KINDS]
 
 
 def on_processes(world: int, do: Callable[..., Any], folder: Path, *given: Any) -> list[Any]:
-    """What `do(rank, *given)` gives on each rank; None of one that was killed. It is found by its
-    name in its module, in processes of their own."""
+    """Run `do(rank, *given)` on each rank in a separate process, which imports `do` by its name.
+    Return the results of all ranks; None for one that was killed."""
     folder.mkdir(exist_ok=True)
-    # Forked from a server that has imported them and started no thread.
+    # Forked from a server that has imported the modules and started no thread.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     ranks = [
@@ -58,4 +58,4 @@ def _run(rank: int, world: int, do: Callable[..., Any], folder: str, given: tupl
     except BaseException:
         Path(f"{folder}/{rank}.txt").write_text(traceback.format_exc())
     sys.stdout.flush()
-    os._exit(0)  # a group that lost a rank is not taken down
+    os._exit(0)  # without destroying the group, which may have lost a rank

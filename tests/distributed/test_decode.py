@@ -1,5 +1,5 @@
-"""Decoding on a cache that is spread over ranks: what one machine answers, and the same bits on all
-ranks."""
+"""Decoding on a cache that is spread over ranks: the numbers of one machine, and the same bits on
+all ranks."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_a_step_is_as_exact_as_one_machine(name, dtype, world):
     assert name == "blind" or bool(first.any())
 
 
-def test_a_step_sends_the_same_however_long_the_cache():
+def test_the_bytes_of_a_step_do_not_depend_on_the_cache():
     def sent(length: int) -> int:
         k, layout = torch.randn(1, 2, length, 8), layout_of("contiguous", length, 4)
 
@@ -72,10 +72,10 @@ def test_a_step_sends_the_same_however_long_the_cache():
         (bytes_,) = set(on_ranks(4, rank))
         return bytes_
 
-    assert sent(64) == sent(4096) == 3 * (4 * (8 + 2) * 4 + 8)  # and 8 of a digest
+    assert sent(64) == sent(4096) == 3 * (4 * (8 + 2) * 4 + 8)  # with a digest of 8 bytes
 
 
-def test_new_tokens_are_kept_in_turns():
+def test_ranks_store_new_tokens_in_turns():
     layout = Layout([[range(5)], [range(5, 9)]])
     step = Decoding(layout, None, 1.0, 1, 9 + TURN - 1, Block())
     assert step.layout_after(2) == Layout(
@@ -90,7 +90,7 @@ T, NEW = 29, 6
 
 
 def generated(rank: int) -> dict[str, tuple]:
-    """The logits of new tokens, from one process and from all; and how many keys a cache held."""
+    """Return the logits of new tokens, by one process and by all, and the number of cached keys."""
     from transformers import DynamicCache
 
     import clearhead.distributed.decode as decode_module
@@ -144,11 +144,11 @@ def test_models_decode_on_a_cache_that_is_spread(world, tmp_path):
         for found in ranks:
             assert torch.equal(found[kind][1], ranks[0][kind][1])
     assert sum(found["nn"][2] for found in ranks) == NEW  # spread
-    assert all(found["llama"][2] == NEW for found in ranks)  # a DynamicCache keeps them all
+    assert all(found["llama"][2] == NEW for found in ranks)  # a DynamicCache stores all of them
 
 
 def refusals(rank: int) -> list[str]:
-    said = []
+    errors = []
     layer = ch.nn.MultiHeadAttention(8, 2, causal=True)
     x = torch.randn(1, T, 8)
     q = torch.randn(1, 2, 1, 4)
@@ -163,19 +163,19 @@ def refusals(rank: int) -> list[str]:
             layer(here.shard(x, -2), cache=cache)
             with pytest.raises(ch.BadValue) as error, here.decoding(T + 5):
                 do(cache)
-            said.append(error.value.gave)
+            errors.append(error.value.gave)
     with pytest.raises(ch.BadValue) as error:
         k = torch.randn(1, 2, 3, 4)
         layout = Layout([[range(3)], [range(3, 6)]])
         softcap = [2.0, 3.0][rank]
         ch.distributed.decode(q, k, k, keys=layout, softcap=softcap, timeout=20)
-    return [*said, error.value.gave]
+    return [*errors, error.value.gave]
 
 
 def test_what_cannot_be_decoded(tmp_path):
-    for said in on_processes(2, refusals, tmp_path):
-        assert "Rank 0 of 2 has 16 keys, but 21 by Layout(0:15, 29:35; 15:29)." in said[0]
-        assert said[1] == "decode got dropout."
-        assert said[2] == "engine='tiled' was passed inside distributed.sharded."
-        assert said[3] == "look was called inside distributed.sharded."
-        assert said[4].startswith("The ranks made different calls: softcap is 3.0 on")
+    for errors in on_processes(2, refusals, tmp_path):
+        assert "Rank 0 of 2 has 16 keys, but 21 by Layout(0:15, 29:35; 15:29)." in errors[0]
+        assert errors[1] == "decode got dropout."
+        assert errors[2] == "engine='tiled' was passed inside distributed.sharded."
+        assert errors[3] == "look was called inside distributed.sharded."
+        assert errors[4].startswith("The ranks made different calls: softcap is 3.0 on")

@@ -1,4 +1,4 @@
-"""DTensors in and out, and models whose weights FSDP2 shards along another mesh dimension."""
+"""DTensors as arguments and results, and models sharded by FSDP2 along another mesh dimension."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def tensors(length: int = T) -> list[torch.Tensor]:
 
 
 def placed(rank: int) -> list[tuple]:
-    """Output and gradients of DTensors, and of the same tensors whole."""
+    """Return output and gradients of DTensors, and of the same full tensors."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "sequence"))
     found = []
     for length in (T, 5, 1):
@@ -58,7 +58,7 @@ def misplaced(rank: int) -> list[str]:
     def on(x: torch.Tensor, placement: object) -> DTensor:
         return distribute_tensor(x, mesh, [placement])
 
-    said = []
+    errors = []
     for given in (
         (on(q, Shard(2)), k, v),
         (on(q, Shard(2)), on(k, Replicate()), on(v, Replicate())),
@@ -67,23 +67,23 @@ def misplaced(rank: int) -> list[str]:
     ):
         with pytest.raises(ch.AttentionError) as error:
             ch.distributed.attention(*given)
-        said.append(f"{type(error.value).__name__}: {error.value.gave}")
+        errors.append(f"{type(error.value).__name__}: {error.value.gave}")
     with pytest.raises(ch.BadValue) as error:
         alone = [dist.new_group([n]) for n in range(2)][rank]
         ch.distributed.attention(*(on(x, Shard(2)) for x in (q, k, v)), group=alone)
-    return [*said, error.value.gave]
+    return [*errors, error.value.gave]
 
 
 def test_placements_that_do_not_fit(tmp_path):
-    for said in on_processes(2, misplaced, tmp_path):
-        assert said[0] == "BadType: q, k and v are a DTensor, a Tensor, a Tensor."
-        assert all(x.startswith("BadValue: The placements are q (") for x in said[1:4])
-        assert said[4].startswith("group= is not the group along which")
+    for errors in on_processes(2, misplaced, tmp_path):
+        assert errors[0] == "BadType: q, k and v are a DTensor, a Tensor, a Tensor."
+        assert all(x.startswith("BadValue: The placements are q (") for x in errors[1:4])
+        assert errors[4].startswith("group= is not the group along which")
 
 
 def trained(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Gradients of a model on two texts: from one process, and from a mesh of 2 x 2, where FSDP2
-    shards the weights over one dimension and the texts are cut along the other."""
+    """Return gradients of a model on two texts, by one process and on a 2 x 2 mesh. There FSDP2
+    shards the weights along one dimension, and the texts are cut along the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
     text = torch.randint(1, 97, (2, T + 1), generator=torch.Generator().manual_seed(3))
     ids, labels = text[:, :-1], text[:, 1:]
@@ -107,7 +107,7 @@ def trained(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
             ).logits
             mine = here.shard(labels[row : row + 1])
         part = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum") / T
-        part.backward()  # FSDP2 means over its ranks
+        part.backward()  # FSDP2 averages over its ranks
         for (name, x), (_, y) in zip(model.named_parameters(), one.named_parameters(), strict=True):
             dist.all_reduce(x.grad.to_local(), group=mesh["sequence"].get_group())
             found[f"{kind} {name}"] = x.grad.full_tensor(), y.grad

@@ -37,13 +37,13 @@ def test_two_processes_print_what_one_prints(script, options):
 
 
 def look_over_ranks(rank: int) -> list[str]:
-    """What the script prints in a group that stands already, as torchrun would have it made."""
+    """Return the output of the script in an existing group, as with torchrun."""
     script = str(EXAMPLES / "look_at_long_text.py")
     sys.argv = [script, "--tokens=311"]
     dist.init_process_group = lambda backend: None
-    with redirect_stdout(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(script, run_name="__main__")
-    return said.getvalue().splitlines()
+    return printed.getvalue().splitlines()
 
 
 def test_two_ranks_print_what_one_prints(tmp_path):
@@ -52,7 +52,7 @@ def test_two_ranks_print_what_one_prints(tmp_path):
 
 
 def test_no_thread_of_the_group_outlives_it():
-    # One that does may let go of a tensor when Python is gone: the process then aborts.
+    # Such a thread may free a tensor after Python has ended; the process then aborts.
     script = """
 import os, torch, torch.distributed as dist, clearhead
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

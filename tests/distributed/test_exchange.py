@@ -1,5 +1,5 @@
-"""Heads exchanged for sequence, alone and beside a ring: as exact as one machine, and what cannot
-be exchanged."""
+"""The exchange of heads for sequence, with and without a ring: as exact as one machine; and what
+cannot be exchanged."""
 
 import pytest
 import torch
@@ -74,14 +74,14 @@ def test_teams_divide_ranks_and_heads(heads):
     assert error.value.gave == f"heads={heads!r}, with 4 ranks, H=6 and G=2."
 
 
-def test_a_bias_of_numbers_is_not_exchanged():
+def test_a_bias_tensor_is_not_exchanged():
     x = torch.randn(1, 2, 4, 8)
     call = Call(Options(bias=torch.zeros(4, 8)), heads=2)
     with pytest.raises(ch.BadValue, match="heads=2, with a bias tensor"):
         on_ranks(2, lambda transport: attend(transport, call, x, x, x))
 
 
-def test_one_team_gives_the_same_bits_for_any_number_of_ranks():
+def test_one_team_has_the_same_bits_for_any_number_of_ranks():
     draw = torch.Generator().manual_seed(9)
     q, k, v, dout = (torch.randn(1, h, 131, 16, generator=draw) for h in (8, 8, 8, 8))
 

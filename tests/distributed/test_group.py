@@ -1,4 +1,4 @@
-"""Ranks that are processes, over gloo: the same answers, and what happens when one is lost."""
+"""Ranks as processes, over gloo: the same numbers, and errors when a rank is lost."""
 
 import os
 import re
@@ -18,12 +18,12 @@ from clearhead.testing import PROBLEMS
 from tests.distributed.processes import on_processes
 from tests.engines.test_engines import forward_and_back, wanting
 
-HEADS = 1, 2  # how many ranks exchange heads for sequence
+HEADS = 1, 2  # ranks in a team, which exchange heads for sequence
 CASES = ["grouped", "window", "documents", "scattered", "sinks", "soft cap", "alibi", "large"]
 
 
 def answers(rank: int, layouts: tuple[str, ...]) -> dict:
-    """Output and gradients of some problems, whole, from shards of all ranks."""
+    """Return full outputs and gradients of some problems, from the shards of all ranks."""
     found = {}
     for name, heads in product(CASES, HEADS):
         for layout in layouts:
@@ -47,7 +47,7 @@ def answers(rank: int, layouts: tuple[str, ...]) -> dict:
 
 
 @pytest.mark.parametrize("world, layouts", [(2, ("contiguous", "head-tail")), (4, ("head-tail",))])
-def test_processes_give_what_one_gives(world, layouts, tmp_path):
+def test_processes_compute_what_one_computes(world, layouts, tmp_path):
     for found in on_processes(world, answers, tmp_path, layouts):
         for name in CASES:
             case = wanting(PROBLEMS[name](torch.float64, 0), torch.float64)
@@ -71,7 +71,7 @@ def shards() -> tuple[torch.Tensor, ...]:
     return tuple(shard(x).requires_grad_() for _ in range(3))
 
 
-def said(do, *given, **keywords) -> str:
+def error_of(do, *given, **keywords) -> str:
     try:
         do(*given, **keywords)
     except ch.AttentionError as error:
@@ -85,18 +85,18 @@ def different_calls(rank: int) -> list[str]:
     other = ids + (torch.arange(64) == 5) * (rank == 1)
     ask = ch.distributed.attention
     return [
-        said(ask, q, k, v, mask=ch.causal if rank == 0 else ch.window(before=7)),
-        said(ask, q, k, v, mask=ch.documents(other)),
-        said(ask, q, k, v, dropout=0.5, seed=rank),
-        said(ask, *(x.to([torch.float32, torch.bfloat16][rank]) for x in (q, k, v))),
-        said(ask, q, k, v, layout=["contiguous", "head-tail"][rank]),
-        said(ask, *(x.detach() if rank else x for x in (q, k, v))),
-        said(ask, q, k[:, :, : 32 - rank], v),
-        said(ask, *(x[:, :, rank:] for x in (q, k, v)), layout="head-tail"),
-        said(ask, q, k, v, mask=ch.documents([0, 1])),
-        said(ask, q, k, v, mask=ch.causal),
-        said(unshard, q[..., : 8 - rank]),
-        said(unshard, q),
+        error_of(ask, q, k, v, mask=ch.causal if rank == 0 else ch.window(before=7)),
+        error_of(ask, q, k, v, mask=ch.documents(other)),
+        error_of(ask, q, k, v, dropout=0.5, seed=rank),
+        error_of(ask, *(x.to([torch.float32, torch.bfloat16][rank]) for x in (q, k, v))),
+        error_of(ask, q, k, v, layout=["contiguous", "head-tail"][rank]),
+        error_of(ask, *(x.detach() if rank else x for x in (q, k, v))),
+        error_of(ask, q, k[:, :, : 32 - rank], v),
+        error_of(ask, *(x[:, :, rank:] for x in (q, k, v)), layout="head-tail"),
+        error_of(ask, q, k, v, mask=ch.documents([0, 1])),
+        error_of(ask, q, k, v, mask=ch.causal),
+        error_of(unshard, q[..., : 8 - rank]),
+        error_of(unshard, q),
     ]
 
 
@@ -120,7 +120,7 @@ def test_ranks_that_make_different_calls_are_named(tmp_path):
         "BadValue: Rank 0 has 32 queries, but 31 by 'head-tail' of 63 on 2 ranks"
     )
     assert plain[8].startswith("BadValue: documents has ids for 2 queries and 2 keys; there are")
-    assert plain[9] == plain[11] == "nothing"  # the group goes on after each of them
+    assert plain[9] == plain[11] == "nothing"  # the group works after each of them
     assert plain[10] == f"{differ}other sizes is [1, 2, 7] on rank 1, and [1, 2, 8] on rank 0."
     assert [*here[:6], *here[7:]] == [*there[:6], *there[7:]]
 
@@ -128,7 +128,7 @@ def test_ranks_that_make_different_calls_are_named(tmp_path):
 def alone(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(1))
     y = shard(x)
-    if rank == 1:  # what sends nothing, on one rank only
+    if rank == 1:  # functions that send nothing, on one rank only
         shard(x)
     return unshard(ch.distributed.attention(y, y, y, timeout=20)), ch.attention(x, x, x)
 
@@ -139,10 +139,10 @@ def test_a_rank_may_cut_alone(tmp_path):
 
 
 def lost(rank: int, how: str) -> tuple[str, float]:
-    """What rank 0 sees when rank 1 dies or stalls in the middle of its work."""
+    """Return the error and time on rank 0 when rank 1 dies or stalls."""
     q, k, v = shards()
     ask = ch.distributed.attention
-    ask(q, k, v, mask=ch.causal, timeout=3.0)  # the ranks have met
+    ask(q, k, v, mask=ch.causal, timeout=3.0)  # the ranks have compared a call
     when, what = how.split()
 
     def fail(*given, **keywords):
@@ -188,7 +188,7 @@ def interrupted(rank: int) -> tuple[str, float]:
         ch.distributed.attention(q, k, v, timeout=60)
     except KeyboardInterrupt:
         taken = time.monotonic() - begun
-        return f"KeyboardInterrupt, then {said(ch.distributed.attention, q, k, v)}", taken
+        return f"KeyboardInterrupt, then {error_of(ch.distributed.attention, q, k, v)}", taken
     except RankLost as error:
         return str(error), time.monotonic() - begun
     return "nothing", 0.0

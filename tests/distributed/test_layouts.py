@@ -1,4 +1,4 @@
-"""Layouts hold every position once, and their inverse is one; masks cut to them say the same."""
+"""Layouts contain every position once, and can be inverted; masks are the same when cut to them."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_head_tail_is_even_under_causal(world):
     assert max(found) <= 1.05 * sum(found) / world
 
 
-def test_documents_stay_whole_and_need_nothing():
+def test_documents_are_not_cut_and_nothing_is_sent():
     layout = by_document(IDS, 3)
     grid = ch.masks.Grid(len(IDS), len(IDS))
     for a in range(3):
@@ -86,7 +86,7 @@ def test_balanced_is_even_under_packed_documents(world, seed):
 
 @settings(deadline=None)
 @given(ONE, st.data())
-def test_a_cut_mask_says_what_the_mask_says(asked, data):
+def test_a_cut_mask_allows_what_the_mask_allows(asked, data):
     grid, mask = asked
     at, on = (
         Positions.listed(torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
@@ -107,7 +107,7 @@ def test_a_cut_mask_says_what_the_mask_says(asked, data):
     assert seen(mask, grid, at, on).tensor().equal(on.tensor()[needed])
 
 
-def test_what_is_no_layout():
+def test_invalid_layouts():
     with pytest.raises(ch.BadValue, match="A layout has range\\(4, 6\\) after position 3"):
         Layout([[range(0, 3)], [range(4, 6)]])
     with pytest.raises(ch.BadValue, match="A layout has range\\(2, 6\\) after position 3"):

@@ -1,4 +1,4 @@
-"""Statistics over ranks are those of one machine."""
+"""Statistics over ranks equal those of one machine."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.pairs import pairs
 GROUPS = {"start": ch.prefix(3), "local": ch.window(before=2, after=1, align="end")}
 ROWS = ["lse", "max", "entropy", "effective"]
 STATS = [*ROWS, ch.topk(3), ch.mass({**GROUPS, "span": (4, 9)}), "received"]
-SHARED = [ch.pooled(5, 4), ch.exact_rows([0, -1, 0])]  # whole on every rank
+SHARED = [ch.pooled(5, 4), ch.exact_rows([0, -1, 0])]  # complete on every rank
 LAYOUTS = {
     "contiguous": contiguous,
     "head-tail": head_tail,
@@ -68,7 +68,7 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
             torch.testing.assert_close(getattr(part, name), getattr(one, name), **loose)
 
 
-def test_gathered_statistics_are_whole_on_every_rank():
+def test_gathered_statistics_are_complete_on_every_rank():
     case = PROBLEMS["grouped"](torch.float32, 0)
     one = ch.look(*case.tensors, stats=[*STATS, *SHARED], **case.keywords)
     queries, keys = (head_tail(x.shape[2], 3) for x in (case.q, case.k))

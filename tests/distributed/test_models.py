@@ -1,4 +1,4 @@
-"""Models whose text is cut over two processes: logits and gradients are those of one."""
+"""Models with a text that is cut over two processes: logits and gradients are those of one."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ T = 23
 
 
 def learned(model, loss) -> torch.Tensor:
-    """The gradients of all weights, one after the other."""
+    """Return the gradients of all weights, concatenated."""
     model.zero_grad()
     loss.backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -48,7 +48,7 @@ def transformers_models(rank: int) -> dict:
     return found
 
 
-def test_transformers_models_give_what_one_process_gives(tmp_path):
+def test_transformers_models_compute_what_one_process_computes(tmp_path):
     for found in on_processes(2, transformers_models, tmp_path):
         assert set(found) == {(kind, layout) for kind in KINDS for layout in LAYOUTS}
         for which, (logits, gradients) in found.items():
@@ -59,7 +59,7 @@ def refusals(rank: int) -> list[str]:
     model = build("llama", "AutoModelForCausalLM")
     model.set_attn_implementation("clearhead")
     ids = torch.randint(1, 97, (1, T), generator=torch.Generator().manual_seed(3))
-    said = []
+    errors = []
     x = torch.randn(1, 2, 4, 8)
     with sharded(T) as here:
         mine, positions = here.shard(ids), here.positions[None]
@@ -74,17 +74,17 @@ def refusals(rank: int) -> list[str]:
         ):
             with pytest.raises(ch.BadValue) as error:
                 do()
-            said.append(error.value.gave)
-    return said
+            errors.append(error.value.gave)
+    return errors
 
 
 def test_what_a_shard_cannot_know_is_refused(tmp_path):
-    for said in on_processes(2, refusals, tmp_path):
-        assert said[0].startswith("The positions start again inside this rank's part")
-        assert said[1].startswith("The model's mask has padding or is of an unknown kind")
-        assert said[2] == "look was called inside distributed.sharded."
-        assert said[3] == "matrix was called inside distributed.sharded."
-        assert said[4] == "engine='tiled' was passed inside distributed.sharded."
+    for errors in on_processes(2, refusals, tmp_path):
+        assert errors[0].startswith("The positions start again inside this rank's part")
+        assert errors[1].startswith("The model's mask has padding or is of an unknown kind")
+        assert errors[2] == "look was called inside distributed.sharded."
+        assert errors[3] == "matrix was called inside distributed.sharded."
+        assert errors[4] == "engine='tiled' was passed inside distributed.sharded."
 
 
 def own_layers(rank: int) -> list[float]:
@@ -107,6 +107,6 @@ def own_layers(rank: int) -> list[float]:
     return found
 
 
-def test_own_layers_give_what_one_process_gives(tmp_path):
+def test_own_layers_compute_what_one_process_computes(tmp_path):
     for found in on_processes(2, own_layers, tmp_path):
         assert len(found) == 8 and max(found) < 1e-5, found

@@ -1,4 +1,4 @@
-"""The plan says what the ring does: bytes are counted on the wire, work in pairs."""
+"""The plan equals what the ring does: bytes are counted in the transport, work in pairs."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype, heads", [(torch.float32, 1), (torch.bfloat16, 2)], ids=str)
-def test_bytes_on_the_wire_are_the_plans(mask, layout, dtype, heads):
+def test_bytes_that_are_sent_are_those_of_the_plan(mask, layout, dtype, heads):
     q = torch.randn(2, 4, 128, 6).to(dtype)
     k, v = torch.randn(2, 2, 128, 6).to(dtype), torch.randn(2, 2, 128, 5).to(dtype)
     expected = plan(q, k, v, world=4, layout=LAYOUTS[layout], mask=MASKS[mask], heads=heads)
@@ -66,12 +66,12 @@ def test_a_window_sends_the_same_for_any_length_and_documents_nothing():
     packed = of(2**14, ch.documents(ids), by_document(ids, 8))
     assert sum(packed.sent) == 0 and packed.balance == 1.0
     assert "no ring" in str(packed)
-    for length in (2**14, 2**17):  # and these are chosen, because nothing sends less
+    for length in (2**14, 2**17):  # chosen, because no other number of heads sends less
         x = torch.empty(1, 8, length, 64, device="meta")
         assert plan(x, x, x, world=8, mask=window).heads == 1
 
 
-def test_the_plan_chooses_what_sends_least():
+def test_the_plan_chooses_the_fewest_bytes():
     q, k = (torch.empty(1, h, 2**15, 64, device="meta") for h in (16, 8))
     chosen = plan(q, k, k, world=16, layout="head-tail", mask=ch.causal)
     tried = {n: plan(q, k, k, world=16, layout="head-tail", heads=n) for n in (1, 2, 4, 8)}
@@ -80,7 +80,7 @@ def test_the_plan_chooses_what_sends_least():
     assert chosen.why.startswith("a rank receives 30.41 MB, and ")
     assert [f"with heads={n}" in chosen.why for n in (1, 2, 4, 8)] == [True, True, True, False]
     assert tried[4].why == "as passed"
-    # Four teams of 4: 3 of 4 heads of the part go away, and the ring of 4 brings 3 of 4 keys.
+    # Four teams of 4: 3 of 4 heads of the part are sent, and the ring of 4 brings 3 of 4 keys.
     part, row = 2**15 // 16, 64 * 4
     exchange = 3 * part * row * (2 * 16 // 4 + 2 * 8 // 4)
     ring = 3 * 4 * part * row * 2 * 8 // 4
@@ -93,7 +93,7 @@ def test_causal_work_is_even(world):
     assert plan(x, x, x, world=world, layout="head-tail", mask=ch.causal).balance <= 1.05
 
 
-def test_documents_are_even_whatever_the_scheme():
+def test_documents_are_even_for_any_number_of_heads():
     draw = torch.Generator().manual_seed(3)
     ids = torch.arange(400).repeat_interleave(torch.randint(1, 200, (400,), generator=draw))
     x = torch.empty(1, 4, len(ids), 64, device="meta")

@@ -1,5 +1,5 @@
-"""The cases that others publish for attention over ranks: their sizes, layouts, masks and
-dtypes, judged by dense float64 attention of torch.
+"""Published test cases of other projects for attention over ranks: their sizes, layouts, masks and
+dtypes, compared with torch's dense float64 attention.
 
 The cases are those of zhuzilin/ring-flash-attention (test/test_*.py: 1 x 5 heads x 128, bfloat16,
 causal, 8 ranks; its lengths are divided by 8 here) and of torch's context parallelism
@@ -29,12 +29,12 @@ PACKED_ZIGZAG = [0, 128 // 8, 1248 // 8, 4240 // 8]
 
 
 def stripes(length: int, world: int) -> Layout:
-    """Token i lies on rank i % world."""
+    """A layout with token i on rank i % world."""
     return Layout([[range(i, i + 1) for i in range(r, length, world)] for r in range(world)])
 
 
 def each_text(ends: list[int], world: int, cut=contiguous) -> Layout:
-    """Every text of a row is cut by itself."""
+    """A layout that cuts every text of a row separately."""
     held: list[list[range]] = [[] for _ in range(world)]
     for start, stop in pairwise(ends):
         for of_rank, ranges in zip(held, cut(stop - start, world).ranges, strict=True):
@@ -61,7 +61,7 @@ CASES = {
 def check(
     shape: tuple[int, int, int], mask: Mask, layout: Layout, dtype: torch.dtype, heads: int = 1
 ) -> None:
-    """Output, log-sum-exp and gradients, beside those of dense attention of torch."""
+    """Compare output, log-sum-exp and gradients with torch's dense attention."""
     B, H, D = shape
     T, world = layout.length, layout.world
     draw = torch.Generator().manual_seed(42)

@@ -1,4 +1,4 @@
-"""What `sharded` cannot compute is refused, on every rank, and the group goes on."""
+"""`sharded` raises an error on every rank for what it cannot compute, and the group works on."""
 
 import contextvars
 import threading
@@ -32,7 +32,7 @@ def block(**keywords):
     return sharded(T, layout="head-tail", timeout=20, **keywords)
 
 
-def said(do: Callable[[], object]) -> str:
+def error_of(do: Callable[[], object]) -> str:
     try:
         do()
     except ch.AttentionError as error:
@@ -58,7 +58,7 @@ def in_a_thread(run: Callable[[], object], context: contextvars.Context | None =
 
 
 def inside(run: Callable[..., object], **keywords) -> Callable[[], None]:
-    """A block in which `run(here)` is called."""
+    """Return a function that calls `run(here)` in a block."""
 
     def do() -> None:
         with block(**keywords) as here:
@@ -68,7 +68,7 @@ def inside(run: Callable[..., object], **keywords) -> Callable[[], None]:
 
 
 def steps(rank: int) -> dict[str, str]:
-    """What a rank is told in each of these blocks."""
+    """Return the error of a rank in each of these blocks."""
     model, x = layer(), text()
     other = layer()
     both = torch.nn.ModuleList([model, other])
@@ -92,7 +92,7 @@ def steps(rank: int) -> dict[str, str]:
 
     def swallowed(here) -> None:
         call(here)
-        said(lambda: in_other_thread(here))
+        error_of(lambda: in_other_thread(here))
 
     def one_fails(here) -> None:
         if rank == 1:
@@ -139,7 +139,7 @@ def steps(rank: int) -> dict[str, str]:
     with torch.no_grad():
         for name, run in cases.items():
             try:
-                found[name] = said(inside(run))
+                found[name] = error_of(inside(run))
             except KeyError:
                 found[name] = "its own KeyError"
         one = model(x)
@@ -148,7 +148,7 @@ def steps(rank: int) -> dict[str, str]:
     return found
 
 
-def test_calls_that_are_no_common_ones_are_refused(tmp_path):
+def test_calls_that_ranks_cannot_make_together_are_refused(tmp_path):
     here, there = on_processes(2, steps, tmp_path)
     threads = "Attention was called in the thread 'Thread-"
     for found in (here, there):
@@ -183,14 +183,14 @@ def compiled(rank: int) -> list[str]:
     for options in ({}, {"fullgraph": True}):
         torch._dynamo.reset()
         fresh = torch.compile(model, backend="eager", **options)
-        found.append(said(inside(lambda here, run=fresh: run(here.shard(x, -2)))))
+        found.append(error_of(inside(lambda here, run=fresh: run(here.shard(x, -2)))))
         torch._dynamo.reset()
         used = torch.compile(model, backend="eager", **options)
         used(shard(x, dim=-2))  # outside
-        found.append(said(inside(lambda here, run=used: run(here.shard(x, -2)))))
+        found.append(error_of(inside(lambda here, run=used: run(here.shard(x, -2)))))
         torch.testing.assert_close(used(x), model(x))
-    found.append(said(inside(lambda here: (fresh if rank else model)(here.shard(x, -2)))))
-    dist.barrier()  # who ends first closes connections that the other may still use
+    found.append(error_of(inside(lambda here: (fresh if rank else model)(here.shard(x, -2)))))
+    dist.barrier()  # the first rank to end closes connections that the other may still use
     return found
 
 
@@ -216,15 +216,15 @@ def checkpoints(rank: int) -> dict[str, object]:
         out = checkpoint(model, here.shard(x, -2).requires_grad_(), **keywords)
         return (out * here.shard(w, -2)).sum()
 
-    kept: list[torch.Tensor] = []  # what keeps the graph of a block alive after it
+    kept: list[torch.Tensor] = []  # keeps the graph of a block alive after it
     for reentrant in (True, False):
         once = partial(run, use_reentrant=reentrant)
 
         def nested(here, once=once) -> torch.Tensor:
             return checkpoint(lambda y: once(here), w, use_reentrant=False)
 
-        found["after", reentrant] = said(inside(lambda here, f=once: kept.append(f(here))))
-        found["nested", reentrant] = said(inside(lambda here, f=nested: kept.append(f(here))))
+        found["after", reentrant] = error_of(inside(lambda here, f=once: kept.append(f(here))))
+        found["nested", reentrant] = error_of(inside(lambda here, f=nested: kept.append(f(here))))
         with block() as here:
             once(here).backward()
             once(here).backward()
@@ -246,7 +246,7 @@ def checkpoints(rank: int) -> dict[str, object]:
     return found
 
 
-def test_backward_of_a_checkpoint_comes_inside_of_the_block(tmp_path):
+def test_backward_of_a_checkpoint_must_be_inside_the_block(tmp_path):
     for found in on_processes(2, checkpoints, tmp_path):
         for reentrant in (True, False):
             for when in ("after", "nested"):
@@ -277,8 +277,8 @@ def models(rank: int) -> dict[str, object]:
     found: dict[str, object] = {}
     ids = torch.randint(1, 97, (1, T), generator=torch.Generator().manual_seed(3))
 
-    def told(run: Callable[..., object], *given: str) -> str:
-        """What is said where the model is given positions or labels."""
+    def error_with(run: Callable[..., object], *given: str) -> str:
+        """Return the error for a model with positions or labels."""
         kept = []
 
         def do(here) -> None:
@@ -286,22 +286,22 @@ def models(rank: int) -> dict[str, object]:
             chosen = {name: mine[name] for name in given}
             kept.append(run(here.shard(ids), use_cache=False, **chosen))
 
-        return said(inside(do))
+        return error_of(inside(do))
 
     for kind in ("llama", "gpt2"):
         model = build(kind, "AutoModelForCausalLM").eval()
         model.set_attn_implementation("clearhead")
-        found[kind, "no positions"] = told(model)
-        found[kind, "base"] = told(model.base_model)
-        found[kind, "labels"] = told(model, "position_ids", "labels")
-        found[kind, "right"] = told(model, "position_ids")
+        found[kind, "no positions"] = error_with(model)
+        found[kind, "base"] = error_with(model.base_model)
+        found[kind, "labels"] = error_with(model, "position_ids", "labels")
+        found[kind, "right"] = error_with(model, "position_ids")
         model.train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        found[kind, "checkpoints"] = told(model, "position_ids")
+        found[kind, "checkpoints"] = error_with(model, "position_ids")
     return found
 
 
-def test_models_are_given_positions_and_no_labels(tmp_path):
+def test_models_need_positions_and_no_labels(tmp_path):
     for found in on_processes(2, models, tmp_path):
         for kind in ("llama", "gpt2"):
             none = "The model got no position_ids inside distributed.sharded."
@@ -331,9 +331,9 @@ def decoded(rank: int) -> list[str]:
     at = torch.tensor([[T]])
     with torch.no_grad():
         return [
-            said(step(5 + rank, position_ids=at)),
-            said(step(5)),
-            said(step(5, position_ids=at)),
+            error_of(step(5 + rank, position_ids=at)),
+            error_of(step(5)),
+            error_of(step(5, position_ids=at)),
         ]
 
 
@@ -360,7 +360,8 @@ def contents(rank: int) -> dict[str, str]:
         "mask": dict(mask=ch.documents(torch.arange(T) * (torch.arange(T) != T - 1 - rank))),
     }
     found = {
-        name: said(lambda kw=kw: ask(x, x, x, timeout=20, **kw)) for name, kw in keywords.items()
+        name: error_of(lambda kw=kw: ask(x, x, x, timeout=20, **kw))
+        for name, kw in keywords.items()
     }
     for name, statistic in {
         "exact_rows": ch.exact_rows([*range(3, 20), 20 + rank]),
@@ -368,8 +369,10 @@ def contents(rank: int) -> dict[str, str]:
         "pooled": ch.pooled(4 - rank, 4),
         "topk": ch.topk(2 + rank),
     }.items():
-        found[name] = said(lambda s=statistic: look(x, x, x, stats=[s], gather=True, timeout=20))
-    found["after"] = said(lambda: ask(x, x, x, timeout=20))
+        found[name] = error_of(
+            lambda s=statistic: look(x, x, x, stats=[s], gather=True, timeout=20)
+        )
+    found["after"] = error_of(lambda: ask(x, x, x, timeout=20))
     return found
 
 
@@ -406,15 +409,15 @@ def failing(rank: int, where: str) -> list[str]:
         found.append(str(error))
     setattr(local, name, kept)
     x = shard(whole[:, :3, :, :5])  # another size
-    found.append(said(lambda: ask(x, x, x, timeout=60)))
+    found.append(error_of(lambda: ask(x, x, x, timeout=60)))
     return found
 
 
 @pytest.mark.parametrize("where", ["attend", "gradients"])
-def test_an_error_inside_of_a_call_ends_the_group_on_every_rank(where, tmp_path):
+def test_an_error_inside_a_call_closes_the_group_on_every_rank(where, tmp_path):
     here, there = on_processes(2, failing, tmp_path, where)
     assert there[0] == "no room"
-    if here[0] != "nothing":  # it had all that it needed, or was told why it waited
+    if here[0] != "nothing":  # it had all that it needed, or got the reason
         assert "it failed with MemoryError('no room')" in here[0]
     for found in (here, there):
         assert "The process group was closed" in found[1] or "failed with Mem" in found[1]

@@ -1,5 +1,5 @@
-"""Any number of ranks gives what one gives: every named problem, layout and world size, forward and
-backward. The ranks are threads here; tests/distributed/test_group.py has processes."""
+"""Any number of ranks computes what one computes, with gradients: every named problem, layout and
+number of ranks. Ranks are threads here; in tests/distributed/test_group.py they are processes."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def tiled(*tensors: Tensor, **keywords: object) -> Tensor:
 def over_ranks(
     world: int, layout: str, case: Case, seed: Tensor, heads: int = 1
 ) -> tuple[Tensor, ...]:
-    """The output and the gradients of a call, from its shards."""
+    """Return the output and the gradients of a call, from its shards."""
     queries = LAYOUTS[layout](case.q.shape[2], world)
     keys = LAYOUTS[layout](case.k.shape[2], world)
     keywords = dict(case.keywords)
@@ -86,7 +86,7 @@ def check(
         wanting(case, torch.float64),
         seed,
     )
-    # What gradients of dropped weights lose beside their own output, all fast engines lose.
+    # Gradients of dropped weights err as much in all fast engines.
     plain = tiled if case.keywords.get("dropout") else naive_attention
     ruler = forward_and_back(plain, wanting(case, dtype), seed)
     got = over_ranks(world, layout, case, seed, heads)
@@ -100,7 +100,7 @@ def check(
         size = biggest if what == "out" else largest or mixed
         if (
             scale > 100 or not strict
-        ):  # scores of 4000 are rounded otherwise for few queries, on one rank too
+        ):  # for few queries, scores of 4000 are rounded differently on one rank too
             size = max(size, 10 * mixed if scale > 100 else mixed)
         fits, figures = within_yardstick(a, b, c, size)
         assert fits, f"{what}: {figures}"
@@ -135,13 +135,13 @@ def test_any_mask(asked, layout):
     check(3, layout, problem, torch.float32, strict=False)
 
 
-def test_blind_rows_of_shards_are_zero():
+def test_fully_masked_rows_of_shards_are_zero():
     case = PROBLEMS["nobody sees anything"](torch.float32, 0)
     got = over_ranks(2, "contiguous", wanting(case, torch.float32), torch.ones(2, 6, 13, 5))
     assert not any(bool(x.any()) for x in got)
 
 
-def test_unshard_undoes_shard_and_adds_gradients_up():
+def test_unshard_inverts_shard_and_sums_gradients():
     x = torch.randn(2, 11, 3)
     layout = head_tail(11, 4)
 

@@ -1,4 +1,5 @@
-"""`watch` and `report` of models whose text is cut over processes: the numbers of one machine."""
+"""`watch` and `report` of models with a text that is cut over processes: the numbers of one
+machine."""
 
 from contextlib import nullcontext
 
@@ -41,7 +42,7 @@ def model_and_input(kind: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]
 
 
 def part_of(given: dict, here) -> dict:
-    """The model's input of this rank."""
+    """Return this rank's part of the model's input."""
     if "x" in given:
         return {"x": here.shard(given["x"], -2)}
     return {
@@ -127,8 +128,8 @@ def reported(rank: int) -> dict[str, tuple]:
 
 
 def without_links(x: object, about: bool = False) -> object:
-    """Without the list of the strongest links, whose order rounding may change; with `about`,
-    numbers stand for those near them."""
+    """Return a report without its list of the strongest links, whose order rounding may change.
+    With `about`, numbers are equal to numbers close to them."""
     if isinstance(x, dict):
         return {name: without_links(y, about) for name, y in x.items() if name != "links"}
     if isinstance(x, list):
@@ -158,5 +159,5 @@ def watched_by_one(rank: int) -> str:
 
 
 def test_a_rank_that_watches_alone_is_named(tmp_path):
-    for said in on_processes(2, watched_by_one, tmp_path):
-        assert said.startswith("The ranks made different calls: ")
+    for error in on_processes(2, watched_by_one, tmp_path):
+        assert error.startswith("The ranks made different calls: ")

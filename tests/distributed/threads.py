@@ -1,4 +1,5 @@
-"""Ranks as threads of one process: the same code as over a process group, for any world size."""
+"""Ranks as threads of one process: the same code as with a process group, for any number of
+ranks."""
 
 import queue
 import threading
@@ -14,7 +15,7 @@ class Threads(Transport):
         self.history = History()
 
     def give_up(self, error: BaseException) -> None:
-        pass  # the others wait until it is late
+        pass  # the others wait until the timeout
 
     def store_reason(self, text: str) -> None:
         pass
@@ -41,7 +42,7 @@ class Arriving(Work):
 
 
 def on_ranks(world: int, do: Callable[[Transport], Any]) -> list[Any]:
-    """What `do` gives on each rank; the first error, if one raises."""
+    """Run `do` on each rank, and return the results; raise the first error."""
     boxes = {(a, b): queue.Queue() for a in range(world) for b in range(world)}
     found: list[Any] = [None] * world
     wrong: list[BaseException] = []

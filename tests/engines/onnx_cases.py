@@ -1,7 +1,7 @@
-"""ONNX's `Attention` operator (opsets 23 to 25), put to clearhead.
+"""ONNX's `Attention` operator (opsets 23 to 25), computed by clearhead.
 
-ONNX says with attributes and optional inputs what clearhead says with masks and a bias. This page
-is the translation; all arithmetic between Q, K, V and the answers happens in clearhead.
+ONNX has attributes and optional inputs where clearhead has masks and a bias. This file translates
+them; clearhead does all arithmetic between Q, K, V and the outputs.
 """
 
 import ml_dtypes
@@ -23,10 +23,10 @@ def answer_of(
     engine: str = "auto",
     within: torch.dtype | None = None,
 ) -> list[np.ndarray]:
-    """The outputs the node names, in order. `arrays` holds the inputs it names.
+    """Compute the outputs that the node names, in order; `arrays` holds its inputs.
 
-    `within` is the dtype of the problem, if not that of the inputs; the answers come back rounded,
-    once, to that of the inputs.
+    `within` is the dtype of the problem, if it is not that of the inputs; the outputs are rounded
+    once, to the dtype of the inputs.
     """
     slots = [slot for slot, name in zip(INPUTS, node.input, strict=False) if name]
     given = {slot: to_torch(array) for slot, array in zip(slots, arrays, strict=True)}
@@ -41,15 +41,17 @@ def answer_of(
     if "past_key" in given:
         k, v = torch.cat([given["past_key"], k], 2), torch.cat([given["past_value"], v], 2)
 
-    # ONNX's softmax happens in `softmax_precision`. Ours happens in float32, or in float64 for
-    # float64 inputs, so only a wish for float64 needs asking in it; no wish gets less than it says.
+    # ONNX computes the softmax in `softmax_precision`, clearhead in float32, or in float64 for
+    # float64
+    # inputs. So only a precision of float64 needs other inputs; no precision is less than
+    # requested.
     dtype, wish = q.dtype, said.get("softmax_precision")
     wide = torch.float64 if wish == onnx.TensorProto.DOUBLE else within or dtype
     keywords = {
         "mask": who_may_look(given, said, q, k),
         "bias": added(given.get("attn_mask"), k, wide),
         "scale": said.get("scale"),
-        "softcap": said.get("softcap") or None,  # 0 is ONNX's word for no cap
+        "softcap": said.get("softcap") or None,  # 0 means no cap in ONNX
         "engine": engine,
     }
     tensors = [x.to(wide) for x in (q, k, v)]
@@ -66,11 +68,11 @@ def answer_of(
 
 
 def who_may_look(given: dict[str, Tensor], said: dict[str, int], q: Tensor, k: Tensor) -> Mask:
-    """Causal, windows, padding and a boolean mask, each a rule of the algebra, met with `&`."""
+    """Return the mask: causal, windows, padding and a boolean mask, combined by `&`."""
     before, after = said.get("left_window_size", -1), said.get("right_window_size", -1)
     real, cells = given.get("nonpad_kv_seqlen"), given.get("attn_mask")
-    # Query 0 stands behind the past; with a cache that lives outside, behind the keys that are
-    # real but for the queries' own. That can be negative: then the first queries see nothing.
+    # Query 0 is after the past. With an external cache it is after the real keys, without those of
+    # the queries. That can be negative: then the first queries are fully masked.
     start: int | Tensor = 0
     if "past_key" in given:
         start = given["past_key"].shape[2]
@@ -80,13 +82,13 @@ def who_may_look(given: dict[str, Tensor], said: dict[str, int], q: Tensor, k: T
     mask: Mask = ch.everything
     if said.get("is_causal"):
         mask = mask & ch.Causal(align=start)
-    if before >= 0 or after >= 0:  # -1 leaves a side open, as None does
+    if before >= 0 or after >= 0:  # -1 means no limit, as None does
         sides = (None if size < 0 else size for size in (before, after))
         mask = mask & ch.window(*sides, align=start)
     if real is not None:
         mask = mask & ch.lengths(keys=real)
     if cells is not None:
-        if cells.shape[-1] < k.shape[2]:  # keys a short mask does not speak of are blocked
+        if cells.shape[-1] < k.shape[2]:  # keys beyond a short mask are masked
             mask = mask & ch.lengths(keys=cells.shape[-1])
         if cells.dtype == torch.bool:
             mask = mask & ch.dense(keep=to_length(cells, k.shape[2], False))
@@ -94,7 +96,8 @@ def who_may_look(given: dict[str, Tensor], said: dict[str, int], q: Tensor, k: T
 
 
 def added(cells: Tensor | None, k: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """A floating mask is a bias; behind its end the padding is blocked, so what it adds is 0."""
+    """Return a floating mask as a bias. Padding beyond its end is masked, so the bias is 0
+    there."""
     if cells is None or cells.dtype == torch.bool:
         return None
     return to_length(cells, k.shape[2], 0.0).to(dtype)
@@ -105,8 +108,8 @@ def to_length(cells: Tensor, Tk: int, filling: float) -> Tensor:
 
 
 def matrix(trace: ch.Trace, mode: int) -> Tensor:
-    """What `qk_matmul_output_mode` asks for, by the names of our steps; a step that was not asked
-    for changed nothing, so the one before it stands for it."""
+    """Return the step that `qk_matmul_output_mode` requests. If the step is missing it changes
+    nothing, so the step before it is returned."""
     last = {0: "scaled", 1: "capped", 2: "masked", 3: "weights"}[mode]
     order = ("scores", "scaled", "capped", "biased", "masked", "weights")
     happened = [name for name in order[: order.index(last) + 1] if name in trace]
@@ -118,7 +121,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def to_torch(array: np.ndarray) -> Tensor:
-    """NumPy has no bfloat16 of its own; its bits travel as integers."""
+    """Convert to torch. NumPy has no bfloat16, so its bits are passed as integers."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())

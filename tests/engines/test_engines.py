@@ -1,7 +1,7 @@
-"""Every engine gives what the reference gives: named problems, forward and backward, every dtype.
+"""Every engine computes what the reference computes: named problems, gradients, every dtype.
 
-The truth is `steps` in float64; the allowance is twice the error of plain torch in the same dtype.
-An engine is skipped only where it says itself that it cannot answer.
+The expected value is that of `steps` in float64. An engine may err twice as much as plain torch in
+the same dtype. It is skipped only if its own `why_not` declines the problem.
 """
 
 import copy
@@ -21,7 +21,7 @@ from clearhead.engines import BY_NAME, ENGINES, TRITON, tiled
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 
-# On a CPU the Triton kernels run in Triton's interpreter, in a process of its own
+# On a CPU the Triton kernels run in Triton's interpreter, in a separate process
 # (tests/engines/gpu/triton/test_triton.py).
 INTERPRETED = (TRITON,) if os.environ.get("TRITON_INTERPRET") == "1" else ()
 NAMES = [engine.name for engine in (*ENGINES, *INTERPRETED)]
@@ -37,7 +37,7 @@ def engine_or_skip(name: str, *tensors: Tensor, **keywords: object) -> str:
 
 
 def wanting(case: Case, dtype: torch.dtype) -> Case:
-    """The same problem in `dtype`, with gradients wanted from every tensor that can learn."""
+    """The same problem in `dtype`, in which all floating tensors require gradients."""
     q, k, v = (x.to(dtype).requires_grad_() for x in case.tensors)
     learn = tuple(x.to(dtype).requires_grad_() for x in case.learn)
     keywords = dict(case.keywords)
@@ -80,11 +80,11 @@ def test_engine_is_as_exact_as_torch(name, problem, dtype):
     for what, a, b, c in zip(names, got, true, ruler, strict=True):
         assert a.dtype == dtype and a.shape == b.shape
         largest = float(b.detach().abs().max()) if b.numel() else 0.0
-        # Of one key, queries and keys learn nothing: there the size is that of what cancels.
+        # With one key, the gradients of queries and keys are 0: compare with the terms that cancel.
         size = biggest if what == "out" else largest or mixed
         fits, figures = within_yardstick(a, b, c, size)
         assert fits, f"{what}: {figures}"
-        # Products of bf16, times 300, leave torch no digit to measure by.
+        # Products of bf16, times 300, leave torch without a correct digit.
         if largest and (problem, dtype) != ("large scores", torch.bfloat16):
             zeros_fit, _ = within_yardstick(torch.zeros_like(a), b, c, size)
             assert not zeros_fit, f"{what}: zeros would have passed"
@@ -106,8 +106,8 @@ def gradients(out: Tensor, *inputs: Tensor, of: Tensor | None = None) -> tuple[T
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blind_queries_give_zero_and_finite_gradients(name, qkv):
-    mask = ch.lengths(queries=[7, 4]) & ch.Causal(align=-2)  # two rows more are blind
+def test_fully_masked_queries_have_output_0_and_finite_gradients(name, qkv):
+    mask = ch.lengths(queries=[7, 4]) & ch.Causal(align=-2)  # masks two more rows fully
     out = ch.attention(*qkv, mask=mask, engine=engine_or_skip(name, *qkv, mask=mask))
     blind = ~mask.to_bool(7, 11).any(-1)
     assert blind.sum() == 2 + 2 + 3
@@ -118,7 +118,7 @@ def test_blind_queries_give_zero_and_finite_gradients(name, qkv):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bias_of_minus_infinity_blinds_like_a_mask(name, qkv):
+def test_a_bias_of_minus_infinity_masks_like_a_mask(name, qkv):
     bias = torch.zeros(7, 11)
     bias[4] = -math.inf
     bias.requires_grad_()
@@ -130,8 +130,8 @@ def test_a_bias_of_minus_infinity_blinds_like_a_mask(name, qkv):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_leaks_from_masked_keys(name, where, bad, qkv):
-    """Keys 8 and on are masked for all; what stands there reaches neither output nor gradients."""
+def test_masked_keys_do_not_reach_output_or_gradients(name, where, bad, qkv):
+    """Keys from 8 on are masked for all queries, and hold NaN or infinity."""
     mask = ch.lengths(keys=8) & ch.window(before=3, align="end")
     q, k, v = qkv
     engine_or_skip(name, q, k, v, mask=mask)
@@ -150,8 +150,8 @@ def test_nothing_leaks_from_masked_keys(name, where, bad, qkv):
 
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bad_key_touches_the_queries_that_see_it_and_no_other(name, where, qkv):
-    """Causal to the end: only the last query may look at the last key."""
+def test_a_bad_key_reaches_only_the_queries_that_see_it(name, where, qkv):
+    """Causal, aligned at the end: only the last query may look at the last key."""
     q, k, v = (x.detach().clone() for x in qkv)
     mask = ch.Causal(align="end")
     engine_or_skip(name, q, k, v, mask=mask)
@@ -164,7 +164,7 @@ def test_a_bad_key_touches_the_queries_that_see_it_and_no_other(name, where, qkv
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bad_query_spoils_its_own_row_only(name, masked, qkv):
+def test_a_bad_query_reaches_only_its_own_row(name, masked, qkv):
     q, k, v = (x.detach().clone() for x in qkv)
     mask = ch.Causal(align="end") if masked else ch.everything
     true = ch.attention(q, k, v, mask=mask, engine="steps")
@@ -177,8 +177,8 @@ def test_a_bad_query_spoils_its_own_row_only(name, masked, qkv):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bad_query_sends_nothing_back_to_keys_it_does_not_see(name, bad, qkv):
-    """Query 2 sees keys up to 6; the gradients of the others are those without it."""
+def test_a_bad_query_does_not_reach_gradients_of_keys_that_it_does_not_see(name, bad, qkv):
+    """Query 2 sees keys up to 6; the other gradients are those without it."""
     q, k, v = qkv
     mask = ch.Causal(align="end")
     spoiled = q.detach().clone()
@@ -193,8 +193,8 @@ def test_a_bad_query_sends_nothing_back_to_keys_it_does_not_see(name, bad, qkv):
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_leaks_from_blind_queries(name, biased, qkv):
-    """A padded query may hold NaN (and its bias too): its output is 0, no gradient notices."""
+def test_fully_masked_queries_do_not_reach_output_or_gradients(name, biased, qkv):
+    """A padded query and its bias may hold NaN: its output is 0, and no gradient changes."""
     mask = ch.lengths(queries=5)
     q, k, v = qkv
     bias = torch.randn(7, 11, generator=torch.Generator().manual_seed(1)) if biased else None
@@ -213,7 +213,7 @@ def test_nothing_leaks_from_blind_queries(name, biased, qkv):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_leaks_from_a_bias_that_is_masked(name, qkv):
+def test_a_masked_bias_does_not_reach_output_or_gradients(name, qkv):
     mask = ch.Causal(align="start")
     keep = mask.to_bool(7, 11)
     clean = torch.randn(7, 11, generator=torch.Generator().manual_seed(1))
@@ -239,7 +239,7 @@ def test_sizes_of_zero(name, empty, Tq):
         assert out.shape == (B, H, Tq, Dv)
         if empty == "Tk":
             assert (out == 0).all()
-        if empty == "D":  # every score is 0, so every visible key gets the same weight
+        if empty == "D":  # every score is 0, so all visible keys get the same weight
             keep = mask.to_bool(Tq, Tk).double()
             mean = (keep / keep.sum(-1, keepdim=True)).float() @ v
             torch.testing.assert_close(out, mean)
@@ -249,7 +249,7 @@ def test_sizes_of_zero(name, empty, Tq):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_statistics_of_who_sees_nothing_have_a_gradient_of_0(name):
+def test_statistics_of_fully_masked_queries_have_gradient_0(name):
     q, k, v = (torch.randn(2, 2, T, 8, requires_grad=True) for T in (3, 5, 5))
     keywords = {"mask": ch.lengths(keys=0), "engine": name}
     engine_or_skip(name, q, k, v, mask=keywords["mask"])
@@ -303,7 +303,7 @@ def test_expanded_inputs_have_stride_0(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_of_1_stands_for_all(name, qkv):
+def test_a_batch_of_1_broadcasts(name, qkv):
     q, k, v = (x.detach() for x in qkv)
     mask = ch.lengths(keys=[11, 4])
     engine_or_skip(name, q, k, v, mask=mask)
@@ -328,7 +328,7 @@ def test_leading_dimensions_may_be_missing(name, rank, qkv):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_large_scores_stay_finite(name, qkv):
-    """Scores of 1e4 would overflow exp(); the largest is taken away first."""
+    """Scores of 1e4 would overflow exp(), so the largest is subtracted first."""
     q, k, v = (x.detach() for x in qkv)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         inputs = [x.to(dtype) for x in (q, k, v)]
@@ -336,7 +336,7 @@ def test_large_scores_stay_finite(name, qkv):
         got = ch.attention(*inputs, scale=3e3, engine=name)
         best = (inputs[0].double() @ inputs[1].double().repeat_interleave(2, 1).mT).argmax(-1)
         picked = inputs[2].repeat_interleave(2, 1).gather(2, best.unsqueeze(-1).expand_as(got))
-        torch.testing.assert_close(got, picked, atol=2e-2, rtol=0)  # softmax is all but a maximum
+        torch.testing.assert_close(got, picked, atol=2e-2, rtol=0)  # softmax is almost a maximum
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.7])
@@ -358,7 +358,7 @@ def test_the_same_bits_on_repetition(name, qkv):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_inputs_are_left_as_they_were(name, qkv):
+def test_the_inputs_are_not_changed(name, qkv):
     before = [x.detach().clone() for x in qkv]
     mask = ch.lengths(queries=5, keys=9)
     ch.attention(*qkv, mask=mask, engine=engine_or_skip(name, *qkv, mask=mask)).sum().backward()
@@ -368,7 +368,7 @@ def test_the_inputs_are_left_as_they_were(name, qkv):
 @pytest.mark.parametrize("low, high", [(-3.4e38, -1e38), (1e38, 3e38), (-1e30, 1e30)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bias_may_be_as_large_as_a_float(name, low, high):
-    """The key with the higher bias has all the weight, and the log-sum-exp is that bias."""
+    """The key with the larger bias has all the weight, and the log-sum-exp is that bias."""
     q, k, v = (
         torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)
     )
@@ -391,7 +391,7 @@ def test_a_bias_that_cancels_the_score_cancels_it(name, size):
 
 @pytest.mark.parametrize("sink", [math.inf, math.nan, 1.0])
 @pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
-def test_a_blind_query_gives_0_whatever_the_sink(name, sink):
+def test_a_fully_masked_query_has_output_0_with_any_sink(name, sink):
     q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 1, 4)
     out = ch.attention(
         q, k, k, mask=ch.Causal(align="end"), sinks=torch.tensor([sink]), engine=name
@@ -400,14 +400,14 @@ def test_a_blind_query_gives_0_whatever_the_sink(name, sink):
 
 
 @pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
-def test_a_cap_that_is_next_to_nothing(name):
+def test_a_cap_close_to_0(name):
     q, k = torch.zeros(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
     out = ch.attention(q, k, torch.ones(1, 1, 5, 4), softcap=1e-40, engine=name)
     torch.testing.assert_close(out, torch.ones(1, 1, 3, 4))
 
 
 @pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
-def test_a_cap_that_no_float_holds_bends_nothing(name):
+def test_a_cap_beyond_float32_changes_nothing(name):
     q, k, v = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 2)
     capped, free = (ch.attention(q, k, v, softcap=cap, engine=name) for cap in (1e39, None))
     assert torch.equal(capped, free)
@@ -415,7 +415,7 @@ def test_a_cap_that_no_float_holds_bends_nothing(name):
 
 @pytest.mark.parametrize("name", ["cpu", "sdpa", "tiled", "steps"])
 @pytest.mark.parametrize("number", [1e300, -1e300])
-def test_a_bias_that_only_float64_holds_blocks_nobody(name, number):
+def test_a_bias_beyond_float32_masks_no_key(name, number):
     zeros, v = torch.zeros(1, 3, 2), torch.randn(1, 3, 2)
     bias = torch.full((3, 3), number, dtype=torch.float64)
     out = ch.attention(zeros, zeros, v, bias=bias, engine=name)
@@ -448,7 +448,7 @@ def test_tiles_of_any_size_give_the_same(problem, small_tiles):
 
 @pytest.mark.parametrize("name", ["steps", "tiled"])
 def test_first_and_second_derivatives(name, small_tiles):
-    """Against finite differences, with everything that learns: q, k, v, bias and sinks."""
+    """Compared with finite differences, for q, k, v, bias and sinks."""
     source = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -464,7 +464,7 @@ def test_first_and_second_derivatives(name, small_tiles):
     assert torch.autograd.gradgradcheck(answer, inputs)
 
 
-def test_alibi_slopes_learn():
+def test_alibi_slopes_have_gradients():
     q, k, v = (torch.randn(1, 3, 5, 4, dtype=torch.float64) for _ in range(3))
     slopes = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64, requires_grad=True)
     for name in ("steps", "tiled", "sdpa"):
@@ -477,7 +477,7 @@ def test_alibi_slopes_learn():
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operation makes."""
+    """Records the size of the largest tensor that an operation returns."""
 
     numel = 0
 
@@ -488,8 +488,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_tiles_never_form_the_square():
-    """8,192 tokens: the square has 67 million cells, a tile 131,072."""
+def test_tiles_never_store_all_pairs():
+    """8,192 tokens have 67 million pairs; a tile has 131,072."""
     T = 8192
     q, k, v = (torch.randn(1, 1, T, 32) for _ in range(3))
     with Largest() as forward:
@@ -497,7 +497,7 @@ def test_tiles_never_form_the_square():
     assert forward.numel == T * 32 < T * T / 200
 
 
-def test_tiles_never_form_the_square_on_the_way_back():
+def test_tiles_never_store_all_pairs_in_the_backward_pass():
     T = 16384
     q, k, v = (torch.randn(1, 1, T, 16, requires_grad=True) for _ in range(3))
     with Largest() as both:
@@ -505,10 +505,10 @@ def test_tiles_never_form_the_square_on_the_way_back():
     assert both.numel == T * 16 and all(x.grad.abs().sum() > 0 for x in (q, k, v))
 
 
-# ------------------------------------------------------------------------------- outside opinions
+# ------------------------------------------------------------------------ other implementations
 
 
-FOR_JAX = {  # where Dv = D, as it wants
+FOR_JAX = {  # problems with Dv = D, as JAX requires
     "full": make(Dv=7),
     "causal": make(Dv=7, mask=ch.Causal(align="start")),
     "grouped": make(Dv=7, G=2, mask=ch.window(before=3, after=5, align="start")),
@@ -521,7 +521,7 @@ FOR_JAX = {  # where Dv = D, as it wants
 @pytest.mark.parametrize("problem", FOR_JAX)
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_jax(name, problem):
-    import jax  # here, because each process of tests/distributed imports this file
+    import jax  # imported late, because each process of tests/distributed imports this file
     import jax.numpy as jnp
 
     case = FOR_JAX[problem](torch.float32, 0)
@@ -541,7 +541,7 @@ def test_agrees_with_jax(name, problem):
     theirs = torch.from_numpy(np.array(theirs)).transpose(1, 2)
     theirs = theirs.masked_fill(
         ~keep.any(-1, keepdim=True), 0.0
-    )  # JAX averages for fully masked queries
+    )  # JAX returns the mean of the values for fully masked queries
     ours = ch.attention(*case.tensors, engine=name, **case.keywords)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -555,7 +555,7 @@ def test_agrees_with_torch(name, causal, qkv):
     torch.testing.assert_close(ch.attention(*qkv, mask=mask, engine=name), theirs)
 
 
-# ------------------------------------------------------------------------------ around the call
+# ---------------------------------------------------------- transforms, compilers and autocast
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
@@ -609,7 +609,7 @@ def test_derivatives_of_derivatives_in_float64(rule):
 
 
 def test_a_rule_outlives_a_transform_that_read_it():
-    """Packed documents keep their runs, but those that torch.func wraps, which end with it."""
+    """A mask of documents caches its ranges, except those wrapped by a torch.func transform."""
     mask, q = ch.documents([0, 0, 1, 1]), torch.randn(2, 4, 8)
     torch.func.grad(lambda q: ch.attention(q, q, q, mask=mask).sum())(q)
     assert torch.isfinite(ch.attention(q, q, q, mask=mask)).all()
@@ -617,7 +617,7 @@ def test_a_rule_outlives_a_transform_that_read_it():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_compiled_models_may_ask(name, qkv):
+def test_compiled_functions(name, qkv):
     q, k, v = (x.detach() for x in qkv)
     mask = ch.Causal(align="end")
     engine_or_skip(name, q, k, v, mask=mask)
@@ -627,7 +627,7 @@ def test_compiled_models_may_ask(name, qkv):
     torch.testing.assert_close(asked(q, k, v), ch.attention(q, k, v, mask=mask, engine=name))
 
 
-def test_meta_tensors_have_shapes_and_no_numbers():
+def test_meta_tensors_yield_shapes():
     q, k = (torch.empty(2, h, t, 8, device="meta") for h, t in ((6, 7), (3, 11)))
     out = ch.attention(q, k, k, mask=ch.Causal(align="end"))
     assert out.shape == q.shape and out.device.type == "meta" and not out.requires_grad
@@ -649,7 +649,7 @@ def test_jacobians_agree(qkv):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
-def test_forward_mode_is_never_lost(qkv):
+def test_forward_mode_derivatives_are_not_dropped(qkv):
     q, k, v = (x.detach() for x in qkv)
     along = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
 
@@ -667,13 +667,13 @@ def test_forward_mode_is_never_lost(qkv):
     torch.testing.assert_close(moved, slope, rtol=1e-2, atol=1e-3)
 
 
-def test_autocast_changes_nothing_that_was_asked_in_float32(qkv):
+def test_autocast_does_not_change_float32_calls(qkv):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = ch.attention(*qkv, engine="steps")
     assert out.dtype == torch.float32
 
 
-def test_without_keys_what_queries_hold_does_not_matter():
+def test_without_keys_queries_may_hold_nan():
     q = torch.full((1, 1, 2, 3), math.inf, dtype=torch.float64, requires_grad=True)
     none = torch.zeros(1, 1, 0, 3, dtype=torch.float64, requires_grad=True)
     for engine in ("sdpa", "tiled", "steps"):
@@ -683,7 +683,7 @@ def test_without_keys_what_queries_hold_does_not_matter():
         assert not any(x is not None and x.any() for x in grads)
 
 
-def test_the_default_dtype_and_device_are_not_asked():
+def test_the_default_dtype_and_device_have_no_influence():
     q = torch.randn(1, 6, 9, 4, generator=torch.Generator().manual_seed(1))
     slopes = torch.tensor([2.0 ** (-8 * (i + 1) / 6) for i in range(6)], dtype=torch.float64)
     true = ch.attention(*(q.double(),) * 3, bias=ch.alibi(slopes), engine="steps")
@@ -703,7 +703,7 @@ def test_the_default_dtype_and_device_are_not_asked():
         assert torch.equal(ch.attention(q, q, q, bias=ch.alibi()), before)
 
 
-def test_what_was_made_for_inference_is_not_kept_for_training():
+def test_tensors_of_inference_mode_are_not_saved_for_training():
     q, rule = torch.randn(1, 1, 3, 4), ch.documents([0, 0, 1])
     with torch.inference_mode():
         true = ch.attention(q, q, q, mask=rule)
@@ -713,7 +713,7 @@ def test_what_was_made_for_inference_is_not_kept_for_training():
 
 
 @pytest.mark.parametrize("name", ["bias", "slopes", "sinks"])
-def test_negated_views_are_read_as_they_stand(name):
+def test_negated_views(name):
     numbers = torch.randn(2, dtype=torch.complex64).conj().imag
     assert numbers.is_neg()
     q = torch.randn(1, 2, 5, 4)
@@ -727,7 +727,7 @@ def test_negated_views_are_read_as_they_stand(name):
 
 
 @pytest.mark.parametrize("name", ["bias", "sinks"])
-def test_numbers_that_are_not_there_are_named(name):
+def test_tensors_without_values_are_named(name):
     q, hollow = torch.randn(1, 2, 5, 4), torch.randn(2, 1, 1, device="meta")
     with pytest.raises(ch.BadValue, match=f"{name} is a meta tensor"):
         ch.attention(q, q, q, **{name: hollow if name == "bias" else hollow.flatten()})
@@ -752,7 +752,7 @@ def test_mixed_dtypes_are_named_on_any_device():
         ch.attention(x, x, x.bfloat16())
 
 
-def test_autocast_narrows_what_is_mixed():
+def test_autocast_narrows_mixed_dtypes():
     q = torch.randn(1, 2, 4, 8)
     with torch.autocast("cpu", torch.bfloat16):
         assert ch.attention(q, q, q.bfloat16()).dtype == torch.bfloat16
@@ -761,7 +761,7 @@ def test_autocast_narrows_what_is_mixed():
         ch.attention(q, q, q.bfloat16())
 
 
-def test_autocast_changes_nothing_that_is_shown():
+def test_autocast_changes_no_view():
     q = torch.randn(2, 3, 7, 5)
     stats = ["lse", "entropy", ch.topk(2), ch.pooled(3, 3)]
 
@@ -783,7 +783,7 @@ def test_autocast_changes_nothing_that_is_shown():
 @pytest.mark.parametrize("engine", ["cpu", "sdpa", "tiled", "steps"])
 @pytest.mark.parametrize("B, Tq, Tk", [(2, 5, 0), (0, 5, 3), (2, 0, 3)])
 @pytest.mark.parametrize("mask", [None, ch.Causal(align="end")], ids=str)
-def test_a_bias_learns_of_no_queries_and_no_keys_too(engine, B, Tq, Tk, mask):
+def test_a_bias_has_a_gradient_without_queries_or_keys(engine, B, Tq, Tk, mask):
     q, k, v = (torch.randn(B, 2, T, 4) for T in (Tq, Tk, Tk))
     bias = torch.zeros(2, 1, 1, requires_grad=True)
     out = ch.attention(q, k, v, bias=bias, engine=engine, mask=mask)

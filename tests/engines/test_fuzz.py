@@ -1,6 +1,6 @@
-"""Any shapes, strides, masks, dtypes and biases: the C++ core gives what float64 steps give.
+"""For random shapes, strides, masks, dtypes and biases the C++ core computes what `steps` computes.
 
-And an interrupt during a long call of the core ends the call, and the process as an interrupt does.
+An interrupt during a long call of the core ends the call.
 """
 
 import signal
@@ -27,7 +27,7 @@ LAYOUTS = st.sampled_from(
 
 
 def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The shape of `x` with other strides; where numbers must repeat, other numbers too."""
+    """A tensor of the shape of `x` with other strides; with strides of 0 numbers repeat."""
     if layout == "transposed":
         return x.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "columns":
@@ -83,7 +83,7 @@ def problems(draw):
 
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(problems())
-def test_the_core_answers_any_problem_as_the_reference_does(problem):
+def test_the_core_computes_random_problems_as_the_reference_does(problem):
     qkv, keywords = problem
     problem, _ = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
@@ -93,7 +93,7 @@ def test_the_core_answers_any_problem_as_the_reference_does(problem):
     if "bias" in exact:
         exact["bias"] = ch.bias(keywords["bias"].tensor.double())
     true = ch.attention(*wide, engine="steps", **exact)
-    # The core computes half dtypes in float32; the plain way would round every product.
+    # The core computes 16-bit types in float32; plain torch would round every product.
     yardstick = naive_attention(*(x.float() for x in qkv), **keywords).to(got.dtype)
     size = max((float(x.abs().max()) for x in wide if x.numel()), default=0.0)
     sure, figures = within_yardstick(got, true, yardstick, size)
@@ -101,7 +101,7 @@ def test_the_core_answers_any_problem_as_the_reference_does(problem):
     assert sure, f"{problem.describe()}: {figures}"
 
 
-def there_and_back(qkv, keywords, dtype, engine):
+def gradients(qkv, keywords, dtype, engine):
     """Gradients of the same numbers in `dtype`, of q, k, v, the bias and the sinks."""
     learn = [x.detach().to(dtype).requires_grad_() for x in qkv]
     asked = dict(keywords)
@@ -118,11 +118,11 @@ def there_and_back(qkv, keywords, dtype, engine):
 
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(problems())
-def test_the_core_differentiates_any_problem_as_the_reference_does(problem):
+def test_the_core_differentiates_random_problems_as_the_reference_does(problem):
     qkv, keywords = problem
     problem, _ = make_problem(*qkv, Options(**keywords))
-    got = there_and_back(qkv, keywords, qkv[0].dtype, "cpu")
-    true = there_and_back(qkv, keywords, torch.float64, "steps")
+    got = gradients(qkv, keywords, qkv[0].dtype, "cpu")
+    true = gradients(qkv, keywords, torch.float64, "steps")
     digits = torch.finfo(problem.dtype).eps if problem.dtype != torch.float32 else 4e-6
     for name, a, b in zip(["q", "k", "v", "first", "second"], got, true, strict=False):
         size = max(1.0, float(b.abs().max()) if b.numel() else 0.0)
@@ -132,7 +132,7 @@ def test_the_core_differentiates_any_problem_as_the_reference_does(problem):
         )
 
 
-# Whoever runs the tests in the background may have them ignore interrupts, and so their children.
+# A shell that runs the tests in the background may make them and their children ignore interrupts.
 LISTENS = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -169,7 +169,7 @@ def test_an_interrupt_during_a_call_of_the_core_ends_it(program):
         try:
             assert process.stdout.readline() == "begun\n"
             with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.5)  # it is inside a call by now
+                process.wait(0.5)  # by then it is inside a call
             process.send_signal(signal.SIGINT)
             answered, said = process.communicate(timeout=100)
         finally:
@@ -179,7 +179,7 @@ def test_an_interrupt_during_a_call_of_the_core_ends_it(program):
 
 
 def test_a_signal_handler_may_call_the_core_during_a_call():
-    """A thread's memory belongs to the call that runs; one that comes in between has its own."""
+    """The running call owns a thread's memory; a call from a signal handler has its own."""
     source = torch.Generator().manual_seed(0)
     q = torch.randn(16, 8, 1, 64, generator=source)
     once = torch.randn(1, 8, 80_000, 64, generator=source)

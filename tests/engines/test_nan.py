@@ -1,4 +1,5 @@
-"""NaN and infinity stay with those who see them, there and back, in every engine and statistic."""
+"""NaN and infinity reach only queries that see them, forward and backward, in every engine and
+statistic."""
 
 import math
 
@@ -9,7 +10,7 @@ import clearhead as ch
 
 from .test_engines import NAMES
 
-BEHIND = ch.documents([0, 0, 0, 0, 1, 1])  # tokens 4 and 5 hold NaN, and those before do not see it
+BEHIND = ch.documents([0, 0, 0, 0, 1, 1])  # tokens 4 and 5 hold NaN; the others do not see them
 
 
 def spoiled(where, bad, dtype=torch.float32):
@@ -24,7 +25,7 @@ def spoiled(where, bad, dtype=torch.float32):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("engine", NAMES)
-def test_nan_goes_back_to_those_alone_who_see_it(engine, where, bad, softcap):
+def test_nan_reaches_only_gradients_of_tensors_that_see_it(engine, where, bad, softcap):
     q, k, v = spoiled(where, bad)
     rule = {"mask": BEHIND, "softcap": softcap}
     if ch.plan(q, k, v, **rule, engine=engine).engine != engine:
@@ -37,7 +38,7 @@ def test_nan_goes_back_to_those_alone_who_see_it(engine, where, bad, softcap):
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_gradients_of_statistics_go_to_those_alone_who_see_a_nan(softcap):
+def test_nan_reaches_only_gradients_of_statistics_that_see_it(softcap):
     q, k, v = spoiled("k", math.nan)
     seen = ch.look(q, k, v, mask=BEHIND, softcap=softcap, stats=["lse", "entropy", "received"])
     for x in (seen.lse, seen.entropy, seen.received):
@@ -47,7 +48,7 @@ def test_gradients_of_statistics_go_to_those_alone_who_see_a_nan(softcap):
 
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_statistics_of_a_nan_stay_with_those_who_see_it(dtype, learns):
+def test_nan_reaches_only_statistics_of_queries_that_see_it(dtype, learns):
     q, k, v = (x.detach() for x in spoiled("k", math.nan, dtype))
     stats = ["received", "entropy", ch.pooled(6, 6), ch.exact_rows([0, 4])]
     seen = ch.look(q.requires_grad_(learns), k, v, mask=BEHIND, stats=stats)
@@ -62,7 +63,7 @@ def test_statistics_of_a_nan_stay_with_those_who_see_it(dtype, learns):
         assert torch.equal(weights.isnan()[0, 0], lost.outer(lost))
 
 
-def test_an_infinite_score_is_nan_in_the_statistics_of_its_row_alone():
+def test_an_infinite_score_is_nan_only_in_the_statistics_of_its_row():
     q = torch.randn(1, 1, 4, 8)
     bias = torch.zeros(4, 4)
     bias[2, 1] = math.inf
@@ -77,7 +78,7 @@ def test_an_infinite_score_is_nan_in_the_statistics_of_its_row_alone():
 
 
 @pytest.mark.parametrize("engine", ["auto", "sdpa", "tiled", "steps"])
-def test_minus_infinity_in_a_bias_keeps_nan_out(engine):
+def test_minus_infinity_in_a_bias_masks_nan(engine):
     q, v = torch.randn(4, 3), torch.randn(4, 3)
     v[2] = float("nan")
     bias = torch.zeros(4, 4)
@@ -87,7 +88,7 @@ def test_minus_infinity_in_a_bias_keeps_nan_out(engine):
 
 
 @pytest.mark.parametrize("name", ["cpu", "tiled", "steps"])
-def test_a_bad_value_leaves_the_gradients_of_the_others(name):
+def test_a_bad_value_does_not_change_other_gradients_of_values(name):
     """dV = W^T dO does not depend on V."""
     q, k, v = (torch.randn(1, 1, T, 4) for T in (3, 5, 5))
     lost = v.clone()

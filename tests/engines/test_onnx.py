@@ -1,7 +1,7 @@
-"""ONNX's own conformance cases for `Attention`, through the public call; onnxruntime beside it.
+"""ONNX's conformance cases for `Attention`, by the public call; and comparisons with onnxruntime.
 
-The cases come from the installed `onnx`, which computes what it expects with its NumPy reference.
-Each is compared by ONNX's own runner.
+The installed `onnx` computes the expected outputs of its cases with its NumPy reference, and its
+runner compares them.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from clearhead.engines import ENGINES, cpu
 from clearhead.errors import BadValue
 from tests.engines.onnx_cases import INPUTS, OUTPUTS, answer_of
 
-# Every case comes twice; the `_expanded` one is the same problem in ONNX's primitive operators.
+# Every case exists twice; the `_expanded` one is the same problem in ONNX's primitive operators.
 CASES = {
     case.name: case
     for case in node_cases._NodeTestCases
@@ -39,7 +39,7 @@ def dtype_of(case):
 
 
 def compare(case, got, rtol=None):
-    """Every output, its shape and its dtype, as ONNX's runner judges them."""
+    """Compare every output, its shape and its dtype, as ONNX's runner does."""
     ((_, wanted),) = case.data_sets
     assert len(wanted) == len([name for name in node_of(case).output if name])
     onnx.backend.test.runner.Runner.assert_similar_outputs(
@@ -59,15 +59,17 @@ def test_the_pinned_onnx_has_93_cases():
     assert Counter(map(dtype_of, CASES.values())) == {"float32": 82, "float16": 6, "bfloat16": 5}
     modes = [said.i for c in CASES.values() for said in node_of(c).attribute if "mode" in said.name]
     raw = [c for c in CASES.values() if "qk_matmul_output" in node_of(c).output]
-    assert set(modes) == {1, 2, 3} and len(raw) > len(modes)  # 0 is said by saying nothing
+    assert set(modes) == {1, 2, 3} and len(raw) > len(modes)  # 0 is the default
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_conformance(name):
-    """At the case's own tolerance. ONNX leaves the precision inside to whoever answers, and for
-    float16 its tolerance is less than two steps of that dtype: it is kept by an answer that was
-    rounded once, as the C++ core does. torch's own float16 kernel, which `auto` chooses where the
-    core is missing, rounds the weights as well: there half precision is asked in float32.
+    """Compared with the case's own tolerance.
+
+    ONNX does not define the internal precision. For float16 its tolerance is less than two steps of
+    the dtype, which allows one rounding, as in the C++ core. Without the core, `auto` chooses
+    torch's float16 kernel, which rounds the weights too; so 16-bit problems are computed in
+    float32.
     """
     case = CASES[name]
     half = dtype_of(case) in ("float16", "bfloat16")
@@ -77,8 +79,9 @@ def test_conformance(name):
 @pytest.mark.parametrize("engine", [engine.name for engine in ENGINES])
 @pytest.mark.parametrize("name", CASES)
 def test_every_engine_conforms(name, engine):
-    """In the dtype of the case. Where it is float16, two steps of float16 may lie between, as the
-    runner allows two steps of bfloat16. A matrix of scores is the reference's, whoever answers."""
+    """Computed in the dtype of the case. The error may be two steps of float16, as the runner
+    allows two steps of bfloat16. The reference computes a requested matrix of scores for every
+    engine."""
     case = CASES[name]
     try:
         got = answers(case, engine=engine)
@@ -94,7 +97,7 @@ def test_every_engine_conforms(name, engine):
     "is_causal scale softcap left_window_size right_window_size qk_matmul_output_mode".split(),
 )
 def test_forgetting_an_attribute_fails_a_case(attribute):
-    """The cases can tell; a tolerance that lets everything pass would show here."""
+    """Without an attribute a case fails, so the tolerances are not too large."""
     failed = 0
     for case in CASES.values():
         node = onnx.NodeProto()
@@ -155,7 +158,7 @@ RUNTIME_CASES = {
 
 @pytest.mark.parametrize("name", RUNTIME_CASES)
 def test_onnxruntime_gives_the_same(name):
-    """A second opinion, in C++ and from elsewhere, on normal numbers and prime sizes."""
+    """Compare with an independent implementation in C++, on normal numbers and prime sizes."""
     said = dict(RUNTIME_CASES[name])
     source = np.random.default_rng(7)
     shapes = said.pop("shapes", [(2, 6, 5, 7), (2, 6, 11, 7), (2, 6, 11, 7)])
@@ -186,7 +189,7 @@ def test_onnxruntime_gives_the_same(name):
 
 
 def one_node(said, given, wanted):
-    """A model that is one `Attention` node, for the newest operator set onnxruntime answers."""
+    """A model of one `Attention` node, in the newest operator set that onnxruntime supports."""
     helper, types = onnx.helper, onnx.TensorProto
     kinds = {"float32": types.FLOAT, "bool": types.BOOL, "int64": types.INT64}
     last = max(map(INPUTS.index, given)) + 1
@@ -219,7 +222,7 @@ def one_node(said, given, wanted):
 
 
 class Capped(torch.nn.Module):
-    """What torch's own function does not know, so the reference goes into the model."""
+    """A rule that torch's function lacks, so the reference becomes part of the model."""
 
     def forward(self, x):
         x = x.unsqueeze(1)
@@ -227,7 +230,7 @@ class Capped(torch.nn.Module):
 
 
 class Each(torch.nn.ModuleList):
-    """Several layers in one program: what each gives for the same input."""
+    """Several layers in one program, which return their outputs for the same input."""
 
     def __init__(self, *layers):
         super().__init__(layers)
@@ -237,8 +240,8 @@ class Each(torch.nn.ModuleList):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's exporter uses what torch calls deprecated
-def test_exported_layers_answer_in_onnxruntime_for_every_length(tmp_path):
+@pytest.mark.filterwarnings("ignore")  # torch's exporter uses deprecated functions of torch
+def test_exported_layers_run_in_onnxruntime_for_every_length(tmp_path):
     layer = Each(
         ch.nn.CausalAttention(16, 16, 32), ch.nn.MultiHeadAttention(16, 4, kv_heads=2, causal=True),
         ch.nn.TransformerBlock(16, 4, causal=True, relative=ch.nn.RelativePositions(4)), Capped(),

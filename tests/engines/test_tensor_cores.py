@@ -1,9 +1,9 @@
-"""The engines of a GPU on a GPU, in the sizes and dtypes that its tensor cores compute.
+"""The engines for a GPU, on a GPU, with sizes and dtypes of its tensor cores.
 
-Output, gradients and statistics are held against float64 on the CPU, by the yardstick of
-`clearhead.testing`. Without a GPU all of it is skipped but the last part, in which the same checks
-run on the CPU, in small: with `tiled`, and with TRITON_INTERPRET=1 with the Triton kernels, too.
-Not yet run on a GPU: there was none.
+Output, gradients and statistics are compared with float64 on the CPU, by the bounds of
+`clearhead.testing`. Without a GPU only the last part runs: the same checks on the CPU with small
+sizes, for `tiled`, and with TRITON_INTERPRET=1 for the Triton kernels. The tests have not run on a
+GPU yet.
 """
 
 import os
@@ -32,7 +32,7 @@ on_gpu = pytest.mark.skipif(
 )
 pytestmark = [
     pytest.mark.timeout(900),  # the first call of a kind compiles
-    # torch's compiler warns of tf32 that is off, and of what it itself will drop.
+    # torch's compiler warns that tf32 is off, and of its own deprecations.
     *(pytest.mark.filterwarnings(f"ignore::{kind}")
       for kind in ("UserWarning", "DeprecationWarning", "FutureWarning") if not SKIPPED),
 ]  # fmt: skip
@@ -50,8 +50,8 @@ class Shape(NamedTuple):
     G: int
 
 
-class Asked(NamedTuple):
-    """What `attention` is asked: its three tensors, and its keywords."""
+class Call(NamedTuple):
+    """The arguments of a call of `attention`: three tensors and keywords."""
 
     tensors: tuple[Tensor, ...]
     keywords: dict[str, object]
@@ -62,7 +62,7 @@ class Asked(NamedTuple):
         return tuple(x for x in given if isinstance(x, Tensor) and x.requires_grad)
 
 
-# ---------------------------------------------------------------------------------- what is asked
+# --------------------------------------------------------------------------------------- problems
 
 SHAPES = [Shape(517, 517, 4, 2), Shape(1, 4100, 8, 2), Shape(130, 2100, 2, 1)]
 SIZES = [64, 72, 80, 100, 128, 256]
@@ -100,8 +100,8 @@ RULES: dict[str, Callable[[Shape, Draw], dict[str, object]]] = {
 }  # fmt: skip
 
 
-def ask(shape: Shape, D: int, dtype: torch.dtype, rule: str) -> Asked:
-    """On the CPU, in numbers of `dtype`."""
+def draw_call(shape: Shape, D: int, dtype: torch.dtype, rule: str) -> Call:
+    """Draw a call on the CPU, with numbers of `dtype`."""
     source = torch.Generator().manual_seed(0)
 
     def draw(*sizes: int) -> Tensor:
@@ -109,20 +109,20 @@ def ask(shape: Shape, D: int, dtype: torch.dtype, rule: str) -> Asked:
 
     Tq, Tk, H, G = shape
     q, k, v = (draw(B, *sizes, D).requires_grad_() for sizes in ((H, Tq), (G, Tk), (G, Tk)))
-    return Asked((q, k, v), RULES[rule](shape, draw))
+    return Call((q, k, v), RULES[rule](shape, draw))
 
 
-def moved(asked: Asked, device: torch.device, dtype: torch.dtype) -> Asked:
-    """The same numbers there. The mask stays where it is, as a caller would leave it."""
+def moved(call: Call, device: torch.device, dtype: torch.dtype) -> Call:
+    """Move a call to a device and dtype. The mask stays on its device, as for a user's call."""
 
     def move(x: Tensor) -> Tensor:
         return x.detach().to(device, dtype, copy=True).requires_grad_(x.requires_grad)
 
-    return Asked(*tree_map_only(Tensor, move, tuple(asked)))
+    return Call(*tree_map_only(Tensor, move, tuple(call)))
 
 
-def skip_where_declined(engine: str, asked: Asked) -> None:
-    plan = ch.plan(*asked.tensors, engine=engine, **asked.keywords)
+def skip_where_declined(engine: str, call: Call) -> None:
+    plan = ch.plan(*call.tensors, engine=engine, **call.keywords)
     if plan.engine is None:
         pytest.skip(f"{engine}: {'; '.join(plan.declined[engine])}")
 
@@ -139,34 +139,34 @@ def plain(*tensors: Tensor, bias: Tensor | None = None, **keywords) -> Tensor:
     return naive_attention(*tensors, bias=bias, **keywords)
 
 
-def answers(attend: Callable[..., Tensor], asked: Asked, seed: Tensor) -> list[Tensor]:
+def answers(attend: Callable[..., Tensor], call: Call, seed: Tensor) -> list[Tensor]:
     """The output and all gradients, on the CPU."""
-    out = attend(*asked.tensors, **asked.keywords)
-    grads = torch.autograd.grad(out, asked.learning, seed.to(out))
+    out = attend(*call.tensors, **call.keywords)
+    grads = torch.autograd.grad(out, call.learning, seed.to(out))
     return [x.detach().cpu() for x in (out, *grads)]
 
 
 @lru_cache(maxsize=1)
 def expected(
     shape: Shape, D: int, dtype: torch.dtype, rule: str
-) -> tuple[Asked, Tensor, list[Tensor], list[Tensor]]:
-    """What is asked, the seed of the gradients, the truth, and what plain torch gives in `dtype`.
-    Kept for the next engine."""
-    asked = ask(shape, D, dtype, rule)
+) -> tuple[Call, Tensor, list[Tensor], list[Tensor]]:
+    """Return the call, the seed of the gradients, the true results, and those of plain torch in
+    `dtype`. They are cached for the next engine."""
+    call = draw_call(shape, D, dtype, rule)
     source = torch.Generator().manual_seed(5)
     seed = torch.randn(B, shape.H, shape.Tq, D, generator=source).to(dtype)
-    true = answers(by("steps"), moved(asked, CPU, F64), seed)
-    return asked, seed, true, answers(plain, asked, seed)
+    true = answers(by("steps"), moved(call, CPU, F64), seed)
+    return call, seed, true, answers(plain, call, seed)
 
 
 def check(what: str, got: Tensor, true: Tensor, ruler: Tensor) -> None:
-    """By the yardstick, 64 rows at a time: under a causal mask the first rows hold numbers that are
-    a hundred times those of the last, and would hide their errors. Zeros would not pass."""
+    """Compare 64 rows at a time, because under a causal mask the numbers of the first rows are a
+    hundred times larger and would hide errors of the last. Zeros would fail."""
     assert got.shape == true.shape == ruler.shape and got.dtype == ruler.dtype, what
     parts = (x.split(64, -2) if x.dim() > 1 else [x] for x in (got, true, ruler))
     for part, (a, b, c) in enumerate(zip(*parts, strict=True)):
         largest = float(b.abs().max())
-        # In fp32 a sum of many products, one after the other, rounds more than torch's on a CPU.
+        # In float32 a sequential sum of many products rounds more than torch's on a CPU.
         size = largest * (8 if a.dtype == F32 else 1)
         fits, figures = within_yardstick(a, b, c, size)
         assert fits, f"{what}, part {part}: {figures}, of {largest:.3g}"
@@ -178,8 +178,8 @@ def check(what: str, got: Tensor, true: Tensor, ruler: Tensor) -> None:
 def check_answers(
     engine: str, device: torch.device, shape: Shape, D: int, dtype: torch.dtype, rule: str
 ) -> None:
-    asked, seed, true, ruler = expected(shape, D, dtype, rule)
-    there = moved(asked, device, dtype)
+    call, seed, true, ruler = expected(shape, D, dtype, rule)
+    there = moved(call, device, dtype)
     skip_where_declined(engine, there)
     got = answers(by(engine), there, seed)
     learning = [f"gradient {i}" for i in range(len(there.learning))]
@@ -190,20 +190,20 @@ def check_answers(
 def check_statistics(
     engine: str, device: torch.device, shape: Shape, D: int, dtype: torch.dtype, rule: str
 ) -> None:
-    """Scores and weights are computed wide in every dtype. The output has the bits that it has
-    without looking."""
+    """Scores and weights are computed wide in every dtype. The output has the same bits as without
+    statistics."""
     near = ch.window(before=40, after=0, align="end")
     wanted = [
         "lse", "max", "entropy", "effective", ch.topk(8), "received", ch.pooled(13, 29),
         ch.mass({"first": ch.prefix(3), "near": near}), ch.exact_rows([0, shape.Tq // 2, -1]),
     ]  # fmt: skip
-    asked = ask(shape, D, dtype, rule)
-    there = moved(asked, device, dtype)
+    call = draw_call(shape, D, dtype, rule)
+    there = moved(call, device, dtype)
     with torch.no_grad():
         skip_where_declined(engine, there)
         seen = ch.look(*there.tensors, stats=wanted, engine=engine, **there.keywords)
         assert torch.equal(seen.out, by(engine)(*there.tensors, **there.keywords))
-        wide = moved(asked, CPU, F64)
+        wide = moved(call, CPU, F64)
         problem, inputs = make_problem(*wide.tensors, Options(**wide.keywords))
         true = dense(problem, inputs, wanted)
     found = {name: on_cpu(getattr(seen, name)) for name in seen.names}
@@ -215,8 +215,8 @@ def on_cpu(result):
 
 
 def check_long(engine: str, device: torch.device, S: int, D: int, dtype: torch.dtype) -> None:
-    """One causal head. Only a few queries send gradients back, so that output and gradients follow
-    from these queries alone, and the truth is of the size queries x S."""
+    """One causal head. Only a few queries have a gradient, so the true results depend only on these
+    queries, and are of the size queries x S."""
     source = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(1, 1, S, D, generator=source).to(dtype) for _ in range(3))
     sending = torch.tensor([S // 3, S // 2, S - 65, S - 1])
@@ -225,18 +225,18 @@ def check_long(engine: str, device: torch.device, S: int, D: int, dtype: torch.d
     seed[:, :, sending] = torch.randn(len(sending), D, generator=source).to(dtype)
 
     there = moved(
-        Asked(tuple(x.requires_grad_() for x in (q, k, v)), {"mask": CAUSAL}), device, dtype
+        Call(tuple(x.requires_grad_() for x in (q, k, v)), {"mask": CAUSAL}), device, dtype
     )
     skip_where_declined(engine, there)
     grads_in = seed.to(device)
-    before = held(device)
+    before = reset_memory(device)
     with torch.no_grad():
         wanted = ["lse", "entropy", ch.topk(2), "received", ch.pooled(16, 16)]
         seen = ch.look(*there.tensors, stats=wanted, engine=engine, **there.keywords)
     out = by(engine)(*there.tensors, **there.keywords)
     grads = torch.autograd.grad(out, there.learning, grads_in)
-    # 40 tensors of the size of q; a bit for each pair would be 2 GB where S is 131072.
-    assert most_held(device) - before <= 40 * S * D * dtype.itemsize
+    # 40 tensors of the size of q; one bit for each pair would be 2 GB for S = 131072.
+    assert peak_memory(device) - before <= 40 * S * D * dtype.itemsize
     assert not engine.startswith("triton") or torch.equal(out, seen.out)
 
     def rows_of(queries: Tensor, to: torch.dtype, seed: Tensor | None) -> list[Tensor]:
@@ -280,8 +280,8 @@ def check_long(engine: str, device: torch.device, S: int, D: int, dtype: torch.d
     assert float(seen.pooled.sum(-1).mean()) == pytest.approx(1, rel=1e-4)
 
 
-def held(device: torch.device) -> int:
-    """Bytes on a GPU now; from here on `most_held` counts."""
+def reset_memory(device: torch.device) -> int:
+    """Return the bytes in use on a GPU, and reset the maximum that `peak_memory` returns."""
     if device.type == "cpu":
         return 0
     torch.cuda.synchronize(device)
@@ -289,15 +289,15 @@ def held(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def most_held(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     return 0 if device.type == "cpu" else torch.cuda.max_memory_allocated(device)
 
 
 def check_one_graph(
     engine: str, device: torch.device, shape: Shape, D: int, dtype: torch.dtype, backend: str
 ) -> None:
-    """torch.compile, whole: output and gradients are those of the calls."""
-    there = moved(ask(shape, D, dtype, "holes"), device, dtype)
+    """With torch.compile as one graph, output and gradients are those of eager calls."""
+    there = moved(draw_call(shape, D, dtype, "holes"), device, dtype)
     skip_where_declined(engine, there)
 
     def answer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -314,8 +314,8 @@ def check_one_graph(
 
 # --------------------------------------------------------------------------------------- on a GPU
 
-# Every head size under one rule and every rule at one head size; all of both are slow. Where they
-# are skipped, one stands for all.
+# Every head size with one rule, and every rule with one head size; all combinations are slow. If
+# they are skipped, only one runs.
 CELLS = [
     pytest.param(
         shape, D, dtype, rule,
@@ -356,16 +356,16 @@ def test_one_graph_without_breaks(engine, dtype):
 @on_gpu
 @pytest.mark.parametrize("rule", ["everything", "causal", "holes"])
 def test_a_cuda_graph_replays_output_and_gradients(rule):
-    asked = moved(ask(SHAPES[0], 128, BF16, rule), GPU, BF16)
-    seed = torch.randn_like(asked.tensors[0])
+    call = moved(draw_call(SHAPES[0], 128, BF16, rule), GPU, BF16)
+    seed = torch.randn_like(call.tensors[0])
 
     def step() -> tuple[Tensor, ...]:
-        out = by("triton")(*asked.tensors, **asked.keywords)
-        return out, *torch.autograd.grad(out, asked.learning, seed)
+        out = by("triton")(*call.tensors, **call.keywords)
+        return out, *torch.autograd.grad(out, call.learning, seed)
 
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):  # what autograd does first, it does outside of the graph
+    with torch.cuda.stream(beside):  # autograd's first work must be outside the graph
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(beside)
@@ -373,7 +373,7 @@ def test_a_cuda_graph_replays_output_and_gradients(rule):
     with torch.cuda.graph(graph):
         replayed = step()
     with torch.no_grad():
-        for x in asked.tensors:
+        for x in call.tensors:
             x.copy_(x.flip(-1) * 0.5)
     graph.replay()
     for a, b in zip(replayed, step(), strict=True):

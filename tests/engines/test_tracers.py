@@ -1,4 +1,4 @@
-"""The C++ core below torch's tracers: inductor in one graph, and an exported program."""
+"""The C++ core under torch's tracers: inductor in one graph, and exported programs."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ class Layer(torch.nn.Module):
         return ch.attention(q, k, v, engine="cpu", **self.rule) * 2
 
 
-# Inductor itself still uses what torch calls deprecated.
+# Inductor uses deprecated functions of torch.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -47,13 +47,16 @@ def test_an_exported_program_holds_one_operator_and_gives_the_same_bits(rule):
     assert not any("softmax" in call or "bmm" in call for call in calls), calls
 
 
-def given(kind):
-    """Rules that hold numbers, which a graph does not know: how to make one, and the numbers."""
+def rule_from_input(kind):
+    """Return a function that creates a rule from a tensor that is an input of the graph, and that
+    tensor."""
     source = torch.Generator().manual_seed(3)
     bias = torch.randn(2, 1, 37, 37, generator=source)
     bias[0, 0, 3, 5] = -torch.inf
     keep = torch.rand(2, 1, 37, 37, generator=source) < 0.6
-    outside = ch.causal | ~ch.prefix(30)  # in a graph torch reads no ~ but its own
+    outside = ch.causal | ~ch.prefix(
+        30
+    )  # created outside: in a graph torch supports only its own ~
     return {
         "bias": (lambda x: {"bias": x}, bias),
         "dense": (lambda x: {"mask": ch.dense(keep=x) & ch.dense(keep=~x[:, :, :1])}, keep),
@@ -68,13 +71,13 @@ def given(kind):
 @pytest.mark.parametrize("engine", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "outside"])
 def test_rules_of_tensors_are_one_graph(kind, engine):
-    rule, numbers = given(kind)
+    rule, numbers = rule_from_input(kind)
     qkv = make_qkv(2, 4, 4, 37, 37, 16)
 
     def call(q, k, v, x):
         return ch.attention(q, k, v, engine=engine, **rule(x))
 
-    torch.compiler.reset()  # or it would count every rule as the same function compiled again
+    torch.compiler.reset()  # or torch counts every rule as a recompilation of the same function
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*qkv, numbers), call(*qkv, numbers))
     learning = [x.clone().requires_grad_() for x in qkv]
@@ -84,8 +87,8 @@ def test_rules_of_tensors_are_one_graph(kind, engine):
         torch.testing.assert_close(a, b)
 
 
-def test_statistics_in_a_compiled_function_are_counted_as_outside():
-    """The graph breaks for them; output and statistics have the bits they have without a graph."""
+def test_statistics_in_a_compiled_function_are_those_of_eager_calls():
+    """The graph breaks for them; output and statistics have the bits of an eager call."""
     q, k, v = make_qkv(2, 4, 2, 37, 37, 16)
 
     def call(q):
@@ -123,13 +126,13 @@ def test_a_torchscript_trace_computes(rule, engine):
 @pytest.mark.parametrize("pre_dispatch", [False, True])
 @pytest.mark.parametrize("kind", ["nothing", "bias", "dense", "documents", "lengths", "prefix"])
 def test_graphs_drawn_by_make_fx_and_fake_tensors(kind, pre_dispatch):
-    rule, numbers = given(kind)
+    rule, numbers = rule_from_input(kind)
     q, k, v = make_qkv(2, 4, 4, 37, 37, 16)
 
     def call(q, x):
         return ch.attention(q, k, v, **rule(x))
 
-    call(q, numbers)  # from now on it is like an earlier one
+    call(q, numbers)  # later calls are like an earlier one
     make_fx = torch.fx.experimental.proxy_tensor.make_fx
     drawn = make_fx(call, pre_dispatch=pre_dispatch)(q, numbers)
     torch.testing.assert_close(drawn(q + 1, numbers), call(q + 1, numbers))
@@ -147,7 +150,7 @@ END = {
 
 @pytest.mark.parametrize("name, engine", [*((name, "auto") for name in END), ("causal", "sdpa")])
 def test_one_graph_for_every_length(name, engine):
-    """Where the queries stand at the end of the keys, too: a cache grows from call to call."""
+    """Also if queries are at the end of the keys, as with a cache that grows."""
 
     def call(q, k):
         return ch.attention(q, k, k, engine=engine, **END[name])
@@ -213,21 +216,21 @@ def test_layers_with_a_cache_or_relative_positions_compile_for_any_length():
     lambda: ch.lengths(keys=[2, 3]), lambda: ch.prefix([2, 3]), lambda: ch.Causal(align=[0, 1]),
     lambda: ch.documents([[0, 0, 1, 1, 1]] * 2), lambda: ch.dense(keep=torch.ones(5, 5).bool()),
 ])  # fmt: skip
-def test_a_rule_of_fixed_size_is_made_inside_of_a_graph_for_any(make):
+def test_a_rule_of_fixed_size_in_a_graph_for_any_length(make):
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
     torch.compiler.reset()
     step = torch.compile(
         lambda: ch.attention(q, k, v, mask=make()), dynamic=True, fullgraph=True, backend="eager"
     )
-    given = torch.compile(
+    compiled = torch.compile(
         lambda q, k, v: ch.attention(q, k, v, mask=make()),
         dynamic=True, fullgraph=True, backend="eager",
     )  # fmt: skip
-    for answer in (step(), given(q, k, v)):
+    for answer in (step(), compiled(q, k, v)):
         torch.testing.assert_close(answer, ch.attention(q, k, v, mask=make()))
 
 
-def test_a_mask_of_fixed_size_goes_to_torchs_signature_in_a_graph_for_any():
+def test_a_mask_of_fixed_size_in_compat_in_a_graph_for_any_length():
     keep = torch.ones(5, 5).tril().bool()
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 6)
 
@@ -244,7 +247,7 @@ def test_a_mask_of_fixed_size_goes_to_torchs_signature_in_a_graph_for_any():
 @pytest.mark.parametrize("layer", [
     ch.nn.SelfAttention(8, 8), ch.nn.CausalAttention(8, 8, 5), ch.nn.TransformerBlock(8, 2),
 ])  # fmt: skip
-def test_a_layer_that_learns_is_traced_by_the_old_tracer(layer):
+def test_a_layer_with_gradients_is_traced_by_the_old_tracer(layer):
     x = torch.randn(2, 5, 8)
     torch.testing.assert_close(torch.jit.trace(layer, x)(x), layer(x))
 
@@ -301,7 +304,7 @@ def test_layers_of_words_go_into_a_graph():
     lambda f: lambda x: torch.func.grad(f)(x) * 2,
 ], ids=["grad", "vmap of grad", "jacrev", "inside"])  # fmt: skip
 def test_a_gradient_of_torch_func_goes_into_a_graph(transform):
-    """The core says that it does not follow there, and torch answers."""
+    """The core declines, and torch computes."""
 
     def total(x):
         return ch.attention(x, x, x, mask=ch.causal).sin().sum()
@@ -312,7 +315,7 @@ def test_a_gradient_of_torch_func_goes_into_a_graph(transform):
 
 
 def test_a_causal_problem_of_symbols_goes_to_torch():
-    """Tq == Tk makes it torch's own causal rule, which torch takes as True only."""
+    """With Tq == Tk it is torch's own causal rule, for which torch accepts only True."""
 
     def call(q, k):
         return ch.attention(q, k, k, mask=ch.Causal(align="end"))
@@ -335,7 +338,7 @@ def test_a_program_for_any_batch_takes_lengths():
     torch.testing.assert_close(program.module()(*other), Asks()(*other))
 
 
-def test_a_program_exported_where_nothing_learned_has_gradients():
+def test_a_program_exported_without_gradients_has_gradients():
     block = ch.nn.TransformerBlock(16, 2, causal=True).requires_grad_(False).eval()
     program = torch.export.export(block, (torch.randn(1, 5, 16),))
     x = torch.randn(1, 5, 16, requires_grad=True)

@@ -1,5 +1,5 @@
-"""torch.func.functionalize, and a call inside of a batched backward pass: torch's numbers, or an
-error that says what is not answered."""
+"""torch.func.functionalize, and calls in a batched backward pass: torch's numbers, or an error with
+the reason."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("engine", ["auto", "sdpa", "tiled"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_functionalize_gives_torchs_numbers(transform, rule, engine):
+def test_functionalize_returns_torchs_numbers(transform, rule, engine):
     ours, allowed = RULES[rule]
     run = TRANSFORMS[transform]
     got = run(lambda x: ch.attention(x, K, V, engine=engine, **ours))
@@ -55,7 +55,7 @@ def test_functionalize_gives_torchs_numbers(transform, rule, engine):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_functionalize_in_forward_mode_answers_where_torchs_function_does_not():
+def test_functionalize_in_forward_mode_works_though_torchs_function_fails():
     def tangent(wrap, x):
         return jvp(wrap(lambda x: ch.attention(x, K, V)), (x,), (x + 1,))[1]
 
@@ -79,7 +79,7 @@ def test_statistics_under_functionalize(statistic):
 
 
 class _InBackward(torch.autograd.Function):
-    """x -> x, whose backward pass calls a function of the gradient."""
+    """The identity, whose backward pass calls a function of the gradient."""
 
     @staticmethod
     def forward(ctx, x, call):
@@ -131,7 +131,7 @@ def test_a_batched_backward_is_differentiated_again():
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("call, said", [
+@pytest.mark.parametrize("call, reason", [
     (lambda x: ch.attention(x, K, V, engine="tiled"), "no batching rules"),
     (lambda x: ch.attention(x, K, V, engine="steps"), "no batching rules"),
     (lambda x: ch.attention(x, K, V, dropout=0.5), "has no dropout"),
@@ -139,13 +139,13 @@ def test_a_batched_backward_is_differentiated_again():
     (lambda x: ch.explain(x, K, V)["output"], "explain was called in a backward pass"),
     (lambda x: ch.matrix(x, K) @ V, "matrix was called in a backward pass"),
 ])  # fmt: skip
-def test_what_torch_does_not_batch_is_refused(call, said):
-    with pytest.raises(ch.BadValue, match=said):
+def test_what_torch_cannot_batch_is_refused(call, reason):
+    with pytest.raises(ch.BadValue, match=reason):
         batched(call)
 
 
-def test_forward_mode_jacobians_are_answered():
-    """torch batches tangents in the same way, outside of a backward pass."""
+def test_forward_mode_jacobians_are_computed():
+    """torch batches tangents in the same way, outside a backward pass."""
     jacobian = torch.autograd.functional.jacobian
 
     def call(x):

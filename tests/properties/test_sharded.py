@@ -1,8 +1,8 @@
-"""`distributed.sharded` of randomly drawn training steps on 2 and 3 processes: the numbers of one
-process, or one clear error on every rank, which names the cause.
+"""`distributed.sharded` in random training steps on 2 and 3 processes: the numbers of one process,
+or an error on every rank that names the cause.
 
-After each step the same ranks run a plain one, which must be right: no error leaves them out of
-step. Rerun one:
+After each step the same ranks run a plain step, which must be right, because an error must not
+break the group. Rerun a step:
 
     python -m tests.properties.test_sharded 3 17
 """
@@ -44,7 +44,7 @@ SCATTERED = {
     3: Layout([[range(0, 5)], [range(5, 12), range(15, T)], [range(12, 15)]]),
 }
 
-# How all ranks run the model, or what the last one alone does, and how the errors name it.
+# How all ranks run the model, or what only the last rank does, and a part of its error.
 CAUSES = {
     "compiled by eager": "torch.compile",
     "compiled by aot_eager": "torch.compile",
@@ -68,13 +68,13 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A training step on several ranks. `draw` makes one from a seed."""
+    """A training step on several ranks, drawn from a seed."""
 
     seed: int
     world: int
     model: str  # of transformers, or one of OWN
     layout: str = "contiguous"  # "head-tail" or "scattered"
-    documents: bool = False  # the text is several, by sharded(mask=)
+    documents: bool = False  # several texts, by sharded(mask=)
     bias: str = "none"  # "alibi", or "pairs" of tokens
     statistics: bool = False
     backward: str = "none"  # "inside" or "outside" of the block
@@ -86,7 +86,7 @@ class Case:
 
 
 def draw(seed: int, world: int, compiled: bool = False) -> Case:
-    """The step of a seed, on so many ranks."""
+    """Draw the step of a seed, for a number of ranks."""
     random = Random(f"{world} {seed}")
     model = random.choice(["llama", "mistral", "gpt2", "gemma2", "block", "attention", "attention"])
     bias = random.choice(["none", "alibi", "pairs"]) if model == "attention" else "none"
@@ -122,7 +122,7 @@ def draw(seed: int, world: int, compiled: bool = False) -> Case:
 
 
 class Attention(nn.Module):
-    """A plain call of attention; of `pairs` of tokens, the bias has those of the queries named."""
+    """A layer that calls attention; for "pairs" its bias has the rows of the named queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def model_of(case: Case) -> nn.Module:
 
 
 def text_of(case: Case) -> tuple[Tensor, Tensor]:
-    """The whole text, and what its output is multiplied by for a loss."""
+    """Return the whole text, and the factors of its output in the loss."""
     random = torch.Generator().manual_seed(case.seed)
     slopes = torch.randn(1, T, WORDS, generator=random)
     if case.model in OWN:
@@ -166,7 +166,7 @@ def text_of(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def keywords(case: Case, positions: Tensor, odd: str = "nothing") -> dict[str, Any]:
-    """What the model is called with beside its text, at these positions."""
+    """Return the model's other arguments, at these positions."""
     if case.model not in OWN:
         return {"use_cache": False, "position_ids": positions[None]}
     given: dict[str, Any] = {"mask": ch.causal}
@@ -187,7 +187,7 @@ def watching(model: nn.Module, odd: str = "nothing") -> Any:
 
 
 class Numbers(NamedTuple):
-    """What a step gives: its output, that of a token after the text, gradients of the weights, and
+    """Results of a step: its output, that of a token after the text, gradients of the weights, and
     statistics of both layers."""
 
     output: Tensor
@@ -227,7 +227,7 @@ def in_one_process(case: Case) -> Numbers:
 
 
 def on_this_rank(case: Case, odd: str) -> Numbers:
-    """The step in a block of `sharded`, where the rank may do what is odd."""
+    """Run the step in a block of `sharded`, in which the rank may do something odd."""
     model, (text, slopes), recording = model_of(case), text_of(case), None
     run = as_drawn(case, model)
     if odd == "fails half way":
@@ -266,7 +266,7 @@ def on_this_rank(case: Case, odd: str) -> Numbers:
 
 
 def as_drawn(case: Case, model: nn.Module) -> Callable[..., Any]:
-    """A function that runs the model."""
+    """Return a function that runs the model."""
     match case.how.split():
         case ["compiled", "by", backend]:
             return torch.compile(model, backend=backend)
@@ -298,7 +298,7 @@ def output_of(answer: Any) -> Tensor:
 
 
 class OwnError(Exception):
-    """What goes wrong on one rank, beside clearhead."""
+    """An error on one rank outside clearhead."""
 
 
 def fail(*given: object) -> None:
@@ -309,19 +309,19 @@ def fail(*given: object) -> None:
 
 
 def on_rank(rank: int, cases: list[Case]) -> list[tuple[str, str]]:
-    """What this rank gets of each case, and of a plain step after it."""
+    """Return this rank's outcome of each case, and of a plain step after it."""
     side = dist.new_group(timeout=timedelta(seconds=60))
     results = []
     for case in cases:
         plain = Case(case.seed, case.world, "attention", backward="inside")
         results.append((outcome(case, rank, side), outcome(plain, rank, side)))
         if "RankLost" in "".join(results[-1]):
-            break  # the group is of no use after that
+            break  # the group cannot be used after that
     return results
 
 
 def outcome(case: Case, rank: int, side: dist.ProcessGroup) -> str:
-    """What this rank gets: "right", the error, or what is wrong."""
+    """Return "right", the error, or what is wrong on this rank."""
     expected = in_one_process(case)
     error, errors = "", [""] * case.world
     try:
@@ -347,16 +347,16 @@ def outcome(case: Case, rank: int, side: dist.ProcessGroup) -> str:
 
 
 def far(found: Tensor, right: Tensor) -> float:
-    """The largest difference, in units of the largest number."""
+    """Return the largest difference, relative to the largest number."""
     return float((found - right).abs().max() / right.abs().max().clamp(min=1e-3))
 
 
 def judge(case: Case, results: list[tuple[str, str]]) -> None:
-    """Raises `AssertionError` unless all ranks are right, or all refused the case for its cause."""
+    """Raise `AssertionError` unless all ranks are right, or all refused the case for its cause."""
     answers, plain_answers = zip(*results, strict=True)
     if set(answers) != {"right"}:
         causes = [CAUSES[x] for x in (case.how, case.odd) if x in CAUSES]
-        alone = case.odd in ("skips the step", "fails half way")  # the last rank knows by itself
+        alone = case.odd in ("skips the step", "fails half way")  # the last rank has its own error
         for text in answers[:-1] if alone else answers:
             message = text.split("\n")[0].lower()
             assert text.startswith(("BadValue", "BadType")), answers
@@ -365,7 +365,7 @@ def judge(case: Case, results: list[tuple[str, str]]) -> None:
 
 
 def check(cases: list[Case], folder: Path) -> None:
-    """Raises `AssertionError` for the first case that is neither right nor refused."""
+    """Raise `AssertionError` for the first case that is neither right nor refused."""
     world = cases[0].world
     for case, *results in zip(cases, *on_processes(world, on_rank, folder, cases), strict=False):
         try:

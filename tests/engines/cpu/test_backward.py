@@ -39,14 +39,14 @@ def by_steps(*qkv, **keywords):
 
 
 def check(case: Case, dtype: torch.dtype) -> None:
-    """The output's and every gradient's error, at most twice that of plain torch in this dtype."""
+    """The errors of output and gradients are at most twice those of plain torch in this dtype."""
     for what, (got, true, ruler, size) in errors(case, dtype).items():
         fits, figures = within_yardstick(got, true, ruler, size)
         assert fits, f"{what}: {figures}"
 
 
 def check_on_average(cases: list[Case], dtype: torch.dtype, times: float = 2.0) -> None:
-    """The gradients' over many draws, where the luck of a rounding decides a single one."""
+    """The errors of gradients, averaged over many draws, since a single rounding may decide one."""
     drawn = [errors(case, dtype) for case in cases]
     for what in drawn[0].keys() - {"out"}:
         ours, theirs = (
@@ -66,8 +66,8 @@ def errors(case: Case, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, ...]
     found = {}
     for what, a, b, c in zip(["out", *"qkv", "bias", "sinks"], got, true, ruler, strict=False):
         assert a.dtype == dtype and a.shape == b.shape
-        # A gradient is a difference, so its size is that of what cancels. Where four roundings of
-        # that would let zeros pass, in half precision, it is the gradient's own, if it has one.
+        # A gradient is a difference, so the error is relative to the terms that cancel. In 16-bit
+        # types four roundings of these may let zeros pass; then it is relative to the gradient.
         largest = float(b.detach().abs().max())
         own = dtype != torch.float32 and largest
         size = biggest if what == "out" else own or max(mixed, largest)
@@ -122,10 +122,10 @@ def test_every_head_size(D, dtype, level):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("Tq", [3, 40])  # as a stream, in tiles
+@pytest.mark.parametrize("Tq", [3, 40])  # decode, prefill
 def test_values_far_from_zero(Tq, dtype, level):
-    """What softmax takes back from the logits is then a small difference of large numbers, and the
-    rounded output has lost most of it. The ruler computes in float32 and rounds at the end."""
+    """Then dP - delta is a small difference of large numbers, which the rounded output does not
+    contain. The bound comes from float32, rounded at the end."""
     q, k, v = make_qkv(1, 2, 1, Tq, 70, 16)
     bias = draw(1, 2, 1, 70)
     given = [x.to(dtype) for x in (q, k, v + 10, bias)]
@@ -149,9 +149,8 @@ SHIFTS = {"around 0": (0, 0), "keys": (8, 0), "values": (0, 8), "both": (8, 8)}
 
 @pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS)
 def test_gradients_in_bfloat16_err_no_more_than_those_of_torch(shift, level):
-    """Where the processor multiplies pairs, weights and gradients of logits are rounded to them.
-    What values have in common must cancel all the same: torch loses all of dq where keys have
-    something in common, too."""
+    """With dot products of pairs, weights and gradients of logits are rounded. A common offset of
+    the values must still cancel. torch loses all of dq if keys have a common offset too."""
     q, k, v = make_qkv(1, 4, 2, 311, 307, 40)
     given = [x.bfloat16() for x in (q, k + shift[0], v + shift[1])]
     dout = draw(1, 4, 311, 40).bfloat16()
@@ -189,8 +188,9 @@ def test_scores_of_ten_thousand_and_long_rows(level):
 
 @pytest.mark.parametrize("Tq", [1, 7])
 def test_few_rows_with_large_scores(Tq, level):
-    """They are decoded, and the backward pass has scores of its own, by which their weights must
-    sum to 1, too. The ruler is torch's fused function, which keeps a log-sum-exp as well."""
+    """They are decoded, but the backward pass recomputes their scores, and its weights must sum to
+    1
+    too. The bound comes from torch's fused function, which also stores a log-sum-exp."""
     squared = dict.fromkeys(("q", "k", "v"), (0.0, 0.0))
     for seed in range(20):
         qkv, dout = make_qkv(Tq=Tq, Tk=37, D=64, seed=seed), draw(1, 2, Tq, 64, seed=seed + 100)
@@ -305,7 +305,7 @@ def test_threads_do_not_change_a_bit(rule, sizes, dtype, threads):
         assert torch.equal(a, b)
 
 
-def test_looking_while_training_gives_the_same_bits():
+def test_statistics_while_training_do_not_change_a_bit():
     q, k, v = make_qkv(1, 2, 2, 40, 40, 8)
     without = by_core(q, k, v, mask=ch.causal)
     found = ch.look(q.requires_grad_(), k, v, mask=ch.causal, stats=["entropy", "lse", "received"],
@@ -317,8 +317,8 @@ def test_looking_while_training_gives_the_same_bits():
 
 
 @pytest.mark.slow
-def test_backward_holds_no_square():
-    """One head of 32768 tokens: its square has 4.3 GB, the gradients 6 MB."""
+def test_backward_does_not_store_all_pairs():
+    """One head of 32768 tokens: all pairs would take 4.3 GB, the gradients take 6 MB."""
     program = """if True:
         import resource, torch, clearhead as ch
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -332,7 +332,7 @@ def test_backward_holds_no_square():
     assert grown < 80
 
 
-# ------------------------------------------------------------------------------ torch's machinery
+# --------------------------------------------------------- operators, transforms and compilers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -395,7 +395,7 @@ def test_autocast_trains_in_bfloat16():
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_compiled_in_one_graph_there_and_back():
+def test_compiled_in_one_graph_forward_and_backward():
     qkv = [x.requires_grad_() for x in make_qkv(2, 4, 2, 37, 37, 16)]
     compiled = torch.compile(loss, fullgraph=True, backend="inductor")
     true = torch.autograd.grad(loss(*qkv), qkv)
@@ -404,7 +404,7 @@ def test_compiled_in_one_graph_there_and_back():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_a_second_derivative_says_what_has_it():
+def test_a_second_derivative_is_refused_with_a_hint():
     q, k, v = (x.requires_grad_() for x in make_qkv(1, 2, 2, 5, 7, 4))
     (dq,) = torch.autograd.grad(by_core(q, k, v).square().sum(), q, create_graph=True)
     with pytest.raises(ch.BadValue, match="engine='tiled'"):
@@ -454,7 +454,7 @@ QUERIES = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_a_gradient_from_outside_of_vmap(name):
+def test_a_gradient_from_outside_vmap(name):
     """Inside, no tensor requires a gradient."""
     attend = LEARNED[name]
     many = torch.rand(3, 2, 5, 4, requires_grad=True)
@@ -482,8 +482,8 @@ def test_a_narrow_bias_for_all_heads_gets_a_gradient_that_is_rounded_once(dtype)
 @pytest.mark.parametrize("low", [-1e20, torch.finfo(torch.float32).min, 1e30])
 @pytest.mark.parametrize("sizes", [(64, 64), (2, 3000)])
 def test_rows_that_are_as_low_as_a_float_can_be(low, sizes):
-    """An additive mask of the lowest float leaves a padded query alike weights on all keys, and the
-    logarithm of their number must not be lost beside it."""
+    """With an additive mask of the lowest float, a padded query has equal weights on all keys.
+    Rounding must not lose the logarithm of their number."""
     Tq, Tk = sizes
     source = torch.Generator().manual_seed(0)
     tensors = [torch.randn(1, 2, T, 16, generator=source) for T in (Tq, Tk, Tk)]
@@ -532,8 +532,8 @@ def test_a_sink_that_ties_with_large_scores(size):
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=1e-6)
 
 
-def test_what_rounding_took_may_come_back_in_any_layout():
-    """Hooks that keep tensors elsewhere may give them back with other strides."""
+def test_the_saved_rounding_error_may_have_any_strides():
+    """Hooks for saved tensors may return them with other strides."""
 
     def turned(x):
         return x.mT.contiguous().mT if x.dim() == 4 else x
@@ -548,7 +548,7 @@ def test_what_rounding_took_may_come_back_in_any_layout():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_a_mask_and_a_bias_made_in_inference_mode_serve_in_training():
+def test_a_mask_and_a_bias_of_inference_mode_in_training():
     with torch.inference_mode():
         mask, bias = ch.dense(keep=torch.ones(5, 5).tril().bool()), ch.bias(torch.zeros(5, 5))
     x = torch.randn(1, 2, 5, 8, requires_grad=True)

@@ -1,8 +1,7 @@
-"""The C++ core on every instruction-set level this machine has, against float64.
+"""The C++ core on every instruction-set level of this machine, compared with float64.
 
-The allowance is twice the error of plain torch in the same dtype, plus a rounding band
-(`clearhead.testing`). Threads, other examples of a batch and hidden keys must not change a
-bit.
+The error may be twice that of plain torch in the same dtype, plus a rounding band
+(`clearhead.testing`). Threads, other examples of a batch and hidden keys must not change a bit.
 """
 
 import itertools
@@ -110,9 +109,9 @@ def test_every_named_problem(name, dtype, level):
 
 
 def check_on_average(cases: list[Case]) -> None:
-    """With scores in the thousands one unlucky rounding decides the largest error: even of torch's
-    own two kernels one is more than twice as far off as the other in 18 % of draws. The mean over
-    some draws tells exact from inexact."""
+    """With scores in the thousands a single rounding decides the largest error. In 18 % of draws
+    the error of one of torch's two kernels is more than twice that of the other. So the mean over
+    some draws is compared."""
     ours = theirs = 0.0
     for case in cases:
         true = ch.attention(*(x.double() for x in case.tensors), engine="steps", **case.keywords)
@@ -179,7 +178,7 @@ def test_the_grid(part, level):
 
 
 def holes(Tq: int, Tk: int):
-    """Masks that hide entire blocks of keys between two that are visible."""
+    """Masks that hide entire blocks of keys between visible ones."""
     near = ch.window(before=20, align="end")
     blocks = torch.arange(Tq).view(-1, 1) // 150 % 3 == torch.arange(Tk) // 250 % 3
     yield near | ch.prefix(5)
@@ -212,10 +211,11 @@ def test_large_scores(Tq, dtype, level):
 @pytest.mark.parametrize("scale", [1e5, 1e7, 1e10, 1e15])
 @pytest.mark.parametrize("Tq", [1, 5, 60])
 def test_enormous_scores(Tq, scale, level):
-    """Raw data as a teacher has it, incomes beside ages: one key takes everything."""
+    """Raw data with columns of different units, such as incomes and ages: one key has all the
+    weight."""
     q, k, v = make_qkv(H=1, G=1, Tq=Tq, Tk=300, D=3)
     q, k, v = q.round() * scale / 1000, k.round(), v.round()
-    q[..., 0], k[..., 0] = scale, torch.arange(300.0)  # so that no two scores are near each other
+    q[..., 0], k[..., 0] = scale, torch.arange(300.0)  # all scores are far apart
     true = ch.attention(q.double(), k.double(), v.double(), engine="steps")
     torch.testing.assert_close(answer(q, k, v), true.float())
     seen = ch.look(q, k, v, stats=["lse", "entropy", "max", "received", ch.topk(2)], engine="cpu")
@@ -245,7 +245,8 @@ def test_a_million_keys(Tq):
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("Tq, H", [(1, 1), (1, 4), (3, 1), (4, 2)])
 def test_a_few_rows_over_long_blocks(Tq, H, dtype, level):
-    """Rows that share keys see all keys of a block but for the edges, in many splits or in one."""
+    """Rows with common keys see all keys of a block except at the edges, in many splits or in
+    one."""
     for Tk in (1400, 20_001):
         q, k, v = make_qkv(1, H, 1, Tq, Tk, 12, dtype=dtype)
         check((q, k, v + 1), mask=ch.Causal(align="end"))
@@ -286,7 +287,7 @@ def test_numbers_at_the_end_of_float32(rule, Tq, level):
 
 
 @pytest.mark.parametrize("Tq", [1, 64])
-def test_a_score_of_minus_infinity_stays_so_beside_a_bias(Tq, level):
+def test_a_score_of_minus_infinity_stays_so_with_a_bias(Tq, level):
     q, k, v = make_qkv(1, 1, 1, Tq, 5, 4)
     q[..., 0], k[..., 0] = -1e38, 1e30  # all scores are -infinity
     k[..., 2, 0] = -1e-30  # but that of key 2
@@ -295,7 +296,7 @@ def test_a_score_of_minus_infinity_stays_so_beside_a_bias(Tq, level):
     torch.testing.assert_close(want, v[:, :, 2:3].expand_as(want))
 
 
-def test_a_row_of_large_scores_leaves_the_bits_of_its_neighbours(level, threads):
+def test_a_row_of_large_scores_does_not_change_its_neighbours(level, threads):
     source = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 64, generator=source) for n in (130, 300, 300))
     q[:, :, 50] *= 3e6
@@ -309,7 +310,7 @@ def test_a_row_of_large_scores_leaves_the_bits_of_its_neighbours(level, threads)
         threads(2)
 
 
-# ----------------------------------------------------------------------------- the same bits always
+# ------------------------------------------------------------------------------------ the same bits
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
@@ -327,7 +328,7 @@ def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("Tq", [1, 90])
 def test_other_examples_and_heads_do_not_change_a_bit(Tq, dtype, level):
-    """An example computed alone, in a batch, and beside other heads: the same rows."""
+    """An example has the same rows alone, in a batch, and with other heads."""
     q, k, v = make_qkv(3, 6, 3, Tq, 1500, 40, dtype=dtype)
     mask = ch.Causal(align="end")
     whole = answer(q, k, v, mask=mask)
@@ -341,14 +342,14 @@ def test_other_examples_and_heads_do_not_change_a_bit(Tq, dtype, level):
         assert torch.equal(part, whole[b : b + 1, 2 * g : 2 * g + 2])
 
 
-# -------------------------------------------------------------------------------- behind the mask
+# ------------------------------------------------------------------------------------- masked keys
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("Tq", [2, 60])
-def test_nothing_behind_the_mask_matters(Tq, bad, dtype, level):
-    """The bits of clean keys; a visible key with NaN makes NaN of exactly the rows that see it."""
+def test_masked_keys_do_not_change_a_bit(Tq, bad, dtype, level):
+    """The bits are those of clean keys; exactly the rows that see a NaN are NaN."""
     q, k, v = make_qkv(1, 4, 2, Tq, 251, 24, 40, dtype=dtype)
     hidden = torch.zeros(251, dtype=torch.bool)
     hidden[[0, 5, 100, 191, 192, 249, 250]] = True
@@ -369,7 +370,7 @@ def test_nothing_behind_the_mask_matters(Tq, bad, dtype, level):
     assert torch.isfinite(got[..., :3]).all() and torch.isfinite(got[..., 4:]).all()
 
 
-def test_a_query_of_nan_spoils_its_own_row_only(level):
+def test_a_query_of_nan_changes_only_its_own_row(level):
     q, k, v = make_qkv(1, 2, 1, 30, 70, 16)
     true = answer(q, k, v)
     q[0, 1, 7, 2] = math.nan
@@ -383,7 +384,7 @@ def test_a_query_of_nan_spoils_its_own_row_only(level):
 
 
 def guarded(x: Tensor, keep: list) -> Tensor:
-    """The same numbers, ending right before a page that may not be touched."""
+    """Copy numbers to memory that ends right before an inaccessible page."""
     size = x.numel() * x.element_size()
     page = mmap.PAGESIZE
     span = (size + page - 1) // page * page
@@ -453,7 +454,7 @@ def test_sizes_of_zero(sizes, level):
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("Tq", [1, 40])
 def test_without_features_every_score_is_zero(Tq, dtype, level):
-    """So each query has the mean of what it may see, whatever lay in memory before."""
+    """So each query gets the mean of the values that it sees."""
     q, k, v = make_qkv(Tq=Tq, Tk=40, D=0, Dv=5, dtype=dtype)
     seen = v.double().cumsum(2) / torch.arange(1, 41.0).unsqueeze(-1)
     for _ in range(3):
@@ -464,7 +465,7 @@ def test_without_features_every_score_is_zero(Tq, dtype, level):
 
 
 def test_scratch_does_not_grow_with_length():
-    """64 queries on 2^18 keys: the keys of a head, packed, would be 16 MB for each thread."""
+    """64 queries over 2^18 keys: the packed keys of a head would take 16 MB for each thread."""
     program = (
         "import torch, resource, clearhead as ch\n"
         "q, k = torch.zeros(1, 4, 64, 16), torch.zeros(1, 4, 2**18, 16)\n"
@@ -480,7 +481,7 @@ def test_scratch_does_not_grow_with_length():
 
 
 def test_the_environment_forces_a_level():
-    """The lowest; without a wish the highest is taken."""
+    """The lowest level is set; the default is the highest."""
     program = "import clearhead.engines.cpu as c; print(c.status())"
     environment = {**os.environ, "CLEARHEAD_CPU": LEVELS[0]}
     said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
@@ -497,7 +498,7 @@ def test_amx_that_the_core_does_not_use_is_named(monkeypatch):
         assert ("AMX" in cpu.amx_note()) == there
 
 
-def test_a_false_level_is_refused_and_named():
+def test_an_unknown_level_is_refused_and_named():
     program = (
         "import torch, clearhead as ch; q = torch.zeros(1, 2)\n"
         "try: ch.attention(q, q, q, engine='cpu')\n"
@@ -514,8 +515,8 @@ def test_a_false_level_is_refused_and_named():
 
 
 def test_no_wide_instruction_outside_its_level():
-    """Only functions of a level may hold VEX or EVEX instructions, so older processors can run
-    everything else."""
+    """Only functions of a level may contain VEX or EVEX instructions, so that older processors can
+    run everything else."""
     if not shutil.which("objdump"):
         pytest.skip("objdump is not installed")
     text = subprocess.check_output(
@@ -534,7 +535,7 @@ def test_no_wide_instruction_outside_its_level():
     assert seen or LEVELS == ["scalar"]
 
 
-def test_headers_include_each_other_in_no_circle():
+def test_headers_have_no_circular_includes():
     root = Path(__file__).parents[3] / "kernels"
     includes = {
         path: {
@@ -572,7 +573,7 @@ def test_threads_are_torchs_own(threads, monkeypatch):
     assert core.threads_available() == 2
     assert not core.take_pool("libnone.so") and not core.take_pool("libc.so.6")
     here = Path(torch.__file__).parent / "lib"
-    assert core.take_pool(str(next(here.glob("libtorch_cpu.*"))))  # by its path, as by its name
+    assert core.take_pool(str(next(here.glob("libtorch_cpu.*"))))  # by path too
     assert core.threads_available() == 2
     assert "thread" not in cpu.status()
     monkeypatch.setattr(extension, "_pool", False)
@@ -595,7 +596,7 @@ def test_threads_calling_at_once():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_under_sanitizers(tmp_path):
-    """This file again, with the core built by the address and undefined-behaviour sanitizers."""
+    """Run this file with a core that has the address and undefined-behaviour sanitizers."""
     root = Path(__file__).parents[3]
     script = root / "kernels" / "sanitize.sh"
     done = subprocess.run(

@@ -1,5 +1,4 @@
-"""A call like an earlier one skips the checks: it has the same bits, and no other call is taken for
-it."""
+"""A call like an earlier one skips the checks, with the same bits; calls that differ do not."""
 
 import gc
 
@@ -82,7 +81,7 @@ def test_other_tensors_are_other_calls(other):
 
 
 def escaped(transform):
-    """A tensor that is wrapped by a transform of torch.func which has ended."""
+    """A tensor that a finished torch.func transform has wrapped."""
     found = []
     transform(lambda x: (found.append(x), x.sum())[1])(torch.randn(1, 2, 5, 8))
     return found[0]
@@ -97,12 +96,12 @@ def test_one_number_for_all():
     torch.testing.assert_close(ch.attention(q, k, sevens), torch.full_like(q, 7.0))
 
 
-def test_a_mask_that_is_gone_is_forgotten():
+def test_the_call_of_a_deleted_mask_is_deleted():
     q, k, v = inputs(1, 2, 5, 8)
     for keep in (torch.eye(5), torch.ones(5, 5).tril()):
         mask = ch.dense(keep=keep.bool()) & ch.causal
         ch.attention(q, k, v, mask=mask)
-        assert not repeated_calls._calls  # bits are not remembered
+        assert not repeated_calls._calls  # calls with bits are not stored
     mask = ch.causal & ch.window(before=2)
     ch.attention(q, k, v, mask=mask)
     assert is_replayed(q, k, v, mask=mask)
@@ -112,7 +111,7 @@ def test_a_mask_that_is_gone_is_forgotten():
 
 
 class Exchanged(torch.overrides.TorchFunctionMode):
-    """Returns other tensors than torch's functions make: of another dtype, or shorter."""
+    """A mode that returns other tensors than torch's functions: of another dtype, or shorter."""
 
     MAKE = ("new_empty", "new_zeros", "empty_like", "zeros_like", "empty", "zeros", "contiguous")
 
@@ -127,7 +126,7 @@ class Exchanged(torch.overrides.TorchFunctionMode):
 @pytest.mark.parametrize("exchange", [
     Tensor.bfloat16, Tensor.double, lambda x: x[..., :1], lambda x: x.new_full((1, 1, 1, 1), 3.0),
 ], ids=["narrower", "wider", "shorter", "one"])  # fmt: skip
-def test_a_mode_exchanges_no_buffer_of_the_core(exchange):
+def test_a_mode_does_not_exchange_buffers_of_the_core(exchange):
     q, k, v = inputs(1, 2, 5, 8)
     x, turned = q.clone().requires_grad_(), k.mT.contiguous().mT
 
@@ -168,7 +167,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
-def test_what_the_core_cannot_read_is_like_no_call(kind):
+def test_what_the_core_cannot_read_has_no_signature(kind):
     q, k, v = inputs(1, 2, 5, 8)
     ch.attention(q, k, v)
     other = UNREADABLE[kind](torch.randn(1, 2, 5, 8))
@@ -176,8 +175,8 @@ def test_what_the_core_cannot_read_is_like_no_call(kind):
     assert signature(q, k, other) is None
 
 
-def test_torch_shows_its_tensors():
-    """Without this every call would be checked, and nothing else would say so."""
+def test_torch_passes_its_tensors_to_c():
+    """Otherwise every call would be checked, which no other test detects."""
     assert signature(*inputs(1, 2, 5, 8)) is not None
 
 
@@ -232,7 +231,7 @@ STEPS = {
 @pytest.mark.parametrize("cache", ["grown", "filled"])
 @pytest.mark.parametrize("kv", [4, 2])
 def test_a_step_of_decoding_is_like_the_one_before(mask, cache, kv):
-    """From fewer keys than there is padding, to more."""
+    """From fewer keys than padding to more."""
     keys, values = torch.randn(2, 2, kv, 20, 8)
     for t in range(1, 20):
         q, k, v = torch.randn(2, 4, 1, 8), keys[:, :, :t], values[:, :, :t]
@@ -242,7 +241,7 @@ def test_a_step_of_decoding_is_like_the_one_before(mask, cache, kv):
         assert torch.equal(out, ch.attention(q, k, v, mask=mask(t), engine="cpu"))
         reference = ch.attention(q, k, v, mask=mask(t), engine="steps")
         torch.testing.assert_close(out, reference, rtol=1e-6, atol=1e-6)
-    # The only key of the first step counts as contiguous, wherever it stands.
+    # The only key of the first step counts as contiguous, at any position.
     assert len(repeated_calls._calls) <= 2 and is_replayed(q, k, v, mask=mask(t))
 
 
@@ -262,7 +261,7 @@ def test_steps_of_one_cache_for_a_batch():
         torch.testing.assert_close(out, torch.softmax(q @ k.mT / 8**0.5, -1) @ v)
 
 
-def test_what_is_no_step_of_decoding():
+def test_calls_that_are_not_a_step_of_decoding():
     """One query that does not see all keys, or whose position is not known."""
     q, k, v = torch.randn(1, 2, 1, 8), *torch.randn(2, 1, 2, 5, 8)
     ch.attention(q, k, v)
@@ -278,7 +277,7 @@ def test_what_is_no_step_of_decoding():
         ch.attention(q, k[0], v[0])
 
 
-def test_errors_stay():
+def test_errors_are_raised_again():
     q, k, v = inputs(1, 2, 5, 8)
     ch.attention(q, k, v)
     with pytest.raises(ch.BadType):
@@ -289,7 +288,7 @@ def test_errors_stay():
         ch.attention(q, k[:, :, :, :4], v)
 
 
-def test_few_calls_are_remembered():
+def test_few_calls_are_stored():
     for n in range(1, 2 * repeated_calls.MOST_REPEATED_CALLS):
         q, k, v = inputs(1, 1, n, 4)
         ch.attention(q, k, v)

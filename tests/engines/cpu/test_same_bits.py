@@ -1,4 +1,4 @@
-"""What may change in a call without changing a bit of an example: threads, and its neighbours."""
+"""Threads and other examples of a batch do not change a bit of an example."""
 
 from itertools import product
 

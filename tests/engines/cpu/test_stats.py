@@ -1,4 +1,5 @@
-"""Statistics by the C++ core, on every instruction-set level, against dense float64 weights."""
+"""Statistics by the C++ core on every instruction-set level, compared with dense float64
+weights."""
 
 import math
 
@@ -20,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def by_core(*qkv, statistics=None, **keywords):
-    """(output, statistics) of the core itself, whichever engine `auto` would choose."""
+    """Return (output, statistics) of the core."""
     problem, inputs = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
     parsed = parse_stats(
@@ -43,7 +44,7 @@ def test_equal_to_dense_weights(name, dtype, level):
         pytest.skip("products of half precision, times 300, leave no digit to compare")
     out, found = by_core(*case.tensors, **case.keywords)
     assert torch.equal(out, ch.attention(*case.tensors, engine="cpu", **case.keywords).view_as(out))
-    # "large scores" multiplies the rounding of a dot product by 300: torch's own softmax is as far.
+    # "large scores" multiplies the rounding of a dot product by 300; torch's softmax errs as much.
     rtol, atol = (1e-3, 1e-4) if name == "large scores" else (1e-5, 4e-6)
     true = truth(*case.tensors, **case.keywords)
     assert_same(found, true, rtol, atol, keys_of="float64")
@@ -90,7 +91,8 @@ def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
 
 @pytest.mark.parametrize("n", [1, 2, 7, 16, 17, 40, 300])
 def test_ties_go_to_the_lower_key(n, level):
-    """Scores of few different values, so that ties lie inside the n, at its edge, across blocks."""
+    """Scores have few different values, so that ties are inside the n, at its edge, across
+    blocks."""
     x = torch.randint(0, 3, (23, 411), generator=torch.Generator().manual_seed(n)).float()
     x[3] = 1.0
     q, k = torch.zeros(23, 2), torch.zeros(411, 2)
@@ -99,8 +101,8 @@ def test_ties_go_to_the_lower_key(n, level):
     assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
 
 
-def test_nan_stays_where_it_may_look(level):
-    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one block with 9, sees it."""
+def test_nan_reaches_only_queries_that_see_it(level):
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in the block of query 9, sees it."""
     q, k, v = draw(13, 4), draw(13, 4, seed=1), draw(13, 4, seed=2)
     broken = k.clone()
     broken[10] = float("nan")
@@ -142,8 +144,8 @@ def test_without_output_the_values_are_not_read(level):
     assert statistics_only["entropy"].isfinite().all()
 
 
-def test_the_core_counts_what_merged_chunks_come_to():
-    """All queries at once, by the core, beside two chunks of them by torch."""
+def test_the_core_has_the_statistics_of_merged_chunks():
+    """All queries at once by the core, and two chunks of them by torch."""
     q, k, v = make_qkv(Tq=90, Tk=90, D=16)
     problem, inputs = make_problem(q, k, v)
     parsed = parse_stats(["lse", "entropy", "received", stats.pooled(9, 9)], problem.grid)
@@ -156,7 +158,7 @@ def test_the_core_counts_what_merged_chunks_come_to():
 
 @pytest.mark.parametrize("size", [278, 31_100, 700_001])
 def test_large_logits_give_every_statistic_the_same_weights(level, size):
-    """Whole numbers that float32 holds: the weights are as exact as those of small logits."""
+    """Integers that float32 represents: the weights are as exact as those of small logits."""
     source = torch.Generator().manual_seed(0)
     q = torch.full((1, 1, 20, 1), 1.0)
     k = torch.randint(-size, size, (1, 1, 300, 1), generator=source).float()
@@ -172,7 +174,7 @@ def test_large_logits_give_every_statistic_the_same_weights(level, size):
 
 
 @pytest.mark.parametrize("engine", ["cpu", "tiled"])
-def test_the_largest_of_a_row_with_nan_beside_ties(engine):
+def test_the_largest_of_a_row_with_nan_and_ties(engine):
     q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 5, 4)
     bias = torch.tensor([[math.nan, math.nan, 1.0, 1.0, 0.0]])
     assert ch.look(q, k, k, bias=bias, stats=[ch.topk(3)], engine=engine).topk.weights.isnan().all()
@@ -180,7 +182,7 @@ def test_the_largest_of_a_row_with_nan_beside_ties(engine):
 
 @pytest.mark.parametrize("base", [1e6, 1e7])
 def test_the_largest_weights_are_those_of_the_rows(level, base):
-    """A scale that no float holds: the differences are taken before it."""
+    """The scale exceeds float32: differences are computed before it is applied."""
     k = torch.zeros(1, 1, 8, 80)
     k[..., 0] = base + torch.arange(8.0)
     q = torch.zeros(1, 1, 20, 80)
@@ -260,7 +262,7 @@ def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_gradients_of_statistics_of_large_scores(scale):
-    """All of about 1e4, so that a float has three digits left for what sets them apart."""
+    """All scores are about 1e4, so a float leaves three digits for their differences."""
     grads = []
     for dtype in (torch.float32, torch.float64):
         q, k, v = (x.to(dtype) for x in make_qkv(H=1, G=1, Tq=40, Tk=60, D=16))
@@ -275,7 +277,7 @@ def test_gradients_of_statistics_of_large_scores(scale):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
-def test_the_way_back_of_statistics_carries_derivatives_along():
+def test_the_backward_pass_of_statistics_has_forward_mode_derivatives():
     q, k, v = make_qkv(H=2, G=2, Tq=8, Tk=8, D=4)
     found = []
     for engine in ("cpu", "tiled"):
@@ -299,7 +301,7 @@ def test_a_gradient_that_is_a_negative_view():
     assert torch.equal(*twice)
 
 
-def test_look_in_training_changes_no_bit_and_keeps_nothing(monkeypatch):
+def test_look_in_training_changes_no_bit_and_saves_nothing(monkeypatch):
     q, k, v = (x.requires_grad_() for x in make_qkv(H=4, G=2, Tq=300, Tk=300, D=16))
     statistics = ["lse", "entropy", "max", "received", stats.pooled(7, 9), stats.exact_rows([5])]
     with torch.no_grad():

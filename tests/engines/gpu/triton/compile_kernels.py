@@ -1,8 +1,11 @@
-"""Compile the Triton kernels for a GPU that is not there, down to its machine code: python
-compile_kernels.py CAPABILITY [all], of 80, 86, 89, 90, 100 and 120; `all` tries every head size,
-dtype and variant. The calls are the engine's own, on CPU tensors; its launch is replaced by its
-`warmup`. Fails if one does not compile, or wants more shared memory than the GPU has; prints the
-registers and the stack of each.
+"""Compile the Triton kernels to machine code of a GPU, without the GPU:
+
+    python compile_kernels.py CAPABILITY [all]
+
+CAPABILITY is 80, 86, 89, 90, 100 or 120; `all` compiles every head size, dtype and variant. The
+engine's own calls run on CPU tensors; Triton's `warmup` replaces the launch. The script fails if a
+kernel does not compile, or needs more shared memory than the GPU has. It prints the registers and
+the stack of each kernel.
 """
 
 import subprocess
@@ -33,7 +36,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 class Absent:
-    """A driver for a device that is not there."""
+    """A driver for a device that this machine does not have."""
 
     def get_current_device(self) -> int:
         return 0

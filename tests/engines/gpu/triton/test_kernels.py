@@ -1,7 +1,7 @@
-"""The Triton kernels against float64: what the tests of all engines do not ask.
+"""The Triton kernels compared with float64, in cases that the tests of all engines do not have.
 
-On a GPU they run there (not yet done). Elsewhere they are interpreted on a CPU: `test_triton.py`
-runs this file; by hand: TRITON_INTERPRET=1 pytest tests/engines/gpu/triton.
+With a GPU the kernels run on it (not yet done). Without one they are interpreted on a CPU:
+`test_triton.py` runs this file; by hand: TRITON_INTERPRET=1 pytest tests/engines/gpu/triton.
 """
 
 import os
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def there(x):
-    """A tensor, or a bias of one, on the device of the kernels; anything else as it is."""
+    """Move a tensor, or the bias of one, to the device of the kernels; return anything else."""
     if isinstance(x, TensorBias):
         return ch.bias(x.tensor.to(DEVICE))
     return x.to(DEVICE) if isinstance(x, torch.Tensor) else x
@@ -46,7 +46,7 @@ def steps(*qkv, **keywords):
 
 
 def triton(*qkv, engine="triton", **keywords):
-    """Computed there and brought back, for gradients too."""
+    """Compute on the device of the kernels, and move the result back, with its gradient."""
     asked = {name: there(x) for name, x in keywords.items()}
     return ch.attention(*map(there, qkv), engine=engine, **asked).cpu()
 
@@ -156,8 +156,8 @@ def test_keys_beyond_a_band_are_in_no_split():
 
 @pytest.mark.parametrize("H, G", [(6, 2), (8, 1), (3, 3)])
 def test_heads_that_share_a_tile(H, G):
-    """Few queries: a tile holds the query heads of a key head, also where they fill no power of 2,
-    each with its own rule."""
+    """With few queries a tile holds the query heads of a key head, each with its own rule; their
+    number need not be a power of 2."""
     q, k, v = draw(H=H, G=G, Tq=2, Tk=600)
     keep = torch.rand(H, 1, 600, generator=torch.Generator().manual_seed(1)) < 0.7
     keywords = {
@@ -208,7 +208,7 @@ BIASES = [(1, 1, 1, 1), (53,), (2, 37, 53), (2, 1, 37, 53), (1, 2, 1, 53), (2, 2
 
 
 @pytest.mark.parametrize("shape", BIASES, ids=str)
-def test_a_bias_learns_of_all_it_is_added_to(shape):
+def test_the_gradient_of_a_bias_sums_over_broadcast_dimensions(shape):
     q, k, v = draw(B=2)
     bias = torch.randn(shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
     keywords = {"mask": ch.Causal(align="end"), "softcap": 3.0}
@@ -219,7 +219,7 @@ def test_a_bias_learns_of_all_it_is_added_to(shape):
     torch.testing.assert_close(got, true, rtol=1e-4, atol=3e-5)
 
 
-def test_which_queries_see_a_tile_is_found_once_for_a_mask(monkeypatch):
+def test_which_queries_see_a_tile_is_computed_once_for_a_mask(monkeypatch):
     from clearhead.engines.gpu.triton import launch_backward
 
     made = []
@@ -233,7 +233,7 @@ def test_which_queries_see_a_tile_is_found_once_for_a_mask(monkeypatch):
         q, k, v = (x.requires_grad_() for x in draw(Tq=T, Tk=T))
         (grad,) = torch.autograd.grad(triton(q, k, v, mask=mask).sum(), k)
         assert torch.equal(grad, grads.setdefault(T, grad))
-    assert len(made) == 3  # a mask keeps its last ranges
+    assert len(made) == 3  # a mask caches its last ranges
     monkeypatch.setattr(
         launch_backward, "has_values", lambda *tensors: False
     )  # as during a capture
@@ -244,7 +244,7 @@ def test_which_queries_see_a_tile_is_found_once_for_a_mask(monkeypatch):
 
 
 class Calls(TorchDispatchMode):
-    """Which operations of torch were called."""
+    """Records which torch operations were called."""
 
     def __init__(self):
         super().__init__()
@@ -256,7 +256,8 @@ class Calls(TorchDispatchMode):
 
 
 def test_ranges_that_all_queries_share_need_no_tree():
-    """The queries that see a tile, as the general way finds them for the same ranges row by row."""
+    """The queries that see a tile are those of the general algorithm for the same ranges row by
+    row."""
     from clearhead.engines.gpu.triton.arguments import Sizes
     from clearhead.engines.gpu.triton.launch_backward import compute_seen_from
 
@@ -296,7 +297,7 @@ def test_torchs_default_dtype_changes_nothing(dtype):
 
 @pytest.mark.parametrize("scale", [0.5, 0.69, 1.0])
 def test_the_largest_products_of_a_float(scale):
-    """3e38 map_tensors, of which a unit above 1 would make infinities."""
+    """3e38 each, which a unit above 1 would turn into infinities."""
     q, k = torch.full((17, 1), 3e19), torch.full((23, 1), 1e19)
     k[5:], v = -1e19, torch.randn(23, 4, generator=torch.Generator().manual_seed(1))
     q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -376,8 +377,8 @@ def test_nan_and_both_infinities_in_values_are_distinguished(dtype):
 
 @pytest.mark.parametrize("known", [True, False], ids=["read", "not read, as in a capture"])
 def test_a_bias_may_hold_anything(known, monkeypatch):
-    """-inf here and there, in whole rows and whole tiles, beside NaN and +inf; behind the -inf lie
-    keys and values that are not finite."""
+    """The bias has -inf in cells, whole rows and whole tiles, and NaN and +inf. Keys and values
+    that the -inf masks are not finite."""
     if not known:
         monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
     nan, inf = float("nan"), float("inf")
@@ -402,17 +403,17 @@ def test_a_bias_may_hold_anything(known, monkeypatch):
     assert found[0].isnan().any() and found[0].isfinite().any()
 
 
-def test_every_way_to_allow_tf32_is_heard():
+def test_every_setting_that_allows_tf32_is_used():
     from clearhead.engines.gpu.triton.launch_forward import dot_precision
 
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    for said, heard in (("medium", "tf32"), ("high", "tf32"), ("highest", "ieee")):
-        torch.set_float32_matmul_precision(said)
-        assert dot_precision(torch.float32) == heard
-    for said, heard in (("tf32", "tf32"), ("ieee", "ieee")):
-        matmul.fp32_precision = said
-        assert dot_precision(torch.float32) == heard
+    for setting, expected in (("medium", "tf32"), ("high", "tf32"), ("highest", "ieee")):
+        torch.set_float32_matmul_precision(setting)
+        assert dot_precision(torch.float32) == expected
+    for setting, expected in (("tf32", "tf32"), ("ieee", "ieee")):
+        matmul.fp32_precision = setting
+        assert dot_precision(torch.float32) == expected
         triton(*draw(Tq=3, Tk=3))
     assert dot_precision(torch.float16) == "ieee"
     matmul.fp32_precision = before
@@ -480,7 +481,8 @@ def test_statistics_around_tiles_and_splits(Tq, Tk):
 
 @pytest.mark.parametrize("n", [1, 2, 7, 16, 40])
 def test_ties_go_to_the_lower_key(n):
-    """Scores of few different values, so that ties lie inside the n, at its edge, across tiles."""
+    """Scores have few different values, so that ties are inside the n, at its edge, across
+    tiles."""
     x = torch.randint(0, 3, (23, 211), generator=torch.Generator().manual_seed(n)).float()
     x[3] = 1.0
     q, k = torch.zeros(23, 2), torch.zeros(211, 2)
@@ -489,8 +491,8 @@ def test_ties_go_to_the_lower_key(n):
     assert torch.equal(keys, x.sort(dim=-1, descending=True, stable=True).indices[:, :n])
 
 
-def test_nan_stays_where_it_may_look():
-    """Key 10 is NaN and masked for queries 0 to 9; query 10, in one tile with 9, sees it."""
+def test_nan_reaches_only_queries_that_see_it():
+    """Key 10 is NaN and masked for queries 0 to 9; query 10, in the tile of query 9, sees it."""
     q, k, v = (torch.randn(13, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
     broken = k.clone()
     broken[10] = float("nan")
@@ -581,12 +583,12 @@ def test_a_gradient_in_forward_mode_names_the_hint():
         torch.autograd.grad(out, q, forward_ad.make_dual(out.detach(), out.detach()))
 
 
-@pytest.mark.parametrize("keywords, said", [
+@pytest.mark.parametrize("keywords, reason", [
     ({"dtype": torch.float64}, "no float64"),
     ({"D": 264}, "head sizes up to 256"),
 ])  # fmt: skip
-def test_it_says_what_it_cannot(keywords, said):
-    with pytest.raises(ch.BadValue, match=said):
+def test_it_lists_what_it_cannot_compute(keywords, reason):
+    with pytest.raises(ch.BadValue, match=reason):
         triton(*draw(Tq=3, Tk=3, **keywords))
 
 
@@ -606,7 +608,7 @@ def test_a_cuda_graph_replays_the_kernels():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter launches nothing")
-def test_a_cuda_graph_replays_what_is_counted():
+def test_a_cuda_graph_replays_statistics():
     """Not yet run: there was no GPU."""
     q, k, v = map(there, draw())
     wanted = ["entropy", ch.topk(3), "received", ch.pooled(4, 4), ch.exact_rows([0, 5, -1])]
@@ -632,8 +634,8 @@ def test_a_cuda_graph_replays_what_is_counted():
     ch.documents(torch.arange(53) // 9, torch.arange(37) // 7),
     ch.lengths(keys=41),
 ], ids=["causal", "ranges", "documents", "lengths"])  # fmt: skip
-def test_what_is_counted_reads_nothing_back(mask, monkeypatch):
-    """As during a capture, after a first call: no operation for which a GPU would wait."""
+def test_statistics_do_not_wait_for_the_device(mask, monkeypatch):
+    """As in a capture, after a first call: no operation makes the host wait for a GPU."""
     q, k, v = draw()
     wanted = ["entropy", ch.topk(3), "received", ch.pooled(4, 4), ch.exact_rows([0, 5, -1])]
     asked = {"mask": mask, "stats": wanted, "engine": "triton"}
@@ -651,8 +653,8 @@ def test_what_is_counted_reads_nothing_back(mask, monkeypatch):
         assert torch.equal(getattr(seen, name), getattr(first, name)), name
 
 
-def test_positions_are_made_on_the_device(monkeypatch):
-    """Nothing is copied from the host, in whatever order and however often they are asked for."""
+def test_positions_are_created_on_the_device(monkeypatch):
+    """Nothing is copied from the host, for positions in any order, also repeated ones."""
     from clearhead.engines.gpu.triton.statistics import _positions
 
     monkeypatch.setattr(torch, "tensor", None)
@@ -661,8 +663,8 @@ def test_positions_are_made_on_the_device(monkeypatch):
         assert found.tolist() == places and found.dtype == torch.int32
 
 
-def test_counts_beside_torchs_kernel():
-    """`look` by torch's kernel has torch's bits, and the statistics of ours."""
+def test_statistics_with_torchs_kernel():
+    """`look` by torch's kernel has torch's bits, and the statistics of the Triton kernels."""
     q, k, v = map(there, draw(Tk=37))
     seen = ch.look(q, k, v, stats=["entropy", "received"], engine="sdpa")
     assert torch.equal(seen.out, ch.attention(q, k, v, engine="sdpa"))

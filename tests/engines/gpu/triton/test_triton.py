@@ -1,5 +1,6 @@
-"""The Triton kernels on a machine without a GPU: interpreted on the CPU, in a process of its own
-because Triton reads TRITON_INTERPRET when it is imported, and compiled for GPUs that are not there.
+"""The Triton kernels on a machine without a GPU: interpreted on the CPU, and compiled for GPUs.
+
+They are interpreted in a separate process, because Triton reads TRITON_INTERPRET at import.
 """
 
 import importlib.util
@@ -28,14 +29,14 @@ needs_triton = pytest.mark.skipif(
 )
 ALL = "tests/engines/test_engines.py"
 # The interpreter multiplies by numpy. With OpenBLAS's kernels for AVX2, A B^T and (B A^T)^T differ
-# in their last bits, so that dK and dV, from turned tiles, have other weights than forward.
+# in their last bits, so dK and dV, from transposed tiles, have other weights than forward.
 SAME_BOTH_WAYS = {"OPENBLAS_CORETYPE": "Nehalem"} if platform.machine() == "x86_64" else {}
 ON_EVERY_CORE = "--numprocesses=logical", "--maxprocesses=8"
 EXACT = f"{ALL}::test_engine_is_as_exact_as_torch"
 
 
 def python(*arguments: str, interpret: bool) -> None:
-    """Run in a process of its own, and show what it said if it fails."""
+    """Run Python in a separate process, and show its output if it fails."""
     environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", **SAME_BOTH_WAYS}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -51,7 +52,7 @@ def interpret(*arguments: str) -> None:
 @needs_triton
 @pytest.mark.timeout(300)
 def test_as_exact_as_torch_interpreted():
-    """A few problems that have every part between them; the slow proofs have all."""
+    """A few problems that together use every feature; the slow tests run all problems."""
     wide = "float32 and (scattered or grouped or prefix or (no and batch) or dropout)"
     interpret(EXACT, "-k", f"triton and (({wide}) or (once and (float32 or bfloat16)))")
 
@@ -59,7 +60,7 @@ def test_as_exact_as_torch_interpreted():
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.timeout(1800)
-def test_everything_asked_of_engines_interpreted():
+def test_the_tests_of_all_engines_interpreted():
     interpret(ALL, "tests/engines/test_nan.py", "-k", "triton", *ON_EVERY_CORE)
 
 
@@ -84,15 +85,16 @@ def test_kernels_compile_for_a_gpu():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("capability", ["89", "100"])
 def test_all_kernels_compile_and_fit(capability):
-    """Every head size, dtype and variant, in minutes: for the architecture with the least shared
-    memory, and so for 8.6 and 12.0, too, and for one whose matrix units have a memory of their own.
-    The others are compiled by hand (CONTRIBUTING)."""
+    """Compile every head size, dtype and variant, in minutes: for an architecture with the least
+    shared memory, like 8.6 and 12.0, and for one whose matrix units have their own memory. The
+    others are compiled by hand (CONTRIBUTING)."""
     python(COMPILE, capability, "all", interpret=False)
 
 
 @needs_triton
-def test_tiles_follow_what_a_block_may_have(monkeypatch):
-    """A card of 99 KB gets the smaller tiles; no tile has fewer rows than the matrix units take."""
+def test_tiles_fit_into_the_memory_of_a_block(monkeypatch):
+    """A GPU with 99 KB gets the smaller tiles; no tile has fewer rows than the matrix units
+    need."""
     from clearhead.engines.gpu.triton import launch_forward
     from clearhead.engines.gpu.triton.launch_backward import KEY_GRADIENTS, QUERY_GRADIENTS
 
@@ -181,7 +183,7 @@ AMPERE, TURING = Gpu((8, 0)), Gpu((7, 5))
 
 
 def problem_of(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, **keywords):
-    """A problem on meta tensors, as plan asks it; nothing is computed."""
+    """A problem on meta tensors, as for `plan`; nothing is computed."""
     q, k, v = (
         torch.empty(1, heads, length, size, dtype=dtype, device="meta")
         for heads, length, size in ((H, T, D), (G, Tk or T, D), (G, Tk or T, Dv or D))
@@ -249,7 +251,7 @@ def test_the_rules_of_torchs_kernels():
     assert old_gpu["efficient"] == ["needs a GPU of compute capability 8.0 to 12.1"]
 
 
-def test_a_problem_on_a_cpu_is_not_for_the_kernels(monkeypatch):
+def test_the_kernels_decline_a_problem_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     q = torch.randn(3, 4)
     with pytest.raises(ch.BadValue, match="the Triton kernels compute on a GPU"):
@@ -257,7 +259,7 @@ def test_a_problem_on_a_cpu_is_not_for_the_kernels(monkeypatch):
     assert engines.order(make_problem(q, q, q, Options())[0]) == engines.ENGINES
 
 
-def test_without_triton_it_says_what_to_install(monkeypatch):
+def test_without_triton_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setattr("clearhead.engines.gpu.triton.INSTALLED", False)
     (reason,) = Triton().why_not(problem_of())
     assert reason.startswith("triton is not installed: ")
