@@ -1,8 +1,8 @@
-"""The matrices of every head of a model: W_Q, W_K, W_V and W_O, and how the stream is read.
+"""Read the matrices W_Q, W_K, W_V and W_O of every head of a model, and the norms before them.
 
-They are found by one run on a few ids, and by what they compute: a matrix is W_V of a layer if its
-product with what it was given is the values of the attention call. So neither names nor the order
-inside of a fused projection are trusted.
+One run on a few ids identifies them by what they compute: a matrix is the W_V of a layer if its
+product with its input is the values of the attention call. So the result does not depend on the
+names of modules or on the order in a fused projection.
 
 Letters: T tokens, H query heads, G key heads, D head size, Dv value size, d model size.
 """
@@ -29,36 +29,40 @@ from .layers import Layers, module_hooks, no_attention_call
 from .metrics import logits_of
 from .norms import Norm, is_norm, read_norm
 
-_IDS = 8  # of the run
+_IDS = 8  # the number of ids of the run
 
 
 class Rotary(NamedTuple):
-    """A rotation of pairs of features by their position times a frequency. The pairs are i and
-    i + r/2, or interleaved 2i and 2i + 1, of the first r features, for r/2 frequencies."""
+    """A rotation of pairs of features by their position times a frequency.
+
+    r/2 frequencies rotate the first r features. The pairs are i and i + r/2, or 2i and 2i + 1 if
+    `interleaved`.
+    """
 
     frequencies: Tensor
     interleaved: bool
 
     def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """(..., D) at `positions`, which broadcast to x without its last dimension."""
+        """Rotate x, (..., D), at `positions`, which broadcast to x without its last dimension."""
         r = 2 * len(self.frequencies)
         angles = positions.unsqueeze(-1) * self.frequencies.to(x.dtype)
         cos, sin = angles.cos(), angles.sin()
         if self.interleaved:
             a, b = x[..., :r].unflatten(-1, (-1, 2)).unbind(-1)
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+            first = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
             a, b = x[..., :r].chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([turned, x[..., r:]], -1)
+            first = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([first, x[..., r:]], -1)
 
 
 class HeadWeights(NamedTuple):
-    """The matrices of a layer's heads, in fp32, as the model holds them: W_Q, W_K (H, d, D), W_V
-    (H, d, Dv) and W_O (H, Dv, d). Key heads are repeated for the query heads that share them, and a
-    norm of queries or keys is folded in by its gain. `norm` is what the stream is read through,
-    None if it is read as it is; `rotary` turns queries and keys, None if nothing does. `inexact`
-    says what the matrices leave out."""
+    """The matrices of a layer's heads, in fp32: W_Q, W_K (H, d, D), W_V (H, d, Dv), W_O (H, Dv, d).
+
+    Key heads are repeated for the query heads that share them, and the gain of a norm of queries or
+    keys is folded in. `norm` is the norm between the stream and the matrices, or None. `rotary`
+    rotates queries and keys, or is None. `inexact` lists what the matrices leave out.
+    """
 
     module: str
     W_Q: Tensor
@@ -71,8 +75,10 @@ class HeadWeights(NamedTuple):
 
 
 class ModelWeights(NamedTuple):
-    """The layers, the rows of embedding and unembedding, (words, d), and the norm before the
-    unembedding; None where there is none."""
+    """The layers, the rows of embedding and unembedding, (words, d), and the final norm.
+
+    `embedding`, `unembedding` and `final_norm` are None in a model without them.
+    """
 
     layers: tuple[HeadWeights, ...]
     embedding: Tensor | None
@@ -82,17 +88,20 @@ class ModelWeights(NamedTuple):
 
 
 def read_weights(model: nn.Module) -> ModelWeights:
-    """The matrices of a model. Raises `BadValue` where a head's queries, keys or values are not a
-    linear map of what a layer reads (MLA), or the layer's output is not one of its heads; for norms
-    after the sum, whose stream is not a sum; for an encoder and decoder."""
+    """Read the matrices of a model.
+
+    Raises `BadValue` if queries, keys or values are not a linear map of a layer's input (MLA), or
+    if its output is not a linear map of its heads; for norms after the residual sum, with which the
+    stream is not a sum; and for an encoder and decoder.
+    """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise BadValue(
             f"The {type(model).__name__} is an encoder and a decoder.",
-            "the heads of a circuit write to one residual stream and read from it.",
+            "the heads of a circuit read and write one residual stream.",
             "pass its encoder: model.get_encoder().",
         )
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    ids = torch.arange(min([_IDS, *tables])).flip(0)  # not the positions
+    ids = torch.arange(min([_IDS, *tables])).flip(0)  # which differ from the positions
     run = _Run(model, ids.to(next(model.parameters()).device))
     with (
         torch.no_grad(),
@@ -101,7 +110,7 @@ def read_weights(model: nn.Module) -> ModelWeights:
     ):
         output = run_with_known_ids(model, run.ids[None])
     if not run.calls:
-        raise no_attention_call(model, "circuits are made of the attention calls of a model.")
+        raise no_attention_call(model, "circuits needs the attention calls of a model.")
     with torch.no_grad():
         layers = tuple(run.layer(call) for call in run.calls)
         unembedding, final_norm = run.unembedding(output)
@@ -109,16 +118,16 @@ def read_weights(model: nn.Module) -> ModelWeights:
 
 
 class _Ran(NamedTuple):
-    """A module that ran, what it was given and what it gave."""
+    """A module that ran, with its input and output."""
 
     name: str
     module: nn.Module
-    given: Tensor
+    input: Tensor
     result: Tensor
 
 
 class _Call(NamedTuple):
-    """An attention call, and the linear modules that ran inside of its module before."""
+    """An attention call, and the linear modules that ran before it in the same module."""
 
     module: str
     problem: Problem
@@ -126,15 +135,15 @@ class _Call(NamedTuple):
     z: Tensor
     projection: OutputProjection
     linears: Sequence[_Ran]
-    written: Any = None  # what the module of the projection returned
+    written: Any = None  # the output of the module of the projection
 
 
-class _Found(NamedTuple):
-    """A matrix (n, d, size) of n heads, and how the stream reaches it and its product the call."""
+class _Matrix(NamedTuple):
+    """A matrix (n, d, size) of n heads, its input, and the norm and rotation that follow it."""
 
     weight: Tensor
-    given: Tensor
-    norm: str  # of queries or keys; "" if there is none
+    input: Tensor
+    norm: str  # the name of the norm of queries or keys, or ""
     rotary: Rotary | None
 
 
@@ -146,7 +155,7 @@ class _Run:
         self.tracker = Layers()
         self.calls: list[_Call] = []
         self.embedding: Tensor | None = None
-        self._norms: list[tuple[int, _Ran]] = []  # with the number of calls before
+        self._norms: list[tuple[int, _Ran]] = []  # with the number of attention calls before
         self._linears: dict[str, _Ran] = {}
         self._last_linear: _Ran | None = None
         self._stack: list[tuple[str, list[Tensor]]] = []
@@ -160,20 +169,20 @@ class _Run:
 
     def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> None:
         self.tracker.leave()
-        name, given = self._stack.pop()
+        name, inputs = self._stack.pop()
         if name in self._expected:
             call = self._expected.pop(name)
             call.projection.check(call.z, result)
             self.calls.append(call._replace(written=result))
         result = result[0] if isinstance(result, tuple) and result else result
-        if not given or not isinstance(result, Tensor):
+        if not inputs or not isinstance(result, Tensor):
             return
-        ran = _Ran(name, module, given[0], result)
+        ran = _Ran(name, module, inputs[0], result)
         if is_norm(module):
             self._norms.append((len(self.calls), ran))
         elif input_width(module) is not None:
             self._linears[name] = self._last_linear = ran
-        elif isinstance(module, nn.Embedding) and torch.equal(given[0].flatten(), self.ids):
+        elif isinstance(module, nn.Embedding) and torch.equal(inputs[0].flatten(), self.ids):
             self.embedding = module.weight.detach().float()
 
     def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
@@ -190,87 +199,88 @@ class _Run:
         q = self._find(call, "queries", call.inputs.q, rotaries)
         k = self._find(call, "keys", call.inputs.k, [q.rotary])
         v = self._find(call, "values", call.inputs.v, [None])
-        norm = self._read_through(call.module, q.given)
+        norm = self._norm_before(call.module, q.input)
         inexact = [f"{name} scales queries or keys" for name in (q.norm, k.norm) if name]
         if isinstance(call.written, Tensor):
-            after = [x.name for _, x in self._norms if torch.equal(x.given, call.written)]
-            inexact += [f"{name} scales what the heads write" for name in after]
-        for found in (k, v):
-            if not torch.equal(found.given, q.given):
-                raise _not_linear(call.module, "keys or values", "of what queries are made of")
-        each = p.H // p.G
+            after = [x.name for _, x in self._norms if torch.equal(x.input, call.written)]
+            inexact += [f"{name} scales the output of the heads" for name in after]
+        for matrix in (k, v):
+            if not torch.equal(matrix.input, q.input):
+                raise _not_linear(call.module, "keys or values", "of the input of the queries")
+        group = p.H // p.G
         return HeadWeights(
-            call.module, q.weight, k.weight.repeat_interleave(each, 0),
-            v.weight.repeat_interleave(each, 0), call.projection.weight,
+            call.module, q.weight, k.weight.repeat_interleave(group, 0),
+            v.weight.repeat_interleave(group, 0), call.projection.weight,
             norm, q.rotary, tuple(inexact),
         )  # fmt: skip
 
     def _find(
         self, call: _Call, what: str, wanted: Tensor, rotaries: Sequence[Rotary | None]
-    ) -> _Found:
-        """The matrix that made the queries, keys or values `wanted`, (1, n, T, size)."""
+    ) -> _Matrix:
+        """Find the matrix that computed the queries, keys or values `wanted`, (1, n, T, size)."""
         T, size = wanted.shape[2:]
         wanted = wanted[0].transpose(0, 1).double()  # (T, n, size)
         positions = torch.arange(T, device=wanted.device).unsqueeze(-1)
         prefix = f"{call.module}." if call.module else ""
         norms = [x for _, x in self._norms if x.name.startswith(prefix)] if what != "values" else []
         for linear in call.linears:
-            made = linear.result.reshape(T, -1)
-            for columns in _columns(call.problem, what, made.shape[-1]):
-                raw = made[:, columns]
+            outputs = linear.result.reshape(T, -1)
+            for columns in _columns(call.problem, what, outputs.shape[-1]):
+                raw = outputs[:, columns]
                 for norm in (None, *norms):
                     normed = raw if norm is None else _by_head(norm.module, raw)
                     if normed is None:
                         continue
                     for rotary in rotaries:
                         if rotary is not None and 2 * len(rotary.frequencies) > size:
-                            continue  # of another kind of layer
-                        turned = normed.double()
-                        turned = turned if rotary is None else rotary.rotated(turned, positions)
-                        if _proportional(turned, wanted, wanted_eps=linear.result.dtype):
+                            continue  # a rotation of other layers
+                        product = normed.double()
+                        product = product if rotary is None else rotary.rotated(product, positions)
+                        if _proportional(product, wanted, wanted_eps=linear.result.dtype):
                             matrix, _ = matrix_of(linear.module, linear.name)
                             weight = matrix[:, columns].permute(1, 0, 2)
                             if norm is not None:
                                 weight = weight * self._gain(norm, size)
-                            given = linear.given.reshape(T, -1)
-                            return _Found(weight, given, norm.name if norm else "", rotary)
-        raise _not_linear(call.module, what, "of one linear module inside of it")
+                            x = linear.input.reshape(T, -1)
+                            return _Matrix(weight, x, norm.name if norm else "", rotary)
+        raise _not_linear(call.module, what, "of one linear module in it")
 
     def _gain(self, norm: _Ran, size: int) -> Tensor | float:
-        read = read_norm(norm.module, norm.given, norm.result)
+        read = read_norm(norm.module, norm.input, norm.result)
         if read is None:
             raise _unknown_norm(norm.name)
         if not isinstance(read.gain, Tensor):
             return read.gain
         return read.gain.reshape(-1, 1, size)
 
-    def _read_through(self, module: str, given: Tensor) -> Norm | None:
-        """The norm through which a module reads the stream; None if it reads it as it is."""
-        ran = self._gave(given)
+    def _norm_before(self, module: str, x: Tensor) -> Norm | None:
+        """Return the norm between the stream and the input x of a module, or None."""
+        ran = self._norm_with_output(x)
         if ran is None:
             return None
         parent = ran.name.rpartition(".")[0]
         if parent and not module.startswith(f"{parent}."):
             raise BadValue(
-                f"{module or 'The model'} reads what the norm {ran.name} of another block gave.",
-                "in a residual stream, heads write into a sum, and a norm is read from it; with "
-                "the norm after the sum the stream is no sum of what heads wrote.",
+                f"{module or 'The model'} reads the output of the norm {ran.name} of another "
+                "block.",
+                "the residual stream must be a sum of the outputs of heads, without a norm after "
+                "the sum.",
                 "pass a model whose blocks begin with a norm.",
             )
-        norm = read_norm(ran.module, ran.given, ran.result)
+        norm = read_norm(ran.module, ran.input, ran.result)
         if norm is None:
             raise _unknown_norm(ran.name)
         return norm
 
-    def _gave(self, x: Tensor) -> _Ran | None:
-        """The norm that gave x, (T, d)."""
+    def _norm_with_output(self, x: Tensor) -> _Ran | None:
+        """Return the norm whose output is x, (T, d), or None."""
         for _, ran in self._norms:
             if ran.result.numel() == x.numel() and torch.equal(ran.result.reshape(x.shape), x):
                 return ran
         return None
 
     def unembedding(self, output: Any) -> tuple[Tensor | None, Norm | None]:
-        """The rows of the unembedding and the norm before it; None for a model without logits."""
+        """Return the rows of the unembedding and the norm before it; None without logits."""
         try:
             logits = logits_of(output)
         except BadValue:
@@ -278,14 +288,14 @@ class _Run:
         last = self._last_linear
         if last is None or last.result.shape != logits.shape:
             return None, None
-        ran = self._gave(last.given.reshape(-1, last.given.shape[-1]))
-        norm = None if ran is None else read_norm(ran.module, ran.given, ran.result)
+        ran = self._norm_with_output(last.input.reshape(-1, last.input.shape[-1]))
+        norm = None if ran is None else read_norm(ran.module, ran.input, ran.result)
         if ran is not None and norm is None:
             raise _unknown_norm(ran.name)
         return readable_matrix(last.module, last.name)[0].T.float(), norm
 
     def embedding_norms(self) -> tuple[str, ...]:
-        """What the matrices leave out of the way from the embedding to the first layer."""
+        """Describe norms between embedding and first layer, which the matrices leave out."""
         first = self.calls[0].module
         parents = [ran.name.rpartition(".")[0] for calls, ran in self._norms if not calls]
         outside = [p for p in parents if p and not f"{first}.".startswith(f"{p}.")]
@@ -293,8 +303,11 @@ class _Run:
 
 
 def _columns(p: Problem, what: str, width: int) -> Iterator[Tensor]:
-    """Which outputs of a linear module may be queries, keys or values, (n, size): all of them, or
-    a part of a fused projection, one after the other (GPT-2) or head by head (GPT-NeoX)."""
+    """Yield the outputs of a linear module that may be queries, keys or values, (n, size).
+
+    They are all outputs, or a part of a fused projection, one after the other (GPT-2) or head by
+    head (GPT-NeoX).
+    """
     n, size = {"queries": (p.H, p.D), "keys": (p.G, p.D), "values": (p.G, p.Dv)}[what]
     every = torch.arange(width)
     if width == n * size:
@@ -313,7 +326,7 @@ def _columns(p: Problem, what: str, width: int) -> Iterator[Tensor]:
 
 
 def _by_head(norm: nn.Module, x: Tensor) -> Tensor | None:
-    """What a norm gives for x, (T, n, size): of each head, or of all of them together."""
+    """Apply a norm to x, (T, n, size): to each head, or to all heads together."""
     weight = getattr(norm, "weight", None)
     if not isinstance(weight, Tensor) or weight.shape[-1] == x.shape[-1]:
         fits = not isinstance(weight, Tensor) or weight.dim() == 1 or len(weight) == x.shape[1]
@@ -331,7 +344,7 @@ def _proportional(a: Tensor, b: Tensor, wanted_eps: torch.dtype) -> bool:
 
 
 def _rotaries(model: nn.Module) -> list[Rotary]:
-    """The rotations that the modules of a model may make."""
+    """Return the rotations that the modules of a model may apply."""
     frequencies: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, RotaryPositions):
@@ -343,22 +356,22 @@ def _rotaries(model: nn.Module) -> list[Rotary]:
         x = x.detach().double()
         if not any(x.shape == y.shape and torch.allclose(x, y, rtol=1e-6) for y in distinct):
             distinct.append(x)
-    # NanoChat turns the other way.
-    return [Rotary(y, inside) for x in distinct for y in (x, -x) for inside in (False, True)]
+    # NanoChat rotates in the other direction.
+    return [Rotary(y, paired) for x in distinct for y in (x, -x) for paired in (False, True)]
 
 
 def _not_linear(module: str, what: str, rest: str) -> BadValue:
     return BadValue(
         f"The {what} of {module or 'the model'} are not the product {rest}.",
-        "a circuit is made of matrices: each head's queries, keys and values are what the layer "
-        "reads times W_Q, W_K and W_V, then perhaps normed and rotated.",
-        "latent attention (MLA), adapters and convolutions before attention are not supported.",
+        "queries, keys and values must be the layer's input times W_Q, W_K and W_V, perhaps with a "
+        "norm and a rotation.",
+        "pass a model without latent attention (MLA), adapters and convolutions before attention.",
     )
 
 
 def _unknown_norm(name: str) -> BadValue:
     return BadValue(
-        f"The norm {name} computes something else than layer norm or RMS norm.",
-        "a norm is folded into the weights that read it: its gain, and its mean.",
-        "pass a model with norms of these kinds.",
+        f"The norm {name} is neither a layer norm nor an RMS norm.",
+        "the gain and the centring of a norm are folded into the weights after it.",
+        "pass a model with layer norms or RMS norms.",
     )

@@ -1,9 +1,9 @@
-"""The direct paths from what each module writes to the logits, by one run of a model.
+"""Record the direct paths from the output of each module to the logits, in one run of a model.
 
 The run cuts the graph of autograd at every module that writes into the residual stream, and takes
-the scales of the norms as constants. What remains between a module and the logits is linear. So the
-gradient of a logit with respect to what a module wrote, times what it wrote, is its part of that
-logit, and the parts sum to the logit.
+the scales of the norms as constants. Then the paths from a module to the logits are linear. So the
+part of a module in a logit is its output times the gradient of the logit with respect to it, and
+the parts sum to the logit.
 
 Letters: T tokens, H heads, Dv value size, d model size.
 """
@@ -34,14 +34,14 @@ class AttentionCall(NamedTuple):
 
 
 class HeadsPart(NamedTuple):
-    """What the heads of an attention call write: the sum is `written`."""
+    """The output of the projection of an attention call, `written`, which sums its heads."""
 
     call: AttentionCall
     written: Tensor
 
 
 class Part(NamedTuple):
-    """What another module writes, (1, T, d): `calls` is the number of attention calls before."""
+    """The output of another module, (1, T, d), after `calls` attention calls."""
 
     module: str
     calls: int
@@ -49,16 +49,16 @@ class Part(NamedTuple):
 
 
 class LinearCall(NamedTuple):
-    """A call of a linear module, with its input, which is still connected to the parts."""
+    """A call of a linear module, with its input, which has gradients to the parts."""
 
     name: str
     module: nn.Module
-    given: Tensor
+    input: Tensor
     result: Tensor
 
 
 class _Frame(NamedTuple):
-    """How many calls and parts there were when a module began to run."""
+    """The numbers of calls and parts before a module ran."""
 
     calls: int
     others: int
@@ -66,7 +66,7 @@ class _Frame(NamedTuple):
 
 
 class DirectPaths:
-    """Collects the parts of a run, inside of `recorded`."""
+    """Collects the parts of a run inside the `with` block of `recorded`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -74,7 +74,7 @@ class DirectPaths:
         self.calls = 0
         self.heads: list[HeadsPart] = []
         self.others: list[Part] = []
-        self.biases: list[Part] = []  # of norms
+        self.biases: list[Part] = []  # those of norms
         self.unknown_norms: list[str] = []
         self.last_linear: LinearCall | None = None
         self._expected: dict[str, AttentionCall] = {}  # by the module that sums their heads
@@ -82,7 +82,7 @@ class DirectPaths:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Inside the `with` block, record a run of the model."""
+        """Record a run of the model inside the `with` block."""
         hooks = []
         for name, module in self.model.named_modules():
             before, after = self._hooks(name)
@@ -106,8 +106,8 @@ class DirectPaths:
             module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
         ) -> Any:
             self.layers.leave()
-            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-            return self._leave(name, module, given, result, self._frames.pop())
+            inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            return self._leave(name, module, inputs, result, self._frames.pop())
 
         return before, after
 
@@ -118,15 +118,15 @@ class DirectPaths:
         projection = output_projection(self.model, name, problem.H, problem.Dv)
         if projection.module in self._expected:
             raise _not_projected(name, projection.module)
-        kept = Inputs(*(x.detach() for x in inputs))
-        call = AttentionCall(name, projection, out.detach(), problem, kept)
+        detached = Inputs(*(x.detach() for x in inputs))
+        call = AttentionCall(name, projection, out.detach(), problem, detached)
         self._expected[projection.module] = call
         self.calls += 1
 
     def _leave(
-        self, name: str, module: nn.Module, given: list[Tensor], result: Any, frame: _Frame
+        self, name: str, module: nn.Module, inputs: list[Tensor], result: Any, frame: _Frame
     ) -> Any:
-        """What a module returns instead: the same numbers, with another graph."""
+        """Return what replaces the output of a module: the same numbers, with another graph."""
         parts = result if isinstance(result, tuple) else (result,)
         if not parts or not isinstance(parts[0], Tensor) or not parts[0].is_floating_point():
             return result
@@ -136,15 +136,15 @@ class DirectPaths:
             written, returned = _cut(returned)
             self.heads.append(HeadsPart(call, written))
         elif self.calls > frame.calls:
-            return result  # attention is inside of it
+            return result  # a module around attention
         elif is_norm(module):
-            norm = read_norm(module, given[0], returned) if len(given) == 1 else None
+            norm = read_norm(module, inputs[0], returned) if len(inputs) == 1 else None
             if norm is None:
                 self.unknown_norms.append(name)
                 written, returned = _cut(returned)
                 self.others.append(Part(name, self.calls, written))
             else:
-                linear = norm.frozen(given[0])
+                linear = norm.frozen(inputs[0])
                 if isinstance(bias := getattr(module, "bias", None), Tensor):
                     written, constant = _cut(bias.expand_as(linear).to(linear.dtype))
                     self.biases.append(Part(name, self.calls, written))
@@ -152,11 +152,11 @@ class DirectPaths:
                 # The numbers of the model, with the gradient of the linear map.
                 returned = returned.detach() + (linear - linear.detach()).to(returned.dtype)
         elif not any(True for _ in module.parameters()) or any(map(is_norm, module.modules())):
-            return result  # a dropout, or a part of a block with its norm
+            return result  # dropout, or a part of a block that includes its norm
         else:
-            if input_width(module) is not None and len(given) == 1:
-                self.last_linear = LinearCall(name, module, given[0], returned)
-            del self.others[frame.others :], self.biases[frame.biases :]  # inside of it
+            if input_width(module) is not None and len(inputs) == 1:
+                self.last_linear = LinearCall(name, module, inputs[0], returned)
+            del self.others[frame.others :], self.biases[frame.biases :]  # those inside the module
             written, returned = _cut(returned)
             self.others.append(Part(name, self.calls, written))
         return (returned, *parts[1:]) if isinstance(result, tuple) else returned
@@ -165,13 +165,12 @@ class DirectPaths:
 def _not_projected(module: str, projection: str) -> BadValue:
     return BadValue(
         f"{module or 'The model'} called attention, and {projection} did not run after it.",
-        "what heads write is found by name, and a projection follows each attention call.",
-        "pass a model whose modules call attention once and then their output projection.",
+        "an output projection runs after each attention call.",
+        "pass a model whose modules call attention once, and then their output projection.",
     )
 
 
 def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same numbers as a new start of the graph, and a copy to go on with, which the model may
-    change in place."""
+    """Return x as a new leaf of the graph, and a copy that the model may change in place."""
     start = x.detach().requires_grad_()
     return start, start.clone()

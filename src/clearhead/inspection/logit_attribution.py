@@ -1,4 +1,4 @@
-"""What each part of a model writes toward a token's logit: `logit_attribution`.
+"""`logit_attribution`: split the logit of a token into the parts of a model that write it.
 
 Letters: L attention calls (layers), H heads, T tokens, d model size.
 """
@@ -22,30 +22,30 @@ from .metrics import logits_of
 from .random_numbers import no_random_numbers
 from .unembedding import find_unembedding, parse_target, wide_dtype
 
-_TOLERANCE = 1e-4  # of the residue, relative to the sum of absolute parts; more in 16-bit types
+_TOLERANCE = 1e-4  # for the residue over the sum of absolute parts; larger in 16-bit types
 
 
 class _Source(NamedTuple):
-    """What splits the heads of a layer by source token."""
+    """The data that split the heads of a layer by source token."""
 
     problem: Problem
     inputs: Inputs
-    direction: Tensor  # (H, T, Dv): what a unit of each value adds to the logit
+    direction: Tensor  # (H, T, Dv): the derivative of the logit by each value
 
 
 @dataclass(frozen=True, repr=False)
 class LogitAttribution:
-    """What each part of a model writes toward the target's logit at each position, in logits.
+    """The parts of the target's logit that each part of a model writes, at each position.
 
-    `heads` is (L, H, T) and `mlps` (L, T), where a layer is a call of attention, as in `watch`, and
-    `modules` names its module. `mlps[l]` is all that writes in the block of layer l beside its
-    heads, with its biases. `embedding`, (T,), is what was in the residual stream before. `bias`,
-    (T,), is what the biases of output projections, norms and the unembedding write. They sum to
-    `logit`, (T,). `target` holds the target's id at each position; for a difference of logits, the
-    id that counts as positive.
+    `heads` is (L, H, T) and `mlps` (L, T), where a layer is an attention call, as in `watch`, and
+    `modules` names its module. `mlps[l]` has all modules in the block of layer l except its heads,
+    with their biases. `embedding`, (T,), is the part of the stream before the first layer. `bias`,
+    (T,), is that of the biases of output projections, norms and the unembedding. All parts sum to
+    `logit`, (T,). `target` has the target's id at each position; for a difference of logits, the
+    positive id.
 
-    A head's values include the bias of V; so its part does. The parts are exact for the scales of
-    the norms that the run had: if a part were missing, the scales would change too.
+    The part of a head includes the bias of V. The parts are exact for the scales of the norms in
+    the run; without a part, these scales would also change.
     """
 
     heads: Tensor
@@ -58,22 +58,26 @@ class LogitAttribution:
     _sources: tuple[_Source, ...] = field(repr=False)
 
     def check(self) -> float:
-        """The largest difference between `logit` and the sum of the parts, relative to the sum of
-        their absolute values."""
+        """Return the largest difference between `logit` and the sum of the parts.
+
+        It is relative to the sum of the absolute parts.
+        """
         parts = torch.cat([self.heads.flatten(0, 1), self.mlps, self.embedding[None],
                            self.bias[None]]).double()  # fmt: skip
         residue = (parts.sum(0) - self.logit.double()).abs()
         return float((residue / parts.abs().sum(0).clamp(min=1e-30)).max())
 
     def sources(self, layer: int, head: int, query: int) -> Tensor:
-        """What a head writes at a query, split by the token that it comes from, (Tk,): the weight
-        of each key times what its value adds to the logit. Sums to ``heads[layer, head, query]``.
+        """Split the part of a head at a query by source token, (Tk,).
+
+        A number is the weight of a key times the part of its value in the logit. They sum to
+        ``heads[layer, head, query]``.
 
         Raises `BadValue` for a layer, head or query that does not exist.
         """
         named = {"Layer": layer, "Head": head, "Query": query}
         layer, head, query = (
-            as_index(what, x, size, f"they are numbered from 0 to {size - 1}.", "pass one of them.")
+            as_index(what, x, size, f"it is a number from 0 to {size - 1}.", "pass one of these.")
             for (what, x), size in zip(named.items(), self.heads.shape, strict=True)
         )
         problem, inputs, direction = self._sources[layer]
@@ -85,9 +89,8 @@ class LogitAttribution:
         missed = float((parts.sum() - self.heads[layer, head, query]).abs())
         if missed > 1e-3 * float(parts.abs().sum()) + 1e-6:
             raise BadValue(
-                f"The sources of head {head} in layer {layer} miss what it writes by {missed:.3g}.",
-                "a head's output is its weights times its values; an edit of the output changed "
-                "it.",
+                f"The sources of head {head} in layer {layer} miss its part by {missed:.3g}.",
+                "sources are weights times values, without an edit of the output.",
                 "call logit_attribution without edits of outputs.",
             )
         return parts
@@ -114,32 +117,34 @@ def logit_attribution(
     *,
     center: bool = False,
 ) -> LogitAttribution:
-    """What each head, MLP, embedding and bias writes toward the target's logit, at each position.
+    """Split the target's logit at each position into parts of heads, MLPs, embedding and biases.
 
-    >>> found = ch.logit_attribution(model, ids)  # doctest: +SKIP
-    >>> found.heads[:, :, -1]  # toward the last token, of every head  # doctest: +SKIP
-    >>> found.sources(layer=1, head=3, query=-1)  # from which tokens  # doctest: +SKIP
+    >>> parts = ch.logit_attribution(model, ids)  # doctest: +SKIP
+    >>> parts.heads[:, :, -1]  # of every head, in the logit of the last token  # doctest: +SKIP
+    >>> parts.sources(layer=1, head=3, query=-1)  # from which tokens  # doctest: +SKIP
 
     The part of head h at position t is ``scale[t] * (z[h, t] @ W_O[h]) @ u``: z is the head's
-    output, u the target's column of the unembedding, and the scale of the final norm, with its
-    gain, is the one that the run had. The same holds for norms after attention or after an MLP
-    (Gemma), and for blocks with the norm after the sum. It is the direct effect: what a head
-    changes by way of later layers is not in it, see `effects`.
+    output, u the target's column of the unembedding, and the scale is that of the final norm in the
+    run, with its gain. The same holds for norms after attention or after an MLP (Gemma), and for
+    blocks with a norm after the sum. It is the direct effect of a head, without its effect on later
+    layers; for both, see `effects`.
 
     Args:
-        model: gives logits (1, T, words): a transformers model with ``attn_implementation=
-            "clearhead"`` and a head for the next token, or one of `clearhead.nn`. Without dropout.
+        model: a model with logits (1, T, words) and without dropout: a transformers model with
+            ``attn_implementation="clearhead"`` and a head for the next token, or a model of
+            `clearhead.nn`.
         ids: the ids of one text, (T,) or (1, T); or the inputs of the model by name, a dict.
-        target: whose logit. "next" is the token that comes next, so there are T - 1 positions. An
-            id, or ids (T,), one for each position. ``ch.logit_difference(a, b)`` is the logit of a
-            minus that of b at every position; its `at` is not used.
-        center: subtract the mean logit of all words. What every word gets alike is then no part.
+        target: the token whose logit is split. "next" is the next token, so there are T - 1
+            positions. Otherwise an id, or an id for each position, (T,).
+            ``ch.logit_difference(a, b)`` is the logit of a minus that of b at every position; its
+            `at` is not used.
+        center: subtract the mean logit of all words, and so the parts that are equal for all words.
 
-    The logit is the one before a final soft cap. Raises `BadValue`, `BadType` where the parts do
-    not sum to the logit within 1e-4 of their absolute sum (16-bit models: within 8 roundings of
-    their type), which names what is in the way: a transform before the unembedding (BERT), a norm
-    that is not known, a gate or a norm before an output projection; and for several texts, a
-    compiled model, random numbers, a model that makes no attention call through clearhead.
+    The logit is that before a final soft cap. Raises `BadValue` if the parts miss the logit by more
+    than 1e-4 of their absolute sum (for 16-bit models, 8 roundings). The error names the reason: a
+    transform before the unembedding (BERT), an unknown norm, or a gate or a norm before an output
+    projection. Raises `BadValue` or `BadType` also for several texts, a compiled model, random
+    numbers, or a model without attention calls through clearhead.
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens"; Elhage et al. 2021, "A
     Mathematical Framework for Transformer Circuits"; Wang et al. 2022, "Interpretability in the
@@ -148,7 +153,7 @@ def logit_attribution(
     if not isinstance(model, nn.Module):
         raise BadType(
             f"logit_attribution got {kind_of(model)}.",
-            "it runs a model that gives logits.",
+            "logit_attribution runs a model with logits.",
             "pass a torch.nn.Module, then the ids of a text.",
         )
     must_not_be_sharded("logit_attribution")
@@ -162,21 +167,21 @@ def logit_attribution(
     if logits.shape[:2] != (1, len(text)):
         raise BadValue(
             f"The {type(model).__name__} gave logits {tuple(logits.shape)} for {len(text)} ids.",
-            "every position is attributed: the logits are (1, T, words).",
+            "logit_attribution needs the logits of all positions, (1, T, words).",
             "leave out logits_to_keep=.",
         )
     unembedding = find_unembedding(model, paths.last_linear, logits)
     wanted = parse_target(target, text, logits.shape[-1], center)
     n = len(wanted.plus)
-    given = unembedding.given[:n]
-    direction = wanted.of_words(unembedding.rows, given.dtype) * unembedding.scale
+    stream = unembedding.input[:n]
+    direction = wanted.of_words(unembedding.rows, stream.dtype) * unembedding.scale
     others = [*paths.others, *paths.biases]
     leaves = [*(part.written for part in paths.heads), *(part.written for part in others)]
-    gradients = torch.autograd.grad((given * direction).sum(), leaves, allow_unused=True)
+    gradients = torch.autograd.grad((stream * direction).sum(), leaves, allow_unused=True)
     with torch.no_grad():
         bias = None
         if unembedding.bias is not None:
-            bias = wanted.of_words(unembedding.bias, given.dtype) * unembedding.scale
+            bias = wanted.of_words(unembedding.bias, stream.dtype) * unembedding.scale
         logit = wanted.of_logits(unembedding.raw[:n]) * unembedding.scale
         return _assembled(model, paths, gradients, logit, bias, wanted.plus)
 
@@ -189,8 +194,10 @@ def _assembled(
     bias: Tensor | None,
     target: Tensor,
 ) -> LogitAttribution:
-    """The parts from the gradients of the logits with respect to what was written: of the heads,
-    of other modules and of the biases of norms, in this order."""
+    """Compute the parts from the gradients of the logits with respect to the outputs.
+
+    `gradients` are those of the heads, of other modules and of the biases of norms, in this order.
+    """
     n = len(logit)
     of_heads = gradients[: len(paths.heads)]
     reached = [
@@ -223,29 +230,29 @@ def _assembled(
             mlps[layer] = mlps[layer] + written
     modules = tuple(call.module for _, call, _ in reached)
     kind = rows[0].dtype
-    found = LogitAttribution(
+    attribution = LogitAttribution(
         torch.stack(rows), torch.stack(mlps).to(kind), embedding.to(kind), biases.to(kind),
         logit.to(kind), target, modules, tuple(sources),
     )  # fmt: skip
-    _check_sum(model, found, paths)
-    return found
+    _check_sum(model, attribution, paths)
+    return attribution
 
 
 def _one_text(ids: Tensor | Mapping[str, Any]) -> tuple[Tensor | dict[str, Any], Tensor]:
-    """The inputs of the model, and the ids (T,) that the logits belong to."""
+    """Return the inputs of the model, and the ids (T,) of its logits."""
     named = dict(ids) if isinstance(ids, Mapping) else {"input_ids": ids}
     text = named.get("decoder_input_ids", named.get("input_ids"))
     if not isinstance(text, Tensor) or text.is_floating_point() or text.dim() not in (1, 2):
         raise BadType(
             f"logit_attribution got {kind_of(text)} as ids.",
-            "it reads the ids of one text, (T,) or (1, T), or the inputs by name with them.",
+            "ids are those of one text, (T,) or (1, T), or inputs by name with these.",
             "pass an integer tensor.",
         )
     if (text.dim() == 2 and len(text) != 1) or not text.numel():
         raise BadValue(
             f"logit_attribution got ids of shape {tuple(text.shape)}.",
-            "it reads one text with at least one token.",
-            "call it once for each text.",
+            "logit_attribution reads one text with at least one token.",
+            "call logit_attribution once for each text.",
         )
     if not isinstance(ids, Mapping):
         return text.reshape(1, -1), text.flatten()
@@ -255,14 +262,16 @@ def _one_text(ids: Tensor | Mapping[str, Any]) -> tuple[Tensor | dict[str, Any],
 def _check_reached(
     model: nn.Module, paths: DirectPaths, reached: Sequence[tuple[int, AttentionCall, Tensor]]
 ) -> None:
-    """Raise `BadValue` if what heads write does not reach the logits by the residual stream. Those
-    of an encoder reach a decoder through its attention, so they need not."""
+    """Raise `BadValue` if the outputs of heads do not reach the logits along the residual stream.
+
+    Heads of an encoder need not, because they reach a decoder through its attention.
+    """
     if len({call.problem.H for _, call, _ in reached}) > 1:
         counts = ", ".join(str(call.problem.H) for _, call, _ in reached)
         raise BadValue(
             f"The layers of the {type(model).__name__} have {counts} heads.",
-            "the parts of heads are one tensor, (L, H, T).",
-            "pass a model with as many heads in every layer.",
+            "the parts of all heads are one tensor, (L, H, T).",
+            "pass a model with the same number of heads in every layer.",
         )
     numbers = {number for number, _, _ in reached}
     missing = [part.call.module for i, part in enumerate(paths.heads) if i not in numbers]
@@ -271,35 +280,37 @@ def _check_reached(
         return
     norms = f" The norm {paths.unknown_norms[0]!r} is not known." if paths.unknown_norms else ""
     raise BadValue(
-        f"In the {type(model).__name__} what the heads of {missing[0]} write does not reach the "
+        f"In the {type(model).__name__} the output of the heads of {missing[0]} does not reach the "
         f"logits along the residual stream.{norms}",
-        "between the stream and the unembedding there are only norms; a transform there (as in the "
-        "head of BERT) is not linear.",
+        "only norms may be between the stream and the unembedding, and no transform, as in the "
+        "head of BERT.",
         "pass a model whose logits are the unembedding of its normed residual stream.",
     )
 
 
-def _check_sum(model: nn.Module, found: LogitAttribution, paths: DirectPaths) -> None:
+def _check_sum(model: nn.Module, attribution: LogitAttribution, paths: DirectPaths) -> None:
     """Raise `BadValue` unless the parts sum to the logit."""
     dtypes = {part.call.z.dtype for part in paths.heads}
     tolerance = max(_TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in dtypes))
-    residue = found.check()
+    residue = attribution.check()
     if residue <= tolerance:
         return
     raise BadValue(
         f"In the {type(model).__name__} the parts miss the logit by {residue:.1g} of their "
         "absolute sum.",
-        "the parts are what heads, other modules and biases write into the residual stream; here "
-        "something else is added to it, or it passes through more than norms.",
-        "load the model in float32 if it is in a smaller type; else it cannot be split this way.",
+        "the residual stream must be the sum of outputs of heads, other modules and biases, and "
+        "pass only through norms.",
+        "load the model in float32; if it is, its logits cannot be split.",
     )
 
 
 def _layers_by_block(
     reached: Sequence[tuple[int, AttentionCall, Tensor]],
 ) -> Callable[[Part], int | None]:
-    """Which layer's MLP a part is: that of its block, else of the last attention call before; None
-    if there was none."""
+    """Return a function that finds the layer of a part: that of its block, or else the last one.
+
+    It returns None for a part before the first attention call.
+    """
     last_of = {_block(call.module): layer for layer, (_, call, _) in enumerate(reached)}
 
     def layer_of(part: Part) -> int | None:
@@ -313,12 +324,12 @@ def _layers_by_block(
 
 
 def _block(module: str) -> str | None:
-    """The name of the block that a module is in: up to the first number, model.layers.3."""
+    """Return the name of a module's block, up to the first number: model.layers.3."""
     parts = module.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbered[0] + 1]) if numbered else None
 
 
 def _by_position(x: Tensor, n: int) -> Tensor:
-    """Of one text, the first n positions, (n, d); some models join texts and positions."""
+    """Select the first n positions of one text, (n, d); some models join texts and positions."""
     return x.reshape(-1, x.shape[-1])[:n]

@@ -1,4 +1,4 @@
-"""The norms of a model as linear maps: what they do once their scale is known."""
+"""Read the norms of a model as linear maps with a known scale."""
 
 from typing import NamedTuple
 
@@ -7,15 +7,18 @@ from torch import Tensor, nn
 
 
 class Norm(NamedTuple):
-    """``(x - mean) * scale * gain``, or ``x * scale * gain`` if it does not centre. The scale is
-    ``1 / sqrt(mean square + eps)``, the gain the weight or 1 + weight; a bias comes after it."""
+    """A norm ``(x - mean) * scale * gain``, or ``x * scale * gain`` if it does not centre.
+
+    The scale is ``1 / sqrt(mean square + eps)``, and the gain is the weight or 1 + weight. A bias
+    is not included.
+    """
 
     centres: bool
     eps: float
     gain: Tensor | float
 
     def frozen(self, x: Tensor) -> Tensor:
-        """What it gives without its bias, in fp32 or wider; autograd sees a constant scale."""
+        """Compute the norm without its bias, in fp32 or wider; the scale has no gradient."""
         wide = x.double() if x.dtype == torch.float64 else x.float()
         if self.centres:
             wide = wide - wide.mean(-1, keepdim=True)
@@ -24,22 +27,22 @@ class Norm(NamedTuple):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Is it a norm? By its name; whether it computes one, `read_norm` finds out."""
+    """Is it a norm by its name? `read_norm` checks what it computes."""
     return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
 
 
 @torch.no_grad()
 def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
-    """What a module, which gave `y` for `x`, computes; None if that is not a norm."""
+    """Return the norm that a module computes, from its output `y` for `x`; None if unknown."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     sizes = [p.shape for p in (weight, bias) if isinstance(p, Tensor)]
     if x.shape != y.shape or any(size != x.shape[-len(size) :] for size in sizes):
         return None
     by_head = isinstance(weight, Tensor) and weight.dim() > 1
     some = x if by_head else x.reshape(-1, x.shape[-1])[:4]
-    # One that centres gives the same for a shifted vector.
-    moved = module.forward(some + some.abs().amax(-1, keepdim=True))
-    centres = _close(moved, module.forward(some), 0.2)
+    # A norm that centres has the same output for a shifted vector.
+    shifted = module.forward(some + some.abs().amax(-1, keepdim=True))
+    centres = _close(shifted, module.forward(some), 0.2)
     epsilons = [getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon")]
     gains: list[Tensor | float] = [1.0]
     if isinstance(weight, Tensor):
@@ -48,8 +51,8 @@ def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
     for eps in [e for e in epsilons if isinstance(e, float)] or [1e-5, 1e-6]:
         for gain in gains:
             norm = Norm(centres, eps, gain)
-            given = norm.frozen(x) + (bias if isinstance(bias, Tensor) else 0.0)
-            if _close(given, y, max(1e-5, 4 * torch.finfo(y.dtype).eps)):
+            expected = norm.frozen(x) + (bias if isinstance(bias, Tensor) else 0.0)
+            if _close(expected, y, max(1e-5, 4 * torch.finfo(y.dtype).eps)):
                 return norm
     return None
 

@@ -213,9 +213,9 @@ class Recording(ShownInNotebook, Savable):
         rows: dict[tuple[int, str], dict[str, object]] = {}
         for number, call in enumerate(self.calls):
             for head, name, values in call.values_of_heads(True):
-                place = {"call": number, "layer": call.layer, "module": call.module}
+                site = {"call": number, "layer": call.layer, "module": call.module}
                 row = rows.setdefault(
-                    (number, head), {**place, "head": int(head.removeprefix("head"))}
+                    (number, head), {**site, "head": int(head.removeprefix("head"))}
                 )
                 row[name] = float(values.max() if name == "max" else values.mean())
         return data_frame([*rows.values()])

@@ -1,4 +1,4 @@
-"""How a model's logits come from its residual stream, and whose logits are attributed.
+"""Find the unembedding of a model, and parse the target whose logits are attributed.
 
 Letters: T tokens, d model size.
 """
@@ -16,12 +16,14 @@ _POSITIONS_COMPARED = 8
 
 
 class Unembedding(NamedTuple):
-    """The last linear module: its rows (words, d) and bias, what it was given, (T, d), and gave,
-    (T, words); the model's logits are `scale` times these, and then perhaps capped."""
+    """The last linear module: its rows (words, d) and bias, its input (T, d) and output `raw`.
+
+    The model's logits are `scale` times `raw` (T, words), perhaps with a soft cap.
+    """
 
     rows: Tensor
     bias: Tensor | None
-    given: Tensor
+    input: Tensor
     raw: Tensor
     scale: float
 
@@ -31,19 +33,21 @@ def find_unembedding(model: nn.Module, last: LinearCall | None, logits: Tensor) 
         matrix, bias = readable_matrix(last.module, last.name)
         raw = last.result.detach()[0]
         if (scale := _scale(model, raw, logits[0])) is not None:
-            given = last.given[0]
-            return Unembedding(matrix.T, bias, given.to(wide_dtype(given)), raw, scale)
+            x = last.input[0]
+            return Unembedding(matrix.T, bias, x.to(wide_dtype(x)), raw, scale)
     raise BadValue(
         f"The {type(model).__name__} gave logits that are not those of its last linear module"
         + (f", {last.name}." if last is not None else "."),
-        "the logits come from a linear module, times a number, and then perhaps a soft cap.",
+        "logits are the output of a linear module, times a number, perhaps with a soft cap.",
         "pass a model with a head for the next token, such as one of AutoModelForCausalLM.",
     )
 
 
 def _scale(model: nn.Module, raw: Tensor, logits: Tensor) -> float | None:
-    """By which number the model multiplies what the unembedding gave; None if it does something
-    else than that and a soft cap. Compares a few positions."""
+    """Find the factor between the output of the unembedding and the logits, at a few positions.
+
+    Returns None if there is more between them than a factor and a soft cap.
+    """
     some = torch.linspace(0, len(raw) - 1, min(len(raw), _POSITIONS_COMPARED)).long()
     a, b = raw[some].double(), logits[some].double()
     tolerance = max(1e-5, 4 * torch.finfo(raw.dtype).eps) * float(b.abs().max())
@@ -57,21 +61,21 @@ def _scale(model: nn.Module, raw: Tensor, logits: Tensor) -> float | None:
 
 
 class Target(NamedTuple):
-    """The ids whose logits count, (T,), and those that are subtracted; None for none."""
+    """The ids whose logits are attributed, (T,), and those that are subtracted, or None."""
 
     plus: Tensor
     minus: Tensor | None
     center: bool
 
     def of_words(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of numbers of all words, (words, ...), those of the target at each position, (T, ...)."""
+        """Select the numbers of the target at each position, (words, ...) -> (T, ...)."""
         picked = x[self.plus].to(dtype)
         if self.minus is not None:
             return picked - x[self.minus].to(dtype)
         return picked - x.mean(0, dtype=dtype) if self.center else picked
 
     def of_logits(self, logits: Tensor) -> Tensor:
-        """Of logits (T, words), those of the target, (T,)."""
+        """Select the logits of the target, (T, words) -> (T,)."""
         at = torch.arange(len(self.plus), device=logits.device)
         picked = logits[at, self.plus].double()
         if self.minus is not None:
@@ -83,14 +87,14 @@ def parse_target(target: object, text: Tensor, words: int, center: bool) -> Targ
     rule = f"a target is 'next', an id below {words}, ids (T,), or logit_difference(a, b)."
     hint = "pass the id of a token, as the model's tokenizer gives it."
     T, device = len(text), text.device
-    tokens = getattr(target, "tokens", None)  # of a logit_difference
+    tokens = getattr(target, "tokens", None)  # the attribute of a logit_difference
     if isinstance(target, str) and target == "next":
         if T < 2:
             raise BadValue("target='next' for a text of 1 token.", rule, "pass a longer text.")
         return Target(text[1:], None, center)
-    given = [target] if tokens is None else list(tokens)
+    targets = [target] if tokens is None else list(tokens)
     ids = []
-    for x in given:
+    for x in targets:
         number = whole_number(x)
         if number is None and isinstance(x, Tensor) and not x.is_floating_point():
             per_position = tokens is None and x.shape == (T,)

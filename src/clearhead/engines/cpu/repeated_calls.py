@@ -84,8 +84,8 @@ def _key_of(mask: Mask | None) -> tuple[object, int]:
     except padding in front; NOT_KNOWN if the query may not see them.
 
     Masks that models create for each call are compared by value. Other masks are compared by
-    identity and by a count of the changes of their tensors. What is no mask gets INVALID, for
-    `make_problem` to refuse.
+    identity and by a count of the changes of their tensors. Another object gets INVALID, and
+    `make_problem` refuses it.
     """
     if mask is None or type(mask) is Everything:
         return None, UNLIMITED
