@@ -20,10 +20,13 @@ const MEANS = {
   induction: "of its weight, where a token occurred before, lies on what followed it then",
   "duplicate token": "of its weight, where a token occurred before, lies on that occurrence",
   "previous token": "of its weight lies on the token before",
+  "two before": "of its weight lies two tokens before",
   "next token": "of its weight lies on the token after",
   "same token": "of its weight stays on the token itself",
   "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
-  separators: "of its weight lies on punctuation and special tokens",
+  separators: "of its weight lies on punctuation and line ends",
+  "special token": "of its weight lies on special tokens",
+  "local window": "of its weight lies on tokens near by",
   "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
   spread: "at a time, on average: it looks at nearly everything alike",
   sharp: "at a time, on average: few, and not one kind of them",
@@ -35,11 +38,12 @@ const SHORT = {
   "duplicate token": "repeat", "previous token": "previous", "next token": "next",
   "same token": "itself", "first token (sink)": "first", "nothing (sink logit)": "sink",
   "previous word": "prev. word",
+  "special token": "special", "local window": "local",
 };
 const SHARES = {
   induction: "after an earlier copy", duplicate: "earlier copy",
-  previous: "token before", next: "token after", same: "itself", first: "first token",
-  separators: "separators", sink: "its sink",
+  previous: "token before", before2: "two before", next: "token after", same: "itself", first: "first token",
+  separators: "separators", special: "special tokens", window: "near by", sink: "its sink",
 };
 const ORDERS = {
   place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],

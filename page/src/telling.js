@@ -5,7 +5,8 @@ import { store } from "./store.js";
 import { isPronoun, isWord } from "./words.js";
 
 const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previous word",
-  "previous token", "next token", "sharp", "mixed", "separators", "spread"];
+  "previous token", "two before", "next token", "local window", "sharp", "mixed", "separators",
+  "special token", "spread"];
 
 // The head that tells most, and a query that shows it: a pronoun and whom it means, if there is one.
 export function mostTelling() {

@@ -19,7 +19,7 @@ from clearhead.explorer import html
 from clearhead.explorer.html.report import pool
 from clearhead.inspection.report import Head, Layer, Link, Report, report
 from clearhead.inspection.report.findings import EVENNESS
-from clearhead.inspection.report.head_label import LABELS
+from clearhead.inspection.report.role_keys import LABELS
 from tests.explorer.test_page import (  # noqa: F401
     HOSTILE,
     address,

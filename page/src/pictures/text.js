@@ -106,12 +106,13 @@ function keepInSight(word, strip) {
 }
 
 // What a head of a label does, if this query and key show it. For copies the keys count that count in
-// the report (report/induction.py): neither the query itself nor the one before it.
+// the report (report/role_keys.py): neither the query itself nor the one before it.
 const FINDS = {
   antecedent: ["this head finds whom a pronoun means", (q, _, words) => isPronoun(words[q])],
   subject: ["this head finds the subject of a verb", (q, k) => k < q],
   "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
   "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
+  "two before": ["this head looks two tokens before", (q, k) => k === q - 2],
   "next token": ["this head looks at the token after", (q, k) => k === q + 1],
   "same token": ["this head stays on the token itself", (q, k) => k === q],
   "first token (sink)": ["this head rests on the first token", (_, k) => k === 0],

@@ -246,9 +246,7 @@ class Decoding:
     ) -> dict[str, Result]:
         raise _no_statistics()
 
-    def masses(
-        self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def rows(self, problem: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
         raise _no_statistics()
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:

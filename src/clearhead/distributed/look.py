@@ -203,34 +203,23 @@ def _cut(statistic: Statistic, grid: Grid, at: Positions, on: Positions) -> Stat
 
 
 @torch.no_grad()
-def masses(
-    transport: Transport,
-    own: Positions,
-    problem: Problem,
-    inputs: Inputs,
-    queries: Tensor,
-    cells: dict[str, Tensor],
-) -> dict[str, Tensor]:
-    """Compute the weight of few queries, (n,), on groups of keys, `cells` (..., n, Tk). The result
-    is (B, H, n) for each group.
+def rows(
+    transport: Transport, own: Positions, problem: Problem, inputs: Inputs, queries: Tensor
+) -> Tensor:
+    """Compute the exact weights of few queries, (n,), on all keys: (B, H, n, Tk).
 
-    Every rank gets the queries and computes them over its own keys, `own`. One message merges the
+    Every rank gets the queries and computes them over its own keys, `own`. Two messages merge the
     results.
     """
-    call: dict[str, object] = {"call": "masses of groups", "queries": queries, "groups": cells}
+    call: dict[str, object] = {"call": "rows of queries", "queries": queries}
     agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])
     with transport.computing():
-        return _masses(transport, own, problem, inputs, queries, cells)
+        return _rows(transport, own, problem, inputs, queries)
 
 
-def _masses(
-    transport: Transport,
-    own: Positions,
-    problem: Problem,
-    inputs: Inputs,
-    queries: Tensor,
-    cells: dict[str, Tensor],
-) -> dict[str, Tensor]:
+def _rows(
+    transport: Transport, own: Positions, problem: Problem, inputs: Inputs, queries: Tensor
+) -> Tensor:
     p, on = problem, own.tensor(problem.device)
     is_own = torch.isin(queries, on)
     few = inputs.q.new_zeros(p.B, p.H, len(queries), p.D)
@@ -243,17 +232,17 @@ def _masses(
         *inputs._replace(q=few),
         Options(mask=dense(keep=keep), bias=bias, scale=p.scale, softcap=p.softcap),
     )
-    groups = mass({name: dense(keep=x[..., on]) for name, x in cells.items()})
-    results = compute_stats(part, few_inputs, ["lse", groups]).finish()
-    lse, fractions = results["lse"], results["mass"]
-    assert isinstance(lse, Tensor) and isinstance(fractions, dict)
-    packed = torch.stack([lse, *fractions.values()])
-    every_lse, *every_mass = torch.stack(transport.all_gather(packed)).unbind(1)
-    total = every_lse.logsumexp(0)
+    requested = ["lse", exact_rows(range(len(queries)))]
+    results = compute_stats(part, few_inputs, requested).finish()
+    lse, weights = results["lse"], results["exact_rows"]
+    assert isinstance(lse, Tensor) and isinstance(weights, Tensor)
+    total = torch.stack(transport.all_gather(lse)).logsumexp(0)
     if p.sinks is not None:
         total = torch.logaddexp(total, p.sinks.to(total).unsqueeze(-1))
-    of_rank = torch.exp(every_lse - total).masked_fill(every_lse == -torch.inf, 0.0)
-    return {name: (x * of_rank).sum(0) for name, x in zip(cells, every_mass, strict=True)}
+    of_rank = torch.exp(lse - total).masked_fill(lse == -torch.inf, 0.0)
+    full = weights.new_zeros(p.B, p.H, len(queries), p.Tk)
+    full[..., on] = weights * of_rank.unsqueeze(-1)
+    return torch.stack(transport.all_gather(full)).sum(0)
 
 
 class _SecondSweep:

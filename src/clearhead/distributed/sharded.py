@@ -20,7 +20,7 @@ from .cut import routes
 from .decode import Decoding, must_be_computed_together
 from .handshake import agree, reporting_errors
 from .layouts import Layout, layout_of
-from .look import gather_statistics, masses, must_merge_over_ranks, shard_statistics
+from .look import gather_statistics, must_merge_over_ranks, rows, shard_statistics
 from .ring import Ring
 from .transport import Group, GroupTransport, rank_and_world
 
@@ -131,13 +131,10 @@ class Shard:
             ring = Ring(own, problem.bias, of_rank, transport, "statistics")
             return gather_statistics(ring, shard_statistics(ring, inputs, parsed))
 
-    def masses(
-        self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Compute the weight of some queries on groups of keys, on every rank."""
+    def rows(self, problem: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
+        """Compute the exact weights of some queries on all keys, on every rank."""
         transport = GroupTransport(self.group, self.timeout)
-        own = self.layout.positions[self.rank]
-        return masses(transport, own, problem, inputs, queries, cells)
+        return rows(transport, self.layout.positions[self.rank], problem, inputs, queries)
 
     def refuse(self, error: BadValue) -> BadValue:
         self.block.refused = error

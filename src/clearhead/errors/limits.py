@@ -25,7 +25,7 @@ MOST_MASK_LETTERS = 4096
 # Larger inputs are computed in parts of this size.
 ENDS_AT_ONCE = 2**22  # ends of key ranges that are sorted: 100 MB
 STRIP_CELLS = 2**21  # cells of rows of a matrix: 8 MB
-REPEAT_CELLS = 2**24  # cells of mask and bias, where a report searches repeated tokens
+ROLE_CELLS = 2**22  # weights in which a report looks for roles: 16 MB
 TOKENS_AT_ONCE = 4096  # tokens in the copies of a batch that effects run together
 MASK_QUERIES_AT_ONCE = 256  # queries of a mask of bits that a metric reads
 
@@ -39,7 +39,7 @@ TOKENS_AHEAD = 256  # tokens for which a cache allocates memory: it copies less 
 MOST_TRACED_CELLS = 2**16  # heads x queries x keys of a layer of which every step is stored
 MOST_TRACED_TOKENS = 512  # tokens of which one head's steps are stored: 1 MB a matrix
 MOST_RANKED_QUERIES = 512  # queries whose largest weights are stored, evenly spaced
-MOST_REPEAT_QUERIES = 1024  # a mean within 0.03 of that of all, 95 times in 100
+MOST_ROLE_QUERIES = 512  # queries, evenly spaced, and as many whose word occurred before
 LEAST_REPEAT_QUERIES = 8  # a mean over fewer depends too much on the text
 MOST_LOGITS = 2**26  # logits of all positions, for the next words: 270 MB
 SUMMARY_PAIRS = 2**24  # the repr of a larger matrix has no entropy, which would take too long

@@ -102,10 +102,8 @@ class Ranks(Protocol):
     ) -> dict[str, Result]:
         """Compute statistics of a problem of the full sequence, on every rank."""
 
-    def masses(
-        self, problem: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Compute `sharding.masses_of` on every rank."""
+    def rows(self, problem: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
+        """Compute `sharding.rows_of` on every rank."""
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """Return the tensor of the full sequence, on every rank, from the parts of the ranks."""

@@ -12,7 +12,7 @@ from ..errors import BadValue
 from ..masks import dense
 from ..problem.biases import bias
 from ..problem.problem import Inputs, Problem
-from ..stats import Result, Statistic, mass
+from ..stats import Result, Statistic, exact_rows
 from .ambient import ambient
 
 
@@ -54,20 +54,14 @@ def statistics_of(
     return compute_stats(problem, inputs, statistics).finish()
 
 
-def masses_of(
-    p: Problem, inputs: Inputs, queries: Tensor, cells: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Compute the weight of some queries on groups of keys, which differ from query to query.
-
-    `queries` are positions, (n,). `cells` holds booleans (..., n, Tk) for each group; its result
-    is (B, H, n).
-    """
+def rows_of(p: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
+    """The exact weights of the queries at some positions, (n,), on all keys: (B, H, n, Tk)."""
     if (ranks := ambient().ranks) is not None:
-        return ranks.masses(p, inputs, queries, cells)
+        return ranks.rows(p, inputs, queries)
     every, like = slice(0, p.Tk), torch.empty((), dtype=p.wide, device=p.device)
     keep = p.key_ranges.to_bool(queries, every)
     added = None if p.bias is None else bias(p.bias.block(p.grid, queries, every, like))
     part = replace(p, Tq=len(queries), mask=dense(keep=keep), bias=added)
-    groups = mass({name: dense(keep=keep) for name, keep in cells.items()})
-    results = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), [groups]).finish()
-    return cast(dict[str, Tensor], results["mass"])
+    requested = [exact_rows(range(len(queries)))]
+    found = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), requested).finish()
+    return cast(Tensor, found["exact_rows"])

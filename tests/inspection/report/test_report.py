@@ -17,7 +17,7 @@ from clearhead import demo as storyteller
 from clearhead.errors import BadType, BadValue
 from clearhead.explorer.report_files import write
 from clearhead.inspection.report import report, tile
-from clearhead.inspection.report.head_label import LABELS, is_separator, label_of
+from clearhead.inspection.report.role_keys import LABELS, is_separator, is_special
 from tests.explorer.serve.models import save_gpt2
 from tests.inspection.report.models import AttentionCalls, normal, pointing
 
@@ -42,13 +42,15 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
     w = ch.matrix(q.double(), k.double(), **options).to_dense()[0]
     layer = found.layers[0]
     separators = torch.tensor([is_separator(t) for t in tokens])
-    separators[0] = False
+    special = torch.tensor([is_special(t) for t in tokens])
+    special[0] = False
     expected = {
         "previous": w.diagonal(-1, -2, -1).sum(-1),
         "next": w.diagonal(1, -2, -1).sum(-1),
         "same": w.diagonal(0, -2, -1).sum(-1),
         "first": w[:, :, 0].sum(-1),
         "separators": w[:, :, separators].sum((-1, -2)),
+        "special": w[:, :, special].sum((-1, -2)),
         "sink": T - w.sum((-1, -2)),
     }
     entropy = torch.special.entr(w).sum(-1)
@@ -78,7 +80,7 @@ def test_every_number_equals_the_one_from_dense_weights(mask):
 def test_induction_and_duplicate_shares_equal_those_from_dense_weights(
     mask, rule, cells, monkeypatch
 ):
-    monkeypatch.setattr("clearhead.inspection.report.induction.REPEAT_CELLS", cells)
+    monkeypatch.setattr("clearhead.inspection.report.call_roles.ROLE_CELLS", cells)
     H, T = 4, 150
     tokens = [
         "<s>",
@@ -178,7 +180,7 @@ def test_heads_are_labelled_by_what_they_look_at():
     found = report(AttentionCalls((q, k, {})), torch.zeros(1), tokens=tokens)
     assert [head.label for head in found.heads] == list(made)
     for head in found.heads[:5]:
-        assert head.number == max(head.shares.values()) > 0.9
+        assert head.number == head.roles[0].mass > 0.9
     assert found[0, 6].number == pytest.approx(1.0) and found[0, 6].effective == pytest.approx(T)
     assert found[0, 5].number < 0.01
 
@@ -195,28 +197,21 @@ def test_uniform_weights_on_a_short_text_give_no_label():
         AttentionCalls((torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 3, 2), {})), torch.zeros(1)
     )
     assert found[0, 0].label == "spread" and found[0, 0].shares["first"] == pytest.approx(1 / 3)
-    assert label_of({"same": 0.5}, {"same": 0.3}, 0.5) == ("mixed", 0.5, "", "")
-    assert label_of({"same": 0.5}, {"same": 0.2}, 0.5) == ("same token", 0.5, "", "")
-    assert set(LABELS) == {
-        "induction",
-        "duplicate",
-        "previous",
-        "next",
-        "same",
-        "first",
-        "separators",
-        "sink",
-    }
 
 
 @pytest.mark.parametrize(
     ("token", "expected"),
-    [(",", True), ("Ġ.", True), ("▁—", True), ("##'", True), ("[SEP]", True), ("</s>", True),
-     ("<|endoftext|>", True), ("Ċ", True), ("cat", False), ("##s", False), ("Ġthe", False),
+    [(",", True), ("Ġ.", True), ("▁—", True), ("##'", True), ("Ċ", True), ("[SEP]", False),
+     ("cat", False), ("##s", False), ("Ġthe", False),
      ("3.5", False), ("", False), ("C++", False), ("[a]", False)],
 )  # fmt: skip
 def test_is_separator(token, expected):
     assert is_separator(token) is expected
+
+
+def test_is_special():
+    tokens = ["[SEP]", "</s>", "<|endoftext|>", "▁<s>", ",", "Ċ", "[a]", "cat", "C++", "<3", ""]
+    assert [is_special(token) for token in tokens] == [True] * 4 + [False] * 7
 
 
 def test_a_query_with_one_key_gives_no_link():
@@ -408,10 +403,9 @@ def test_it_prints_itself_and_goes_to_json():
     )
     assert repr(found).splitlines()[0] == "⟨202E⟩toy: 1 layer, 1 head, 7 tokens"
     assert "1 previous token" in repr(found)
-    # The first of seven tokens has none before it, so a seventh of the weight lies elsewhere.
     names, row, *key = str(found).splitlines()[1:]
     assert "sink" not in names.split() and any("in nats" in line for line in key)
-    assert row[names.index("does") :].startswith("previous token 0.86")
+    assert row[names.index("does") :].startswith("previous token 1.00")
     stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
     head = stored["layers"][0]["heads"][0]
     assert head["label"] == "previous token" and head["links"][0]["weight"] > 0.99

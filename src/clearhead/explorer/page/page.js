@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f91585075380af939b16ce7198ae60efd4f836ea46217df3d701b0b4f54791e3; do not edit.
+// Made by `make page` from the sources 0606d4a581f42872f7465c483a2f2f975aa126560c9e83ac1df82634e6a50f75; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -816,10 +816,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     "duplicate token",
     "previous word",
     "previous token",
+    "two before",
     "next token",
+    "local window",
     "sharp",
     "mixed",
     "separators",
+    "special token",
     "spread"
   ];
   function mostTelling() {
@@ -1548,6 +1551,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     subject: ["this head finds the subject of a verb", (q, k) => k < q],
     "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
     "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
+    "two before": ["this head looks two tokens before", (q, k) => k === q - 2],
     "next token": ["this head looks at the token after", (q, k) => k === q + 1],
     "same token": ["this head stays on the token itself", (q, k) => k === q],
     "first token (sink)": ["this head rests on the first token", (_, k) => k === 0],
@@ -1910,10 +1914,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     induction: "of its weight, where a token occurred before, lies on what followed it then",
     "duplicate token": "of its weight, where a token occurred before, lies on that occurrence",
     "previous token": "of its weight lies on the token before",
+    "two before": "of its weight lies two tokens before",
     "next token": "of its weight lies on the token after",
     "same token": "of its weight stays on the token itself",
     "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
-    separators: "of its weight lies on punctuation and special tokens",
+    separators: "of its weight lies on punctuation and line ends",
+    "special token": "of its weight lies on special tokens",
+    "local window": "of its weight lies on tokens near by",
     "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
     spread: "at a time, on average: it looks at nearly everything alike",
     sharp: "at a time, on average: few, and not one kind of them",
@@ -1927,16 +1934,21 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     "same token": "itself",
     "first token (sink)": "first",
     "nothing (sink logit)": "sink",
-    "previous word": "prev. word"
+    "previous word": "prev. word",
+    "special token": "special",
+    "local window": "local"
   };
   var SHARES = {
     induction: "after an earlier copy",
     duplicate: "earlier copy",
     previous: "token before",
+    before2: "two before",
     next: "token after",
     same: "itself",
     first: "first token",
     separators: "separators",
+    special: "special tokens",
+    window: "near by",
     sink: "its sink"
   };
   var ORDERS = {

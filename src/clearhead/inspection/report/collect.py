@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from ...masks.without import WithoutEdges
 from ...problem.problem import Inputs, Problem
 from ...stats import Statistic, TopWeights, mass, pooled, topk
 from ...trace import Trace
+from .call_roles import CallRoles, role_keys, roles_of
 from .cross_attention import CallSite, TextTracker
 from .findings import Head, Layer, Link
-from .head_label import LABELS, REPEAT_GROUPS, label_of, separators
-from .induction import repeat_shares
-from .label_counts import label_counts
+from .role_keys import REPEATS, RoleKeys, columns
+from .roles import label_of_evenness, with_sink_logit
 
 LINKS = 8  # weights per query
 STRONGEST = 10  # links per head
@@ -54,13 +54,20 @@ class _Statistics:
         return float(self.entropy.mean(0).sum()) / self.count
 
 
+class _Uniform(NamedTuple):
+    """The statistics of uniform weights under a mask, and the roles of the keys under it."""
+
+    statistics: _Statistics
+    roles: tuple[RoleKeys, ...]
+
+
 @dataclass
 class Collector:
     """Collects a `Layer` from each attention call."""
 
     texts: TextTracker
     layers: list[Layer]
-    uniform_cache: list[tuple[Mask, tuple[object, ...], _Statistics]] = field(default_factory=list)
+    uniform_cache: list[tuple[Mask, tuple[object, ...], _Uniform]] = field(default_factory=list)
 
     def add_layer(self, problem: Problem, inputs: Inputs) -> None:
         """Add the layer of a call. Raises `BadValue` for a batch of texts and for an empty text."""
@@ -68,12 +75,13 @@ class Collector:
         site = self.texts.call_site(problem)
         real = _without_padding(problem, site)
         statistics = _statistics(real, inputs, site, topk(LINKS))
-        uniform = self.uniform(problem, inputs, site)
-        heads = _heads(len(self.layers), real, site, statistics, uniform)
+        uniform, keys = self.uniform(problem, inputs, site)
+        assert statistics.top is not None
+        roles = roles_of(real, inputs, keys, statistics.top.keys)
+        heads = _heads(len(self.layers), real, statistics, uniform, roles)
         trace, traced_heads = _trace(problem, inputs, heads, site)
         linked = {link.query for head in heads for link in head.links}
         ranked = sorted({*evenly(problem.Tq, MOST_RANKED_QUERIES), *linked})
-        assert statistics.top is not None
         self.layers.append(
             Layer(
                 number=len(self.layers),
@@ -97,8 +105,9 @@ class Collector:
             )
         )
 
-    def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Statistics:
-        """Return the statistics of uniform weights under the same mask, from queries that are 0.
+    def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Uniform:
+        """Return the statistics of uniform weights under the same mask, from queries that are 0,
+        and the roles of its keys.
 
         They are computed once for layers with the same mask.
         """
@@ -107,8 +116,9 @@ class Collector:
             if mask is problem.mask and cached_key == key:
                 return cached
         H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
+        real = _without_padding(problem, site)
         zero = replace(
-            _without_padding(problem, site),
+            real,
             H=H,
             G=1,
             D=1,
@@ -120,9 +130,13 @@ class Collector:
         )
         q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
         k = torch.zeros_like(inputs.k[:, :1, :, :1])
-        statistics = _statistics(zero, Inputs(q, k, k), site)
-        self.uniform_cache.append((problem.mask, key, statistics))
-        return statistics
+        offset = _offset(problem) if _is_one_text(problem, site) else None
+        uniform = _Uniform(
+            _statistics(zero, Inputs(q, k, k), site),
+            role_keys(real, site, _first_key(site), offset),
+        )
+        self.uniform_cache.append((problem.mask, key, uniform))
+        return uniform
 
 
 def _must_be_one_text(problem: Problem) -> None:
@@ -171,12 +185,8 @@ def _statistics(
     shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
     # These groups have the same keys for every query, so their fraction follows from the weight
     # that each key receives.
-    first = _first_key(site)
-    is_separator = separators(site.key_tokens, problem.Tk, first).to(received.device)
-    shares["first"] = received[:, first] / count
-    shares["separators"] = received[:, is_separator].sum(-1) / count
-    if one_text and site.key_tokens is not None and problem.Tq == problem.Tk:
-        shares |= repeat_shares(problem, inputs, site.key_tokens, first)
+    for name, column in columns(site.key_tokens, problem.Tk, _first_key(site)).items():
+        shares[name] = received[:, column.to(received.device)].sum(-1) / count
     if problem.sinks is not None:
         shares["sink"] = 1 - received.sum(-1) / count
     largest_weights = None
@@ -186,43 +196,37 @@ def _statistics(
 
 
 def _heads(
-    layer: int, problem: Problem, site: CallSite, statistics: _Statistics, uniform: _Statistics
+    layer: int, problem: Problem, statistics: _Statistics, uniform: _Statistics, roles: CallRoles
 ) -> tuple[Head, ...]:
-    """Return the heads of a layer, labelled by how they differ from uniform weights."""
+    """Return the heads of a layer with their roles."""
     assert statistics.top is not None
     weights, keys = statistics.top
     max_entropy = uniform.mean_entropy
-    uniform_shares = {name: float(share.nanmean()) for name, share in uniform.shares.items()}
     # A query with at most one visible key has no choice, so its weight does not describe the head.
     has_choice = (uniform.entropy.amax(0) > 1e-6).cpu()
-    counts = label_counts(
-        keys[..., 0],
-        statistics.active,
-        site.key_tokens,
-        first=_first_key(site),
-        offset=_offset(problem) if _is_one_text(problem, site) else None,
-    )
+    every_share = statistics.shares | roles.repeat_shares
     heads = []
     for h in range(problem.H):
-        shares = {name: float(share[h]) for name, share in statistics.shares.items()}
-        shares = {n: x for n, x in shares.items() if n not in REPEAT_GROUPS or not math.isnan(x)}
+        shares = {name: float(share[h]) for name, share in every_share.items()}
+        shares = {n: x for n, x in shares.items() if n not in REPEATS or not math.isnan(x)}
         entropy = float(statistics.entropy[h].sum()) / statistics.count
         effective = float(statistics.entropy[h][statistics.active].exp().sum()) / statistics.count
         evenness = entropy / max_entropy if max_entropy else 0.0
-        label = label_of(shares, uniform_shares, evenness, counts[h])
+        own = with_sink_logit(roles.roles[h], shares.get("sink", 0.0), statistics.count)
         compared = has_choice[:, None] & ~weights[h].isnan()
         heads.append(
             Head(
                 layer=layer,
                 head=h,
-                label=label.label,
-                number=label.number,
+                label=own[0].label if own else label_of_evenness(evenness),
+                number=own[0].mass if own else evenness,
                 entropy=entropy,
                 effective=effective,
                 shares=shares,
                 links=_strongest(weights[h].masked_fill(~compared, -1.0), keys[h]),
-                evidence=label.evidence,
-                withheld=label.withheld,
+                roles=own,
+                evidence=" ".join(role.evidence for role in own),
+                withheld="" if own else roles.nearest[h],
             )
         )
     return tuple(heads)
@@ -242,7 +246,7 @@ def _trace(
     trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
     if problem.H * problem.Tq * problem.Tk <= MOST_TRACED_CELLS:
         return trace, tuple(range(problem.H))
-    chosen = max(heads, key=lambda head: (head.label in LABELS.values(), head.number)).head
+    chosen = max(heads, key=lambda head: (bool(head.roles), head.number)).head
     one = trace.head(chosen)
     # The copy lets the memory of the other heads be freed.
     steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)

@@ -24,22 +24,58 @@ class Link:
 
 @loadable
 @dataclass(frozen=True)
+class Role:
+    """A group of keys that holds much of a head's weight, more than chance explains.
+
+    `mass` is the mean weight on these keys over the `queries` that have a choice between them and
+    others, and `low` to `high` its 95 % interval, in which queries of one word count as one. Of the
+    queries, `hits` have their largest weight there, apart from what lies on other roles; they count
+    as `words` different words. `chance` is at most how probable that is for a head whose weights
+    depend on the words alone. `name` is the key of `label`: "window8" of "local window".
+    """
+
+    name: str
+    label: str
+    mass: float
+    low: float
+    high: float
+    chance: float
+    hits: int
+    queries: int
+    words: int
+
+    @property
+    def evidence(self) -> str:
+        within = f" of {self.name[6:]}" if self.name.startswith("window") else ""
+        mass = f"{self.label}{within}: {self.mass:.2f} of the weight"
+        if not self.words:
+            return f"{mass}."
+        return (
+            f"{mass}, {self.low:.2f} to {self.high:.2f}; {self.hits} of {self.queries} queries "
+            f"look there most, of {self.words} different words."
+        )
+
+
+@loadable
+@dataclass(frozen=True)
 class Head:
     """One head in numbers. Means are over the queries that are not fully masked.
 
     Attributes:
-        label: what the head does, in words.
-        number: the fraction of its weight that fits the label; for "spread", "sharp" and "mixed"
-            its entropy divided by the largest possible entropy.
+        roles: what the head does, the leading role first. A head has several roles, one, or none.
+        label: the label of the leading role; without a role "spread", "sharp", "mixed" or "NaN".
+        number: the mass of the leading role; without a role its entropy divided by the largest
+            possible entropy.
         effective: the mean of exp(entropy), the effective number of keys.
         shares: the fractions of its weight on the token before, the one after, itself, the first,
-            and on punctuation and special tokens (without the first). "duplicate" and "induction"
-            are means over queries whose token occurred before (at most 1024, evenly spaced): the
-            weight on its earlier positions, and on the positions right after those.
+            and on punctuation and on special tokens (without the first). "duplicate" and
+            "induction" are means over queries whose token occurred before (of at most 1024
+            queries): the weight on its earlier positions, and on the positions right after those.
         links: its largest weights.
         measured: whether label and number were measured on held-out words, not on this text.
-        evidence: the number of queries that fit the label, as text; "" if not counted.
-        withheld: the reason why a label that the number alone suggests was not used; "" if none.
+        evidence: what the roles rest on, as text; "" without a role.
+        withheld: why a head with much weight on the keys of a role does not have the role; "" if
+            it has a role, or no such weight.
         effect: the change of `Report.effect_metric` if the head outputs 0; None if not measured.
     """
 
@@ -51,6 +87,7 @@ class Head:
     effective: float
     shares: dict[str, float]
     links: tuple[Link, ...] = field(repr=False)
+    roles: tuple[Role, ...] = ()
     measured: bool = False
     evidence: str = ""
     withheld: str = ""

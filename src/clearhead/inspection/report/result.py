@@ -10,8 +10,8 @@ from ...formatting import ShownInNotebook, spelled, visible, without_nan
 from ...results import Savable, data_frame
 from ...torch_state import loadable
 from .findings import NOT_NUMBERS, Head, Layer
-from .head_label import LABELS, REPEAT_GROUPS
 from .live_model import LiveModel
+from .role_keys import LABELS, REPEATS
 
 if TYPE_CHECKING:
     import pandas
@@ -131,7 +131,7 @@ class Report(ShownInNotebook, Savable):
             "The other columns: the fraction of its weight on the token before, the next, itself, "
             "the first, and so on"
         )
-        if any(name in x.shares for x in self.heads for name in REPEAT_GROUPS):
+        if any(name in x.shares for x in self.heads for name in REPEATS):
             shares += (
                 "; induction and duplicate, if a token occurred before: on what followed it "
                 "there, and on it"

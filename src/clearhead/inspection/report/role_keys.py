@@ -1,0 +1,164 @@
+"""Which keys play a role for a query, and how probable it is to look at one of them by chance."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+OFFSETS = {"same": 0, "previous": -1, "before2": -2, "next": 1}
+REPEATS = ("induction", "duplicate")
+COLUMNS = ("first", "separators", "special")  # roles of keys that are the same for every query
+WINDOWS = {f"window{n}": n for n in (8, 16, 32)}  # so many tokens to either side, with itself
+VOTED = (*OFFSETS, *REPEATS, *WINDOWS)
+LABELS = {
+    "induction": "induction",
+    "duplicate": "duplicate token",
+    "previous": "previous token",
+    "before2": "two before",
+    "next": "next token",
+    "same": "same token",
+    "first": "first token (sink)",
+    "separators": "separators",
+    "special": "special token",
+    "window": "local window",
+    "sink": "nothing (sink logit)",
+}
+# A query has a vote only if the keys of the role are at most this part of those it may look at.
+MOST_CHANCE = 0.5
+
+
+def is_special(token: str) -> bool:
+    """Whether a token is special, like [SEP] and </s>.
+
+    >>> [is_special(t) for t in ("[SEP]", "<|end|>", ",", "cat")]
+    [True, True, False, False]
+    """
+    return bool(re.fullmatch(r"\[[A-Z_]+\]|</?[\w|]{1,30}>|<\|.{1,40}\|>", token.strip("▁Ġ \t")))
+
+
+def is_separator(token: str) -> bool:
+    """Whether a token is punctuation or the end of a line.
+
+    >>> [is_separator(t) for t in (",", "Ġ.", "Ċ", "[SEP]", "##s", "cat")]
+    [True, True, True, False, False, False]
+    """
+    body = token.removeprefix("##").strip("▁Ġ \t")
+    if re.fullmatch(r"[Ċ\n\r]+", body):
+        return True
+    return (
+        bool(body)
+        and not is_special(token)
+        and all(unicodedata.category(char)[0] == "P" for char in body)
+    )
+
+
+def columns(tokens: Sequence[str] | None, Tk: int, first: int) -> dict[str, Tensor]:
+    """The keys of `COLUMNS`, (Tk,) each. A key has one such role; "special" only if there is one,
+    and no separators if the tokens are not known."""
+    is_first = torch.arange(Tk) == first
+    known = [] if tokens is None else list(tokens)
+    separators = torch.tensor([is_separator(x) for x in known] or [False] * Tk) & ~is_first
+    special = torch.tensor([is_special(x) for x in known] or [False] * Tk) & ~is_first
+    chosen = {"first": is_first, "separators": separators}
+    return chosen | ({"special": special} if special.any() else {})
+
+
+def word_numbers(tokens: Sequence[str]) -> Tensor:
+    """A number for each token, (T,); the same token has the same number.
+
+    >>> word_numbers(["a", "b", "a"]).tolist()
+    [0, 1, 0]
+    """
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(token, len(numbers)) for token in tokens])
+
+
+def repeated(ids: Tensor, first: int) -> Tensor:
+    """Which tokens occurred before, (T,): at the key `first` or later, and not as the token just
+    before.
+
+    >>> repeated(word_numbers("a b b a a".split()), 0).tolist()
+    [False, False, False, True, True]
+    """
+    T = len(ids)
+    keys = torch.arange(T)
+    earliest = torch.full((T,), T).scatter_reduce(0, ids[first:], keys[first:], "amin")
+    return earliest[ids] < keys - 1
+
+
+@dataclass(frozen=True, eq=False)
+class RoleKeys:
+    """The roles of keys for n queries under one mask.
+
+    `queries`, (n,), are their numbers, and `at` their positions among the keys, None if queries and
+    keys are of two texts. `words`, (n,), and `key_words`, (Tk,), number the words. `keep`, (n, Tk),
+    is the mask. `columns` are those of `columns`. `repeats` says whether the words are known.
+    """
+
+    queries: Tensor
+    at: Tensor | None
+    words: Tensor
+    key_words: Tensor
+    keep: Tensor
+    columns: dict[str, Tensor]
+    first: int
+    repeats: bool
+
+    @cached_property
+    def choices(self) -> Tensor:
+        """How many keys a query may look at, (n,)."""
+        return self.keep.sum(-1)
+
+    @cached_property
+    def voted(self) -> dict[str, Tensor]:
+        """For each role with `votes`, whether a key has it for a query, (n, Tk). The first key has
+        none: what it receives is a role of its own."""
+        if self.at is None:
+            return {}
+        keys = torch.arange(self.keep.shape[1])
+        offset = keys - self.at.unsqueeze(-1)
+        allowed = self.keep & (keys != self.first)
+        cells = {name: offset == distance for name, distance in OFFSETS.items()}
+        if self.repeats:
+            earlier = (keys > self.first) & (offset < -1)
+            word = self.words.unsqueeze(-1)
+            cells["induction"] = (self.key_words.roll(1) == word) & earlier
+            cells["duplicate"] = (self.key_words == word) & earlier
+        cells |= {name: offset.abs() < size for name, size in WINDOWS.items()}
+        return {name: cell & allowed for name, cell in cells.items()}
+
+    @cached_property
+    def far(self) -> Tensor:
+        """The keys at no distance of `OFFSETS` that a query with a choice may look at, (n, Tk)."""
+        allowed = self.keep & (self.choices > 1).unsqueeze(-1)
+        if self.at is None:
+            return allowed
+        offset = torch.arange(self.keep.shape[1]) - self.at.unsqueeze(-1)
+        return allowed & ((offset < min(OFFSETS.values())) | (offset > max(OFFSETS.values())))
+
+    @cached_property
+    def chance(self) -> dict[str, Tensor]:
+        """The probability that a query which prefers some word, drawn from those it may look at,
+        looks at a key of the role, (n,); or, if it is larger, that of a key drawn at random."""
+        return {
+            name: torch.maximum(
+                self._words_among(cell) / self._words_among(self.keep).clamp(min=1),
+                cell.sum(-1) / self.choices.clamp(min=1),
+            )
+            for name, cell in self.voted.items()
+        }
+
+    def voters(self, name: str) -> Tensor:
+        """Which queries have a vote on a role, as indices: they may look at a key that has it, and
+        have a choice."""
+        vote = self.voted[name].any(-1) & (self.chance[name] <= MOST_CHANCE)
+        return vote.nonzero().flatten()
+
+    def _words_among(self, cells: Tensor) -> Tensor:
+        """How many different words the keys of each query have, (n,)."""
+        seen = torch.zeros(len(cells), int(self.key_words.max()) + 1)
+        return (seen.index_add_(1, self.key_words, cells.float()) > 0).sum(-1)

@@ -1,0 +1,101 @@
+"""The two tests of a role, and the interval of its mass. All count words, not queries: two queries
+of one word look alike whatever the head does."""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def chance_of_votes(rate: Tensor, words: Tensor, chance: float) -> Tensor:
+    """At most how probable it is that the mean of `words` independent votes, each from 0 to 1 and
+    `chance` on average, is `rate` or more: exp(-n KL(rate || chance)). Hoeffding 1963, theorem 1.
+
+    >>> chance_of_votes(torch.tensor([1.0, 0.5]), torch.tensor([6, 6]), 0.5).tolist()
+    [0.015625, 1.0]
+    """
+    if not 0 < chance < 1:
+        return torch.ones_like(rate)
+    distance = torch.xlogy(rate, rate / chance) + torch.xlogy(1 - rate, (1 - rate) / (1 - chance))
+    return torch.exp(-words * distance).where(rate > chance, 1.0)
+
+
+def chance_of_column(excess: Tensor, is_role: Tensor, counted: Tensor) -> Tensor:
+    """How probable it is that words of a role receive so much more than the others by chance, (H,):
+    a two-sample t test over the words, one-sided.
+
+    `excess`, (H, words), is the logarithm of what a word receives, relative to uniform weights.
+    `is_role`, (words,), says which have the role, and `counted`, (H, words), which count. The
+    preferences of a head for words are taken to be normal.
+    """
+    role, others = counted & is_role, counted & ~is_role
+    n, m = role.sum(-1), others.sum(-1)
+    mean_role = _mean(excess, role)
+    mean_others = _mean(excess, others)
+    squares = ((excess - mean_role.unsqueeze(-1)) ** 2 * role).sum(-1)
+    squares += ((excess - mean_others.unsqueeze(-1)) ** 2 * others).sum(-1)
+    free = n + m - 2
+    error = (squares / free.clamp(min=1) * (1 / n.clamp(min=1) + 1 / m.clamp(min=1))).sqrt()
+    t = (mean_role - mean_others) / (error + 1e-9)
+    tested = (n > 0) & (m > 2)
+    tails = [
+        t_tail(x, int(v)) if ok else 1.0
+        for x, v, ok in zip(t.tolist(), free.tolist(), tested.tolist(), strict=True)
+    ]
+    return torch.tensor(tails)
+
+
+def _mean(x: Tensor, chosen: Tensor) -> Tensor:
+    return (x * chosen).sum(-1) / chosen.sum(-1).clamp(min=1)
+
+
+def interval(mass: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of a mass over queries, and half the width of its 95 % interval, (H,) each.
+
+    `mass` is (H, n), and `words`, (n,), numbers the word of each query. Queries of a word are one
+    cluster: the variance is the sum of squares of the clusters' summed deviations, divided by n²
+    (Liang and Zeger 1986), times K / (K - 1) for K words, with Student's t of K - 1.
+    """
+    mean = mass.mean(-1)
+    count = int(words.max()) + 1
+    sums = torch.zeros(len(mass), count).index_add_(1, words, mass - mean.unsqueeze(-1))
+    present = len(words.unique())
+    if present < 2:
+        return mean, torch.ones_like(mean)
+    deviation = (sums**2).sum(-1).sqrt() / len(words) * math.sqrt(present / (present - 1))
+    return mean, deviation * t_quantile(present - 1)
+
+
+def t_tail(t: float, free: int) -> float:
+    """The probability that Student's t of `free` degrees of freedom is more than `t`. Abramowitz
+    and Stegun 1964, 26.7.3 and 26.7.4.
+
+    >>> round(t_tail(2.228, 10), 4), round(t_tail(-1.0, 1), 4)
+    (0.025, 0.75)
+    """
+    if math.isnan(t):
+        return 1.0
+    angle = math.atan(max(-1e12, min(1e12, t)) / math.sqrt(free))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = free % 2
+    term, total = (cosine, cosine if free > 1 else 0.0) if odd else (1.0, 1.0)
+    for k in range(3 if odd else 2, free, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return (1 - inside) / 2
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(free: int) -> float:
+    """The t which is exceeded with probability 0.025.
+
+    >>> round(t_quantile(10), 3)
+    2.228
+    """
+    low, high = 0.0, 13.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, free) > 0.025 else (low, middle)
+    return high
