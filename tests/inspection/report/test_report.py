@@ -505,7 +505,7 @@ def test_what_heads_of_an_encoder_cause_is_how_far_its_vectors_turn(checkpoint):
     from transformers import AutoModel
 
     found = report(checkpoint, TEXT, effects=True)
-    assert found.effect_metric == "turn" and "as 1 - cosine," in str(found)
+    assert found.effect_metric == "turn" and "as 1 - cosine," in str(found).replace("\n", " ")
     eager = AutoModel.from_pretrained(checkpoint.folder, attn_implementation="eager").eval()
     given = checkpoint.tokens_and_inputs(TEXT)[1]
     with torch.no_grad():
