@@ -23,7 +23,7 @@ slow: .venv/test  ## Run the slow proofs: sanitizers, memory, training.
 
 setup: .venv/test .venv/check page/node_modules  ## Install everything a developer needs into .venv.
 
-check: .venv/test .venv/check  ## Format, lint, types, floors, fast tests.
+check: .venv/test .venv/check  ## Format, lint, types, English, structure, fast tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h

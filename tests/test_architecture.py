@@ -1,8 +1,8 @@
-"""The structure: a room imports only rooms below it, and no two files import each other.
+"""Check the structure: a module imports only modules below it, and no files import each other.
 
-A room is a folder or a file of `src/clearhead`. Inside `engines/` and `explorer/` siblings do not
-import each other either, but for what they share. Run this file to print the map: what each room
-imports, on which floor it is, and its lines of code.
+A module is a folder or a file of `src/clearhead`. Inside `engines/` and `explorer/` siblings do not
+import each other either, except for shared files. Run this file to print the map: the imports of
+each module, its level, and its lines of code.
 """
 
 import ast
@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HOUSE = ROOT / "src" / "clearhead"
+PACKAGE = ROOT / "src" / "clearhead"
 
-# From the top down, each with the most lines of code that it may have. Raise a number only with a
-# reason in the commit.
-ROOMS = {
+# The modules from the top down, with the most lines of code that each may have. Raise a number only
+# with a reason in the commit.
+BUDGETS = {
     "explorer": 3000,
     "demo": 510,
     "inspection": 5250,  # logit attribution; circuits; recordings as tables and under other names
@@ -37,13 +37,13 @@ ROOMS = {
     "torch_state": 160,
     "errors": 260,
 }
-MOST_ENTRIES, MOST_FLOORS, MOST_ARROWS = 19, 11, 100
-ORDER = tuple(ROOMS)
-FACE = {"__init__", "__main__"}
-APART = {"engines", "explorer"}  # whose parts do not import each other
-# What chooses among the parts, and what brings them together.
+MOST_ENTRIES, MOST_LEVELS, MOST_ARROWS = 19, 11, 100
+ORDER = tuple(BUDGETS)
+ENTRY_POINTS = {"__init__", "__main__"}
+SEPARATE = {"engines", "explorer"}  # their parts do not import each other
+# Files that choose among the parts, and files that combine them.
 CHOOSES = {("engines", "choice"), ("explorer", "cells"), ("explorer", "report_files")}
-ABOVE = {("explorer", "serve"), ("explorer", "notebook")}  # they show what their siblings draw
+COMBINES = {("explorer", "serve"), ("explorer", "notebook")}
 SHARED = {
     ("engines", "devices"),
     ("engines", "engine"),
@@ -58,13 +58,13 @@ SHARED = {
 
 
 def parts(path: Path) -> tuple[str, ...]:
-    """Where a file is in the package: ("masks", "parse"); a folder's `__init__` is the folder."""
-    return tuple(p for p in path.relative_to(HOUSE).with_suffix("").parts if p != "__init__")
+    """Return the path of a file in the package: ("masks", "parse"). An `__init__` is its folder."""
+    return tuple(p for p in path.relative_to(PACKAGE).with_suffix("").parts if p != "__init__")
 
 
 def imports(path: Path) -> set[tuple[str, ...]]:
-    """The files that a file imports, as `parts`."""
-    here = path.relative_to(HOUSE).with_suffix("").parts
+    """Return the files that a file imports, as `parts`."""
+    own = path.relative_to(PACKAGE).with_suffix("").parts
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -72,38 +72,38 @@ def imports(path: Path) -> set[tuple[str, ...]]:
                 tuple(a.name.split(".")[1:]) for a in node.names if a.name[:9] == "clearhead"
             }
         if isinstance(node, ast.ImportFrom) and (node.level or node.module == "clearhead"):
-            base = here[: len(here) - node.level] if node.level else ()
+            base = own[: len(own) - node.level] if node.level else ()
             module = tuple((node.module or "").split(".")) if node.level and node.module else ()
             imported |= {(*base, *module, a.name) for a in node.names}
     return {_file(target) for target in imported} - {()}
 
 
 def _file(target: tuple[str, ...]) -> tuple[str, ...]:
-    """The file that defines a name: the name itself where it is a file or a folder."""
-    place = HOUSE.joinpath(*target)
-    return target if place.is_dir() or place.with_suffix(".py").exists() else target[:-1]
+    """Return the file that defines a name, which may itself be a file or a folder."""
+    path = PACKAGE.joinpath(*target)
+    return target if path.is_dir() or path.with_suffix(".py").exists() else target[:-1]
 
 
 def wrong_imports() -> list[str]:
     wrong = []
-    for path in sorted(HOUSE.rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         mine = parts(path)
-        if not mine or mine[0] in FACE:
+        if not mine or mine[0] in ENTRY_POINTS:
             continue
         for target in sorted(imports(path)):
             line = f"{'/'.join(mine)} imports {'/'.join(target)}"
             if target[0] != mine[0]:
                 if target[0] in ORDER and ORDER.index(target[0]) <= ORDER.index(mine[0]):
                     wrong.append(f"{line}, which is above it")
-            elif mine[0] in APART and len(mine) > 1 and len(target) > 1:
-                free = mine[:2] in CHOOSES | ABOVE or target[:2] in SHARED
+            elif mine[0] in SEPARATE and len(mine) > 1 and len(target) > 1:
+                free = mine[:2] in CHOOSES | COMBINES or target[:2] in SHARED
                 if target[1] != mine[1] and not free:
                     wrong.append(f"{line}, its sibling")
     return wrong
 
 
 def circle(files: Iterable[Path]) -> list[tuple[str, ...]]:
-    """A circle of files that import each other, or nothing."""
+    """Find a circle of files that import each other, or return []."""
     graph = {parts(path): imports(path) - {parts(path)} for path in files}
     done: set[tuple[str, ...]] = set()
 
@@ -113,7 +113,7 @@ def circle(files: Iterable[Path]) -> list[tuple[str, ...]]:
         if file in done or file not in graph:
             return []
         for target in sorted(graph[file]):
-            # A folder's `__init__` hands on the names of its files, so its files do not count it.
+            # A folder's `__init__` exports the names of its files, so its files may import it.
             if target != file[: len(target)] and (cycle := search(target, [*path, file])):
                 return cycle
         done.add(file)
@@ -123,24 +123,24 @@ def circle(files: Iterable[Path]) -> list[tuple[str, ...]]:
 
 
 def arrows() -> dict[str, set[str]]:
-    """The rooms that each room imports."""
-    below: dict[str, set[str]] = {room: set() for room in ROOMS}
-    for path in HOUSE.rglob("*.py"):
-        if (mine := parts(path)) and mine[0] in ROOMS:
-            below[mine[0]] |= {target[0] for target in imports(path)} & ROOMS.keys() - {mine[0]}
+    """Return the modules that each module imports."""
+    below: dict[str, set[str]] = {module: set() for module in BUDGETS}
+    for path in PACKAGE.rglob("*.py"):
+        if (mine := parts(path)) and mine[0] in BUDGETS:
+            below[mine[0]] |= {target[0] for target in imports(path)} & BUDGETS.keys() - {mine[0]}
     return below
 
 
-def floors() -> dict[str, int]:
-    """The floor of each room: one above the highest room that it imports, from 0."""
-    below, floor = arrows(), dict[str, int]()
-    for room in reversed(ORDER):
-        floor[room] = max((floor[other] + 1 for other in below[room]), default=0)
-    return floor
+def levels() -> dict[str, int]:
+    """Return the level of each module: one above the highest module that it imports, from 0."""
+    below, level = arrows(), dict[str, int]()
+    for module in reversed(ORDER):
+        level[module] = max((level[other] + 1 for other in below[module]), default=0)
+    return level
 
 
 def lines_of_code(path: Path) -> int:
-    """The lines of a file that hold code: no comments, docstrings or blank lines."""
+    """Count the lines of a file with code, without comments, docstrings and blank lines."""
     text = path.read_text()
     if path.suffix != ".py":
         bare = re.sub(r"//.*", "", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
@@ -157,31 +157,33 @@ def lines_of_code(path: Path) -> int:
     return len(code)
 
 
-def code_of(room: str) -> int:
-    files = [p for p in HOUSE.rglob("*.py") if parts(p)[:1] == (room,)]
+def code_of(module: str) -> int:
+    files = [p for p in PACKAGE.rglob("*.py") if parts(p)[:1] == (module,)]
     return sum(map(lines_of_code, files))
 
 
-def test_every_room_has_its_place():
-    entries = {parts(p)[0] for p in HOUSE.rglob("*.py") if parts(p)}
-    assert entries - FACE == set(ROOMS)
-    assert len(entries | FACE) <= MOST_ENTRIES
-    assert max(floors().values()) + 1 <= MOST_FLOORS
+def test_every_module_is_listed():
+    entries = {parts(p)[0] for p in PACKAGE.rglob("*.py") if parts(p)}
+    assert entries - ENTRY_POINTS == set(BUDGETS)
+    assert len(entries | ENTRY_POINTS) <= MOST_ENTRIES
+    assert max(levels().values()) + 1 <= MOST_LEVELS
     assert sum(map(len, arrows().values())) <= MOST_ARROWS
 
 
-def test_rooms_import_only_rooms_below():
+def test_modules_import_only_modules_below():
     assert not wrong_imports(), "\n".join(wrong_imports())
 
 
 def test_no_circle_between_files():
-    cycle = circle(HOUSE.rglob("*.py"))
+    cycle = circle(PACKAGE.rglob("*.py"))
     assert not cycle, " -> ".join("/".join(file) for file in cycle)
 
 
-def test_no_room_outgrows_its_budget():
-    grown = {room: code_of(room) for room, most in ROOMS.items() if code_of(room) > most}
-    assert not grown
+def test_no_module_exceeds_its_budget():
+    exceeded = {
+        module: code_of(module) for module, most in BUDGETS.items() if code_of(module) > most
+    }
+    assert not exceeded
 
 
 def test_the_rules_can_fail(tmp_path, monkeypatch):
@@ -196,7 +198,7 @@ def test_the_rules_can_fail(tmp_path, monkeypatch):
     }.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
-    monkeypatch.setitem(globals(), "HOUSE", tmp_path)
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
     assert wrong_imports() == [
         "engines/reference imports engines/tiled, its sibling",
         "errors imports functional/attention, which is above it",
@@ -222,21 +224,21 @@ def test_contributing_shows_this_tree():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     tree = re.search(r"    src/clearhead/\n((?:      .*\n)+)", text)
     assert tree is not None
-    shown = re.findall(r"^      (\w+)(?:/|\.py) {2,}\S", tree[1], re.MULTILINE)
-    assert shown == ["__init__", *ROOMS]
+    listed = re.findall(r"^      (\w+)(?:/|\.py) {2,}\S", tree[1], re.MULTILINE)
+    assert listed == ["__init__", *BUDGETS]
 
 
-def test_tests_mirror_the_house():
+def test_tests_mirror_the_package():
     tests = Path(__file__).parent
     folders = {p.parent.relative_to(tests) for p in tests.rglob("test_*.py")}
-    # of src/clearhead_cli, of bench/, and of several packages
+    # the tests of src/clearhead_cli, of bench/, and of several packages
     folders -= {Path("cli"), Path("bench"), Path("properties")}
-    assert not [folder for folder in folders if not (HOUSE / folder).is_dir()]
+    assert not [folder for folder in folders if not (PACKAGE / folder).is_dir()]
 
 
-def test_the_shell_starts_without_the_house():
-    """`--help` and `--version` do not wait for torch: clearhead is imported in functions only."""
-    for path in (HOUSE.parent / "clearhead_cli").glob("*.py"):
+def test_the_shell_starts_without_the_package():
+    """`--help` and `--version` do not import torch: clearhead is imported only in functions."""
+    for path in (PACKAGE.parent / "clearhead_cli").glob("*.py"):
         for node in ast.parse(path.read_text()).body:
             named = {a.name for a in node.names} if isinstance(node, ast.Import) else set()
             if isinstance(node, ast.ImportFrom) and not node.level:
@@ -245,20 +247,20 @@ def test_the_shell_starts_without_the_house():
 
 
 def test_nothing_is_called_utils():
-    assert not [p for p in HOUSE.rglob("*") if p.stem in ("utils", "common", "helpers", "misc")]
+    assert not [p for p in PACKAGE.rglob("*") if p.stem in ("utils", "common", "helpers", "misc")]
 
 
 def print_map() -> None:
-    below, floor = arrows(), floors()
-    for room in ORDER:
-        imported = " ".join(sorted(below[room], key=ORDER.index))
-        print(f"{floor[room]:2}  {room:12} {code_of(room):5} lines  {imported}")
-    entries, count = len(ROOMS) + len(FACE), sum(map(len, below.values()))
-    print(f"{entries} entries, {max(floor.values()) + 1} floors, {count} arrows")
+    below, level = arrows(), levels()
+    for module in ORDER:
+        imported = " ".join(sorted(below[module], key=ORDER.index))
+        print(f"{level[module]:2}  {module:12} {code_of(module):5} lines  {imported}")
+    entries, count = len(BUDGETS) + len(ENTRY_POINTS), sum(map(len, below.values()))
+    print(f"{entries} entries, {max(level.values()) + 1} levels, {count} arrows")
     names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
     endings = (".py", ".js", ".css", ".h", ".cpp")
     code = [p for p in map(ROOT.joinpath, names) if p.suffix in endings and p.is_file()]
-    code.remove(HOUSE / "explorer" / "page" / "page.js")  # made from page/
+    code.remove(PACKAGE / "explorer" / "page" / "page.js")  # made from page/
     for top in ("src", "kernels", "page", "bench", "examples", "tests"):
         total = sum(lines_of_code(p) for p in code if p.relative_to(ROOT).parts[0] == top)
         print(f"{total:7,} lines of code in {top}/")
