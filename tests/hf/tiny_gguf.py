@@ -12,6 +12,23 @@ TEXTS = {
     "digits": "3.14159 and 1,234,567 or 0x1F; ٣٤ Ⅷ ½ 2024-05-06",
     "emoji": "I ❤️ 👩‍👩‍👧 and 🙂🙂 too, naïve café “so”",
 }
+# llama.cpp's expressions for how a text is cut, as it spells them.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_ENDS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+%s"
+    r"|[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*%s"
+)
+_LINES = r" ?[^\s\p{L}\p{N}]+[\r\n%s]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PUBLISHED = {
+    "gpt-2": [_GPT2],
+    "smollm": [r"\p{N}", _GPT2],
+    "llama-bpe": [_ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _LINES % ""],
+    "qwen2": [_ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _LINES % ""],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"],
+    "tekken": [_CASED % ("", "") + r"|\p{N}|" + _LINES % "/"],
+    "gpt-4o": [_CASED % (f"{_ENDS}?", f"{_ENDS}?") + r"|\p{N}{1,3}|" + _LINES % "/"],
+}
 CORPUS = [
     *TEXTS.values(),
     "the man and the cat sat on the mat, then the store",
@@ -32,23 +49,33 @@ def llama(vocabulary, longest=128, **options):
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def write(path, model, vocabulary, *, extra=(), settings=(), stored=gguf.GGMLQuantizationType.F32):
-    """Write a Llama as llama.cpp's converter does: queries and keys with their halves interleaved.
+def write(
+    path, model, vocabulary, *, kind="llama", extra=(), settings=(),
+    stored=gguf.GGMLQuantizationType.F32,
+):  # fmt: skip
+    """Write a model as llama.cpp's converter does: queries and keys of a Llama with their halves
+    interleaved, norms of a Gemma with 1 added, matrices of a GPT-2 transposed.
 
     `vocabulary(writer)` writes the tokenizer; `settings` are pairs of a key and a value.
     """
-    config, w = model.config, gguf.GGUFWriter(str(path), "llama")
+    config, w = model.config, gguf.GGUFWriter(str(path), kind)
     w.add_name("Tiny Llama")
     w.add_context_length(config.max_position_embeddings)
     w.add_embedding_length(config.hidden_size)
     w.add_block_count(config.num_hidden_layers)
-    w.add_feed_forward_length(config.intermediate_size)
     w.add_head_count(config.num_attention_heads)
-    w.add_head_count_kv(config.num_key_value_heads)
-    w.add_layer_norm_rms_eps(config.rms_norm_eps)
-    w.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    w.add_rope_dimension_count(8)
-    w.add_vocab_size(config.vocab_size)
+    if kind == "gpt2":
+        w.add_feed_forward_length(4 * config.hidden_size)
+        w.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        w.add_feed_forward_length(config.intermediate_size)
+        w.add_head_count_kv(config.num_key_value_heads)
+        w.add_layer_norm_rms_eps(config.rms_norm_eps)
+        w.add_vocab_size(config.vocab_size)
+        rotations = config.rope_parameters
+        w.add_rope_freq_base(rotations.get("full_attention", rotations)["rope_theta"])
+    if kind == "llama":
+        w.add_rope_dimension_count(8)
     w.add_file_type(
         gguf.LlamaFileType.ALL_F32
         if stored == gguf.GGMLQuantizationType.F32
@@ -57,16 +84,23 @@ def write(path, model, vocabulary, *, extra=(), settings=(), stored=gguf.GGMLQua
     for key, value in settings:
         w.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     vocabulary(w)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    (architecture,) = (a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, x in [*model.state_dict().items(), *extra]:
-        if "q_proj" in name or "k_proj" in name:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = x.shape[0] // 8
             x = x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
-        stem = name.removesuffix(".weight")
-        data = x.float().numpy()
-        kind = stored if x.dim() > 1 else gguf.GGMLQuantizationType.F32
-        named = (names.get_name(stem) or stem) + ".weight"
-        w.add_tensor(named, gguf.quantize(data, kind), raw_dtype=kind)
+        x = x + 1 if "gemma" in kind and "norm" in name else x
+        x = x.T if kind == "gpt2" and x.dim() == 2 and ".c_" in name else x
+        stem, dot, end = name.rpartition(".") if "." in name else (name, ".", "weight")
+        if end not in ("weight", "bias"):
+            stem, dot, end = name, ".", "weight"
+        data = x.float().contiguous().numpy()
+        dtype = stored if x.dim() > 1 else gguf.GGMLQuantizationType.F32
+        named = (names.get_name(stem) or stem) + dot + end
+        w.add_tensor(named, gguf.quantize(data, dtype), raw_dtype=dtype)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -83,9 +117,7 @@ class ByteLevel:
     def __init__(self, pre):
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-        from clearhead.hf.pre_tokenizers import RULES
-
-        self.pre, self.rules = pre, RULES.get(pre, RULES["gpt-2"])
+        self.pre, self.rules = pre, PUBLISHED.get(pre, PUBLISHED["gpt-2"])
         trained = Tokenizer(models.BPE())
         # trained on any text between spaces, so that merges cross what a rule may cut
         trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -17,24 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..errors import BadValue, Missing, how_to_install
+from .gguf_settings import (
+    check_numbers,
+    check_settings,
+    misread,
+    scale_queries,
+    scale_rotations,
+    unreadable,
+)
 from .pre_tokenizers import ADDS_BOS, apply_rule
 from .register import quiet_transformers
 
 FORMAT = 1  # of the converted folders; higher when a conversion changes
 ABOUT = "clearhead.json"
 _PLAIN = {"F32", "F16", "BF16", "F64"}
-# Settings that transformers does not read for each architecture, with the configuration's names.
-_SETTINGS = {
-    "attention.key_length": "head_dim",
-    "attention.value_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "rope.freq_base": "rope_theta",
-}
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -83,7 +81,7 @@ def converted(file: Path) -> Path:
     try:
         reader = gguf.GGUFReader(file)
     except Exception as error:  # the reader of a damaged file may raise anything
-        raise _unreadable(file, f"{type(error).__name__}: {error}") from error
+        raise unreadable(file, f"{type(error).__name__}: {error}") from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
     if (free := shutil.disk_usage(folder.parent).free) < size:
@@ -113,20 +111,19 @@ def _convert(file: Path, reader: Any, folder: Path) -> None:
         if f"general.{key}" in reader.fields
     }
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True}
+    if hasattr(transformers, "GgufConfig"):  # older ones always dequantise
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)
-        model, loaded = _loader(config).from_pretrained(
-            file.parent, **source, dtype=torch.float32, output_loading_info=True,
-            quantization_config=transformers.GgufConfig(dequantize=True),
-        )  # fmt: skip
+        model, loaded = _loader(config).from_pretrained(file.parent, **source, **options)
     except Exception as error:
-        raise _unreadable(
-            file, f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
-    _check_settings(file, reader, model.config)
-    _scale_rotations(file, reader, model.config)
-    _check_numbers(file, reader, model, loaded["missing_keys"])
+        raise unreadable(file, f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+    check_settings(file, reader, model.config)
+    scale_rotations(file, reader, model.config)
+    scale_queries(model.config)
+    check_numbers(file, reader, model, loaded["missing_keys"])
     _write_model(model, folder)
     _set_tokenizer(file, reader, tokenizer)
     tokenizer.save_pretrained(folder)
@@ -181,64 +178,6 @@ def _quantization(reader: Any, file_type: Any) -> str:
         return sizes.most_common(1)[0][0]
 
 
-def _check_settings(file: Path, reader: Any, config: Any) -> None:
-    """Raise `BadValue` for a setting that differs between the configuration and the file."""
-    rotations = getattr(config, "rope_parameters", None) or {}
-    for key, field in reader.fields.items():
-        setting = key.partition(".")[2]
-        if setting == "rope.scaling.type" and field.contents() != "none":
-            raise _misread(file, key, field.contents(), rotations.get("rope_type", "none"))
-        if (name := _SETTINGS.get(setting)) is None or key.startswith("general."):
-            continue
-        known = rotations.get(name, getattr(config, name, None))
-        if name == "head_dim" and known is None:
-            known = config.hidden_size // config.num_attention_heads
-        value = field.contents()
-        if known is None or abs(float(known) - float(value)) > 1e-6 * abs(float(value)):
-            raise _misread(file, key, value, known)
-
-
-def _scale_rotations(file: Path, reader: Any, config: Any) -> None:
-    """Add the factors of `rope_freqs.weight` to the configuration.
-
-    Llama 3.1 and later divide their rotary frequencies by them, and transformers ignores that
-    tensor. Raises `BadValue` for factors that transformers' rule "llama3" cannot express.
-    """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    factors = [tensor for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
-    if not factors:
-        return
-    wanted = torch.tensor(factors[0].data, dtype=torch.float32)
-    plain = dict(config.rope_parameters)
-    angles = torch.arange(0, 2 * len(wanted), 2) / (2 * len(wanted))
-    # llama.cpp computes the factors with these three, whatever the configuration was
-    config.rope_parameters = {
-        **plain, "rope_type": "llama3", "factor": float(wanted.max()), "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
-    if not torch.allclose(plain["rope_theta"] ** -angles / frequencies, wanted, rtol=1e-4):
-        raise _misread(file, "rope_freqs.weight", "other factors", "the rule llama3")
-
-
-def _check_numbers(file: Path, reader: Any, model: nn.Module, missing: set[str]) -> None:
-    """Raise `BadValue` if a parameter is missing in the file, or a tensor of the file is unused.
-
-    transformers draws the first at random and ignores the second, without a warning.
-    """
-    if missing:
-        raise _unreadable(file, f"it lacks {', '.join(sorted(missing)[:5])}")
-    tied = getattr(model.config, "tie_word_embeddings", False)
-    apart = {"rope_freqs.weight", *(["output.weight"] if tied else [])}
-    tensors = {t.name: int(t.n_elements) for t in reader.tensors if t.name not in apart}
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    if (left := sum(tensors.values()) - numbers) != 0:
-        suspects = [name for name, size in tensors.items() if size == left]
-        named = f" ({', '.join(suspects[:3])}?)" if suspects else ""
-        raise _unreadable(file, f"transformers reads {numbers:,} numbers, {left:,} fewer{named}")
-
-
 def _set_tokenizer(file: Path, reader: Any, tokenizer: Any) -> None:
     """Apply the settings of the file's tokenizer that transformers ignores."""
     from tokenizers import decoders, pre_tokenizers
@@ -263,20 +202,4 @@ def _set_tokenizer(file: Path, reader: Any, tokenizer: Any) -> None:
                 [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
             )
         elif spaced and not adds:
-            raise _misread(file, "tokenizer.ggml.add_space_prefix", spaced, adds)
-
-
-def _misread(file: Path, key: str, value: object, known: object) -> BadValue:
-    return BadValue(
-        f"{str(file)!r} has {key}={value}, and transformers reads it as {known}.",
-        "each setting of a GGUF file is applied, or the file is refused.",
-        "load the original checkpoint, a folder with config.json and safetensors.",
-    )
-
-
-def _unreadable(file: Path, why: str) -> BadValue:
-    return BadValue(
-        f"The GGUF file {str(file)!r} cannot be loaded: {why}.",
-        "transformers must be able to read a GGUF file, and all of its numbers are used.",
-        "load the original checkpoint, a folder with config.json and safetensors.",
-    )
+            raise misread(file, "tokenizer.ggml.add_space_prefix", spaced, adds)

@@ -2,7 +2,8 @@
 
 A file names its rule in `tokenizer.ggml.pre`. If transformers does not know the name, it uses
 GPT-2's rule without a warning. The rules are those of `llama-vocab.cpp`: each expression splits the
-pieces that the earlier expressions left.
+pieces that the earlier expressions left. The rules of tekken and gpt-4o are those of the models:
+in llama.cpp they lack combining marks.
 """
 
 from typing import Any
