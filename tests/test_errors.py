@@ -281,7 +281,7 @@ TYPES = {
         lambda: ch.causal.to_additive(3, dtype=torch.bool),
         """to_additive got dtype=torch.bool.
   Rule: an additive mask holds 0 and -inf, which are floating-point numbers.
-  Hint: pass a floating dtype; to_bool() gives booleans.""",
+  Hint: pass a floating dtype; to_bool() returns booleans.""",
     ),
     "a class of masks": (
         lambda: call(mask=ch.Causal),

@@ -39,7 +39,7 @@ def number(x: float, decimals: int) -> str:
 
 
 def si(x: float) -> str:
-    """A number with four digits and the prefix of its unit.
+    """Write a number with four digits and the prefix of its unit.
 
     >>> si(20), si(123456)
     ('20 ', '123.5 k')

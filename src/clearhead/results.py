@@ -1,7 +1,7 @@
-"""Results as files and as tables: `save`, `load`, and data frames of pandas.
+"""Save results to files, load them, and convert them to data frames of pandas.
 
-A file is one of safetensors: the tensors of the result under the names of its attributes, and its
-structure as JSON in the metadata. Only classes that are marked `loadable` are written and read.
+A file has the format of safetensors: the tensors of the result under the names of its attributes,
+and its structure as JSON in the metadata. Only classes that are marked `loadable` are saved.
 """
 
 import copyreg
@@ -32,11 +32,11 @@ class Savable:
     """A result that can be written to a file."""
 
     def save(self, path: str | Path) -> Path:
-        """Write this result to a file, and return the path; `clearhead.load` reads it back.
+        """Write this result to a file, which `clearhead.load` reads, and return its path.
 
         The file holds tensors as safetensors and the rest as JSON, without pickle. Other programs
-        read the tensors with ``safetensors.torch.load_file``. Tensors are read back on the CPU and
-        without gradients.
+        read the tensors with ``safetensors.torch.load_file``. Loaded tensors are on the CPU and
+        have no gradients.
 
         Raises `BadValue` if the file cannot be written.
         """
@@ -59,10 +59,10 @@ class Savable:
 
 
 def load(path: str | Path) -> Any:
-    """Read a result that its `save` wrote: a `Look`, a `Recording`, a `Report` or a `Trace`.
+    """Load a result that its `save` wrote: a `Look`, a `Recording`, a `Report` or a `Trace`.
 
-    Raises `BadValue` for a missing file, for one that `save` did not write, and for one of another
-    version whose results had other parts.
+    Raises `BadValue` for a missing file, for a file that `save` did not write, and for a file of
+    another version whose results had other parts.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -81,13 +81,13 @@ def load(path: str | Path) -> Any:
 def _unreadable(why: object) -> BadValue:
     return BadValue(
         str(why),
-        "load reads what the save method of a result wrote, in this version of clearhead.",
+        "load reads files that the save method of a result wrote in this version of clearhead.",
         "check the path; safetensors.torch.load_file reads the tensors of any such file.",
     )
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON. Its tensors go into `tensors`, under `name` and the names of its parts."""
+    """Convert a value to JSON, and put its tensors into `tensors`, by `name` and part."""
 
     def part(key: object, x: Any) -> Any:
         return _encode(x, f"{name}.{key}".lstrip("._"), tensors)
@@ -109,11 +109,11 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if LOADABLE.get(kind.__name__) is not kind:
         raise BadType(
             f"The result holds {kind_of(value)} as {name}.",
-            "numbers, strings, tensors and the results of clearhead are saved.",
-            "save the tensors alone, with safetensors.torch.save_file.",
+            "a result can hold numbers, strings, tensors and other results of clearhead.",
+            "save only the tensors, with safetensors.torch.save_file.",
         )
     make, arguments, state = (*value.__reduce_ex__(2), None)[:3]
-    if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # which pickle uses, too
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # as in pickle
         arguments = arguments[1:]
     return {
         "class": kind.__name__,
@@ -151,7 +151,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def data_frame(rows: Sequence[Mapping[str, object]]) -> "pandas.DataFrame":
-    """A table of pandas with these rows. Raises `Missing` without pandas."""
+    """Return a DataFrame of pandas with these rows. Raises `Missing` without pandas."""
     try:
         import pandas
     except ImportError as error:

@@ -55,7 +55,7 @@ def statistics_of(
 
 
 def rows_of(p: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
-    """The exact weights of the queries at some positions, (n,), on all keys: (B, H, n, Tk)."""
+    """Compute the exact weights of the queries at positions (n,) on all keys: (B, H, n, Tk)."""
     if (ranks := ambient().ranks) is not None:
         return ranks.rows(p, inputs, queries)
     every, like = slice(0, p.Tk), torch.empty((), dtype=p.wide, device=p.device)
@@ -63,5 +63,5 @@ def rows_of(p: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
     added = None if p.bias is None else bias(p.bias.block(p.grid, queries, every, like))
     part = replace(p, Tq=len(queries), mask=dense(keep=keep), bias=added)
     requested = [exact_rows(range(len(queries)))]
-    found = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), requested).finish()
-    return cast(Tensor, found["exact_rows"])
+    results = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), requested).finish()
+    return cast(Tensor, results["exact_rows"])

@@ -74,13 +74,15 @@ class Exports(ABC):
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> Tensor:
-        """The mask as something to add to scores: 0 where allowed, -inf where not. Sizes as in
-        `to_bool`. Raises `BadType` for a dtype that has no -inf."""
+        """Return the mask to add to scores: 0 where allowed, -inf where not. Sizes as in `to_bool`.
+
+        Raises `BadType` for a dtype without -inf.
+        """
         if not dtype.is_floating_point:
             raise BadType(
                 f"to_additive got dtype={dtype}.",
                 "an additive mask holds 0 and -inf, which are floating-point numbers.",
-                "pass a floating dtype; to_bool() gives booleans.",
+                "pass a floating dtype; to_bool() returns booleans.",
             )
         allowed = self.to_bool(Tq, Tk, B=B, H=H, device=device)
         zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)

@@ -69,7 +69,7 @@ class Statistic(ABC):
     by: Numbers = None  # a number for every key, which multiplies the weights
 
     def __repr__(self) -> str:
-        """The call that makes it, without arguments that have their default value."""
+        """Write the call that makes this statistic, without arguments that have their default."""
         parts = (
             f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)  # type: ignore[arg-type]  # those with arguments are dataclasses
