@@ -65,7 +65,7 @@ def state_of_queries(
     factors: Callable[[Tensor, slice, slice], Tensor | None],
 ) -> online_softmax.State:
     """Compute the state of some queries after all their keys. `factors(scores, queries, keys)`
-    returns what dropout multiplies the weights of a tile by, None for nothing."""
+    returns the dropout factors of the weights of a tile, or None without dropout."""
     q = inputs.q[:, :, queries].to(p.wide)
 
     def state_after(keys: slice, tile_problem: Problem) -> online_softmax.State:
