@@ -1,8 +1,8 @@
 """Build the page: `make page`. Users need neither this nor Node.js, only its two results.
 
-`src/schema.d.ts` declares the data of a page, from `explorer/html/schema.py`. The bundle, which
-Python writes into every page, is made by esbuild from `src/page.js` and what that imports; its
-first line holds a digest of its sources, by which a test sees that it is current.
+`src/schema.d.ts` declares the data of a page, from `explorer/html/schema.py`. esbuild bundles
+`src/page.js` and its imports, and Python writes the bundle into every page. The first line of the
+bundle has a digest of its sources, with which a test checks that it is current.
 """
 
 import hashlib
@@ -25,13 +25,15 @@ ESBUILD = (
 
 
 def bundle() -> str:
-    """The bundle, made anew."""
-    made = subprocess.run(ESBUILD, cwd=FOLDER, check=True, stdout=subprocess.PIPE, encoding="utf-8")
-    return f"{first_line()}\n{made.stdout}"
+    """Build and return the bundle."""
+    built = subprocess.run(
+        ESBUILD, cwd=FOLDER, check=True, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    return f"{first_line()}\n{built.stdout}"
 
 
 def first_line() -> str:
-    """A digest of the sources, and of what says how they are bundled."""
+    """Return a comment with a digest of the sources and of the command that bundles them."""
     sources = [FOLDER / "package-lock.json", *sorted(FOLDER.glob("src/**/*.js"))]
     digest = hashlib.sha256(" ".join(ESBUILD).encode())
     for path in sources:
@@ -46,7 +48,7 @@ PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", type(No
 
 
 def declarations() -> str:
-    """The schema: an interface for each `TypedDict`, in their order."""
+    """Return the schema in TypeScript: an interface for each `TypedDict`, in order."""
     text = f"// Made by `make page` from {schema.__name__}; do not edit.\n\n"
     text += _comment(schema.__doc__)
     for value in vars(schema).values():

@@ -1,4 +1,4 @@
-// Another text, or the same with edits: the source computes it, then all of it is drawn at once.
+// Compute another text, or the same text with edits, and draw the result.
 
 import { Snapshot, decode } from "./data.js";
 import { changedEdits, hasEdits } from "./edits.js";
@@ -9,12 +9,11 @@ import { tellingQuery } from "./telling.js";
 
 export const can = (name) => Boolean(store.source?.can.edits.includes(name));
 
-// A change builds on what was last asked for, which may still be computed.
+// A change is added to the newest request, which may still run.
 export const asked = () => store.wanted ?? { text: store.current.text, edits: chosen.edits };
 export const edit = (changes, field = null) => compute(asked().text, { ...asked().edits, ...changes }, field);
 
-// Another text or other edits: the source computes, then all of it is drawn at once. `field` is the
-// one whose value was changed.
+// Computes another text or other edits, and draws the result. `field` is the one that changed.
 export async function compute(text, edits, field = null) {
   const { source } = store;
   if (!source) return;
@@ -31,7 +30,7 @@ export async function compute(text, edits, field = null) {
         after = new Snapshot(keepLabels(await source.compute(text, edits)));
       }
     } catch (error) {
-      // What was refused is asked for no longer; a text that could be read still is.
+      // A refused value is removed from the request; a text that was read stays.
       if (isNewest()) {
         store.wanted = plain !== store.current ? { text, edits: chosen.edits } : null;
         store.refusedField = field;
@@ -40,7 +39,7 @@ export async function compute(text, edits, field = null) {
     }
     if (!isNewest()) return;
     store.wanted = null;
-    if (store.kept && !isComparable(plain)) say(`${besideName()} read the text of this page only.`);
+    if (store.kept && !isComparable(plain)) say(`${besideName()} has results for the text of this page only.`);
     const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike(compared, after));
     if (isWithoutEffect) after = null;
     const isNewText = plain !== store.current, had = chosen.query;
@@ -50,15 +49,15 @@ export async function compute(text, edits, field = null) {
     settle();
     if (isNewText && had !== null && chosen.query === null) chosen.query = tellingQuery(chosen.layer, chosen.head);
     if (isNewText) screen.fillAll();
-    if (isWithoutEffect) say(hasEdits(edits) ? NO_EFFECT : "The seed counts once weights are dropped.", true);
+    if (isWithoutEffect) say(hasEdits(edits) ? NO_EFFECT : "The seed matters only with dropout.", true);
     go({});
   }, text !== store.current.text);
 }
 
-const NO_EFFECT = "With this every number stays as it was.";
+const NO_EFFECT = "This changes no number.";
 
-// Are the numbers of two snapshots of a text the same, in every head? A digest of the outputs can say so,
-// of a long text nothing else; without one, a snapshot that holds all numbers.
+// Whether two snapshots of a text have the same numbers in every head. A digest of the outputs shows it;
+// without one, only a snapshot with all numbers does.
 function isAlike(a, b) {
   if (a.data.outputs && a.data.outputs === b.data.outputs) return true;
   const deciding = (data) => data.steps.filter((it) => ["weights", "dropped", "output"].includes(it.name));
@@ -73,8 +72,8 @@ function isAlike(a, b) {
   });
 }
 
-// Waits for what the source answers, and says what went wrong; of another text, that what is shown is
-// of the one before. A host that takes its time can be stopped.
+// Waits for the source, and shows an error; for another text also that the results are those of the
+// earlier text. A slow host can be stopped.
 export async function answered(ask, isOfAnother = false) {
   const request = ++store.computing, isNewest = () => request === store.computing;
   say("");
@@ -90,7 +89,7 @@ export async function answered(ask, isOfAnother = false) {
   }
 }
 
-// A field of one line drops what ends a line, and would join the words beside it.
+// A field of one line removes line breaks, and would join the words around them.
 export function inOneLine(text) {
   return text.replace(/\s*[\r\n]+\s*/g, " ");
 }
@@ -101,18 +100,18 @@ export function stop() {
   byId("stop").hidden = true;
   store.wanted = store.refusedField = null;
   byId("text").value = inOneLine(store.current.text);
-  say("Stopped. The text is the one before.");
+  say("Stopped. The text is the earlier one.");
   screen.drawControls();
 }
 
-// Labels that were measured hold for every text; the others, and effects, were of the text before.
+// Measured labels hold for every text; the others, and effects, belong to the earlier text.
 export function keepLabels(data) {
   if (data.heads || !opened.data.heads) return data;
   return { ...data, heads: opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it) };
 }
 
-// The chosen query in another text: the same position if its word is still near it, else the word,
-// else the position if no word was added or taken away, else none.
+// The selected query in another text: the same position if its word is still near it, else the word,
+// else the position if no word was added or removed, else none.
 function sameWords(next) {
   const moved = (position) => {
     if (position === null) return null;
@@ -125,8 +124,7 @@ function sameWords(next) {
   return { query: moved(chosen.query), key: null };
 }
 
-// What went wrong, or what is being done. While a text is refused, what is shown of the one before is
-// dimmed.
+// Shows an error or the progress. While a text is refused, the results of the earlier text are dimmed.
 export function say(words, isProgress = false, isRefusal = false) {
   store.isRefused = isRefusal;
   byId("app").classList.toggle("refused", store.isRefused);
@@ -136,7 +134,7 @@ export function say(words, isProgress = false, isRefusal = false) {
   }
 }
 
-// Keeps the text, or the other model that the page holds, to stand beside; or lets it go.
+// Keeps the text, or the page's other model, for comparison; or removes it.
 export function keep() {
   if (store.kept) store.kept = null;
   else {

@@ -1,5 +1,5 @@
-// What if: the same text with other edits, or without some heads; before and after stand side by side.
-// Of each edit, pageData.edits says how its control looks and what it may hold.
+// "What if": the same text with edits, or without some heads, with before and after side by side.
+// pageData.edits describes the control of each edit and its valid values.
 
 import { asked, can, compute, edit, inOneLine, say, stop } from "./compute.js";
 import { changedEdits, refusalOf } from "./edits.js";
@@ -9,7 +9,7 @@ import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
 
 /** @import { NumberEdit } from "./schema.d.ts" */
 
-// What stands for a value in the control of an edit, and the value that a control holds.
+// Convert a value to the content of an edit's control, and back.
 /** @param {NumberEdit} edit @param {any} value */
 const shownIn = ({ doubles }, value) => (doubles ? Math.log2(value) : value ?? "");
 
@@ -29,7 +29,7 @@ function field(name) {
     : make("input", { ...common, type: slider ? "range" : "number", min, max, step, class: slider ? undefined : "short" });
   control.disabled = !can(name);
   control.addEventListener(slider ? "input" : "change", () => {
-    const value = valueIn(control, offered), why = control.validity.badInput ? "It is no number." : refusalOf(name, value);
+    const value = valueIn(control, offered), why = control.validity.badInput ? "Enter a number." : refusalOf(name, value);
     if (!why) return void edit({ [name]: value }, name);
     store.refusedField = name;
     say(why, false, store.isRefused);
@@ -52,7 +52,7 @@ export function buildControls() {
     edit({ off: rest.length < off.length ? rest : [...rest, [layer, head]] });
   });
   off.disabled = !can("off");
-  const reset = make("button", { type: "button", id: "edit-none" }, "As it was");
+  const reset = make("button", { type: "button", id: "edit-none" }, "Reset");
   reset.addEventListener("click", () => edit(NO_EDITS));
   form.replaceChildren(
     make("p", { class: "hint", id: "edit-why" }, whyNot()),
@@ -74,8 +74,8 @@ export function buildControls() {
   byId("stop").addEventListener("click", stop);
 }
 
-// The masks to choose from. A mask only narrows what the model allows, so those are left out that change
-// nothing, or of which one half changes nothing.
+// The masks to choose from. A mask only narrows what the model allows, so masks that change nothing, or
+// have a part that changes nothing, are left out.
 function fillMasks() {
   const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
   const isCausal = trace.size.q > 1 && trace.kept[0] < last && Boolean(trace.blocked(0, trace.kept[0])[last]);
@@ -87,15 +87,15 @@ function fillMasks() {
 
 const whyNot = () => (store.source
   ? ""
-  : "This file holds numbers, not the model that made them, so nothing can be computed anew here. " +
-    "clearhead serve opens a model to which all of this can be done.");
+  : "This file has numbers, but not the model that computed them, so it cannot recompute anything. " +
+    "For edits, open the model with clearhead serve.");
 
 export function drawKeep() {
   const button = byId("keep");
   button.hidden = !pageData.beside && !store.source?.can.text;
-  button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Let the kept text go" : "Keep this text";
+  button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Remove the kept text" : "Keep this text";
   button.title = pageData.beside ? "The same head of both models, side by side"
-    : "Then type another: both stand side by side";
+    : "Then type another text, to see both side by side";
   button.setAttribute("aria-pressed", store.kept !== null);
 }
 

@@ -1,5 +1,5 @@
-// What a model did with one text: snapshots, their layers, and the steps of these. Python describes the
-// data in schema.d.ts; a model in the page computes the same.
+// The results of a model on one text: snapshots, their layers, and their steps. schema.d.ts describes
+// the data; a model in the page computes the same data.
 
 /** @import * as schema from "./schema.d.ts" */
 
@@ -9,7 +9,7 @@
 /** @typedef {Omit<schema.Layer, "steps"> & {steps: StepData[]}} LayerData */
 /** @typedef {Omit<schema.Snapshot, "layers"> & {layers: LayerData[]}} SnapshotData */
 
-// One step; `isPair` says that it is queries x keys.
+// One step. `isPair` is true for queries x keys.
 export class Step {
   /** @type {string} */ name;
   /** @type {string} */ formula;
@@ -32,7 +32,7 @@ export class Step {
   constructor(data) {
     Object.assign(this, data, { decoded: undefined });
     this.isPair = this.axes.includes("q") && this.axes.includes("k");
-    // Of an axis that is not kept in full: the index in the data, by position.
+    // For an axis that is not stored in full: the index in the data, by position.
     this.indexOf = {};
     for (const [letter, positions] of Object.entries(this.kept ?? {})) {
       this.indexOf[letter] = new Map(positions.map((position, index) => [position, index]));
@@ -48,7 +48,7 @@ export class Step {
     return (this.decoded ??= decode(this));
   }
 
-  // Does the page hold a map of every head?
+  // Whether the page has a map of every head.
   get hasMap() {
     return this.isPair && (this.map !== undefined || !this.kept?.q);
   }
@@ -58,7 +58,7 @@ export class Step {
   }
 
   // The numbers along `free` at an index of every other axis, for example
-  // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not hold them.
+  // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not have them.
   along(free, indices) {
     if (!this.holdsNumbers) return null;
     let start = 0, stride = 1, step = 0, length = 1;
@@ -77,8 +77,8 @@ export class Step {
     return Array.from({ length }, (_, i) => this.numbers[start + i * step]);
   }
 
-  // One head of a queries x keys step as a grid of cells: the numbers themselves, or the pooled ones
-  // of a long text. One head of a long report has a larger map; `fine` says whether to use it.
+  // One head of a queries x keys step as a grid of cells: the numbers, or pooled numbers for a long
+  // text. One head of a long report has a larger map, which `fine` selects.
   grid(head, fine = true) {
     if (fine && this.fine && this.fine.head === head) {
       const [rows, columns] = this.fine.stored;
@@ -104,11 +104,11 @@ export function decode({ kind = "f4", data = "", top, values: given }) {
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   const values = new KINDS[kind](bytes.buffer);
   if (top === undefined) return values;
-  // A shade is the square root of a share of the largest; 0 is a cell that the mask blocks.
+  // A shade is the square root of a fraction of the largest number; 0 is a masked cell.
   return Float32Array.from(values, (shade) => (shade ? ((shade - 1) / 254) ** 2 * top : -Infinity));
 }
 
-// One layer of a snapshot, and how to read it.
+// One layer of a snapshot, with methods to read it.
 export class Trace {
   /** @type {Record<string, number>} */ size;
   /** @type {Record<string, number>} */ settings;
@@ -133,13 +133,13 @@ export class Trace {
     this.queries = labels(data.queries, data.size.q);
     this.keys = labels(data.keys, data.size.k);
     this.kept ??= numbers(data.size.q).map(Number);
-    // Are queries and keys the same words? Then a word can be both.
+    // Whether queries and keys are the same words, so that a word can be both.
     this.isOneText = !this.cross_attention && (this.queries === this.keys ||
       (data.size.q === data.size.k && this.queries.every((word, i) => word === this.keys[i])));
     this.pairs = steps.filter((step) => step.isPair);
     this.maps = steps.filter((step) => step.hasMap);
     this.weights = /** @type {Step} */ (this.step("weights"));
-    // What the values are multiplied by: the weights after dropout, if there was dropout.
+    // The factors of the values: the weights, after dropout if there was dropout.
     this.used = this.step("dropped") ?? this.weights;
     this.heads = data.size.h ?? 1;
     this.keyHeads = data.size.g ?? this.heads;
@@ -149,7 +149,7 @@ export class Trace {
     return this.steps.find((step) => step.name === name);
   }
 
-  // The number that is shown for an index of an axis: from 0, or from where a larger text was cut.
+  // The position to show for an index of an axis, which in a part of a text does not begin at 0.
   numbered(letter, index) {
     return index + (this.first?.[letter] ?? 0);
   }
@@ -159,7 +159,7 @@ export class Trace {
     return { h, q, k, g: Math.floor(h / (this.heads / this.keyHeads)) };
   }
 
-  // The row of a queries x keys step. If only the largest weights are held, others are undefined.
+  // The row of a queries x keys step. If only the largest weights are stored, others are undefined.
   row(/** @type {Step} */ step, head, query) {
     return step.along("k", this.at(head, query, 0)) ??
       (step === this.weights || step === this.used ? this.largestKept(head, query) : null);
@@ -179,12 +179,12 @@ export class Trace {
     return row;
   }
 
-  // The weight of every query on one key; undefined where the page does not hold it.
+  // The weight of every query on one key; undefined if the page does not have it.
   column(head, key) {
     return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
   }
 
-  // How much every key receives from a query on average.
+  // The mean weight that each key receives from a query.
   received(head) {
     const sums = Array(this.size.k).fill(0);
     for (const query of this.kept) {
@@ -193,19 +193,19 @@ export class Trace {
     return sums.map((sum) => sum / this.kept.length);
   }
 
-  // Which keys the mask blocks for a query, if the page holds the masked scores.
+  // The keys that the mask blocks for a query, if the page has the masked scores.
   blocked(head, query) {
     const masked = this.step("masked"), row = masked && this.row(masked, head, query);
     return row ? row.map((score) => score === -Infinity) : this.keys.map(() => false);
   }
 
-  // Which query, of those that are held, is nearest to a position.
+  // The stored query nearest to a position.
   nearest(position) {
     return this.kept.reduce((best, next) =>
       (Math.abs(next - position) < Math.abs(best - position) ? next : best), this.kept[0]);
   }
 
-  // The positions that a cell of a map stands for, [first, last].
+  // The positions that a cell of a map covers, [first, last].
   rowSpan(cell, rows) {
     return span(cell, this.size.q, rows, this.block?.[0]);
   }
@@ -222,8 +222,8 @@ export class Trace {
   }
 }
 
-// The first and last position of a cell of a map: blocks of equal size in the page of a trace, bins
-// of nearly equal size in that of a report.
+// The first and last position of a cell of a map. The page of a trace has blocks of equal size, that
+// of a report bins of nearly equal size.
 function span(cell, length, cells, block) {
   if (block) return [cell * block, Math.min(length, (cell + 1) * block) - 1];
   return [Math.floor(cell * length / cells), Math.floor((cell + 1) * length / cells) - 1];
@@ -250,18 +250,18 @@ export class Snapshot {
     return this.read.length;
   }
 
-  // Are these labels, of a layer, the tokens of the text?
+  // Whether these labels of a layer are the tokens of the text.
   areTokens(labels) {
     return labels === this.tokens ||
       (labels.length === this.tokens.length && labels.every((word, i) => word === this.tokens[i]));
   }
 
-  // Does a label touch the one before it, as the pieces of a word do?
+  // Whether a label follows the one before it without a space, like the pieces of a word.
   touches(labels, position) {
     return this.joined.has(position) && this.areTokens(labels);
   }
 
-  // A label in full, as the vocabulary spells it and by its id. Undefined if that is unknown.
+  // A label with its spelling in the vocabulary and its id; undefined if unknown.
   spelled(labels, position) {
     const { spelling } = this.data;
     if (!spelling || !this.areTokens(labels)) return undefined;
@@ -272,7 +272,7 @@ export class Snapshot {
     return (this.read[number] ??= new Trace(this.data.layers[number], this.tokens));
   }
 
-  // What was found about a head: its label, entropy, shares. Undefined if nothing was.
+  // The results for a head: its label, entropy, shares; undefined if there are none.
   finding(layer, head) {
     return this.findings.get(`${layer}.${head}`);
   }

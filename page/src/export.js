@@ -1,4 +1,4 @@
-// Saving what is shown: the picture as PNG or SVG, its numbers as CSV.
+// Save the picture as PNG or SVG, and its numbers as CSV.
 
 import { byId, make } from "./marks.js";
 import { drawMap } from "./pictures/map.js";
@@ -30,7 +30,7 @@ export function buildSave() {
   });
 }
 
-// What each entry of the menu saves.
+// The functions of the entries of the menu.
 function nameSaved() {
   const step = stepToSave(), picture = chosen.view === "numbers" ? "Map" : "Picture";
   const words = { png: `${picture} (PNG)`, svg: `${picture} (SVG)`,
@@ -40,10 +40,10 @@ function nameSaved() {
 
 const stepToSave = () => (chosen.view === "map" ? chosen.step : "weights");
 
-// The map shows every query, so all are saved from there; elsewhere the chosen one, if there is one.
+// The map shows every query, so all are saved; other views save the selected query, if there is one.
 const isRowOnly = () => state().query !== null && state().view !== "map";
 
-// The picture with what it is about above it. Numbers have no picture: the map stands for them.
+// The picture with a title. The numbers have no picture, so the map replaces it.
 function pictureToSave() {
   const width = Math.max(640, byId("view").clientWidth), height = Math.max(360, byId("view").clientHeight);
   const scene = TABS[state().view].draw?.(width, height) ?? drawMap(width, height);
@@ -56,7 +56,7 @@ function pictureToSave() {
 
 function shifted(shape, dx, dy) {
   if (shape.kind !== "path") return { ...shape, x: shape.x + dx, y: shape.y + dy };
-  // Every path here is absolute: M, C with pairs, and V with a y.
+  // All paths are absolute: M, C with pairs, and V with a y.
   let isX = true, isVertical = false;
   const d = shape.d.replace(/[MCV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
     if (/[MCV]/.test(it)) { isX = true; isVertical = it === "V"; return it; }
@@ -68,10 +68,10 @@ function shifted(shape, dx, dy) {
 }
 
 const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
-// A cell that begins like a formula would be computed by a spreadsheet.
+// A spreadsheet would compute a cell that begins like a formula.
 const inCsv = (text) => quoted(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
 
-// Every number of the matrix that is shown, of every side: of the chosen query, or of all that the page holds.
+// All numbers of the shown matrix, for every side: of the selected query, or of all stored queries.
 function csvOf() {
   const lines = ["side,layer,head,query position,query,key position,key,step,value"];
   for (const side of sides()) {

@@ -1,4 +1,4 @@
-// The heads: one small map each, and what each of them does.
+// The heads: a small map and a description of each.
 
 import { shareColour, sideColour } from "./ink.js";
 import { byId, count, make, percent } from "./marks.js";
@@ -11,27 +11,27 @@ import { chosen, sheet, store } from "./store.js";
 
 /** @import { Trace } from "./data.js" */
 
-// What the number of a label means. The first three are measured on held-out stories, the others on
-// this text.
+// The meaning of a label's number. The first three are measured on held-out stories, the others on this
+// text.
 const MEANS = {
   "previous word": "of held-out words have its largest weight on the word before",
   subject: "of held-out verbs have its largest weight on their subject",
-  antecedent: "of held-out pronouns have its largest weight on whom they mean",
-  induction: "of its weight, where a token occurred before, lies on what followed it then",
-  "duplicate token": "of its weight, where a token occurred before, lies on that occurrence",
-  "previous token": "of its weight lies on the token before",
-  "two before": "of its weight lies two tokens before",
-  "next token": "of its weight lies on the token after",
-  "same token": "of its weight stays on the token itself",
-  "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
-  separators: "of its weight lies on punctuation and line ends",
-  "special token": "of its weight lies on special tokens",
-  "local window": "of its weight lies on tokens near by",
-  "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
-  spread: "at a time, on average: it looks at nearly everything alike",
-  sharp: "at a time, on average: few, and not one kind of them",
+  antecedent: "of held-out pronouns have its largest weight on their antecedent",
+  induction: "of its weight, if a token occurred before, is on the token that followed it there",
+  "duplicate token": "of its weight, if a token occurred before, is on that occurrence",
+  "previous token": "of its weight is on the token before",
+  "two before": "of its weight is on the token two before",
+  "next token": "of its weight is on the token after",
+  "same token": "of its weight is on the token itself",
+  "first token (sink)": "of its weight is on the first token, which takes weight that is not needed",
+  separators: "of its weight is on punctuation and line ends",
+  "special token": "of its weight is on special tokens",
+  "local window": "of its weight is on nearby tokens",
+  "nothing (sink logit)": "of its weight goes to its sink, which has no value",
+  spread: "at a time, on average: its weights are nearly uniform",
+  sharp: "at a time, on average: few keys, which no label describes",
   mixed: "at a time, on average",
-  NaN: "at a time, on average: its weights are not numbers",
+  NaN: "at a time, on average: its weights are NaN",
 };
 // The label below a small map.
 const SHORT = {
@@ -55,7 +55,7 @@ const ORDERS = {
 };
 const rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
 const means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
-// The number of a label: a share; or how many keys, if the label says how even the weights are.
+// The number of a label: a fraction; or a number of keys, for labels about entropy.
 const isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
 const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number));
 const isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
@@ -74,7 +74,7 @@ export function buildHeads() {
   new ResizeObserver(layOutGrid).observe(byId("grid"));
 }
 
-// Anew for another snapshot: its labels and its tiles.
+// Rebuilds labels and tiles for another snapshot.
 export function fillHeads() {
   const found = [...snapshot().findings.values()];
   byId("order").parentElement.hidden = found.length < 2;
@@ -86,7 +86,7 @@ export function fillHeads() {
   const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
   if (!counts.has(sheet.label)) sheet.label = null;
   byId("labels").replaceChildren(...names.map((label) => {
-    const title = `Show these heads. Their number says how ${isByEntropy({ label }) ? "many keys" : "much"}: ${means({ label })}.`;
+    const title = `Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
     const button = make("button", { type: "button", "aria-pressed": label === sheet.label, title }, label,
       make("small", {}, ` ${counts.get(label)}`));
     button.addEventListener("click", () => {
@@ -149,7 +149,7 @@ function layOutGrid() {
   const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
   if (!width || !store.tiles.length) return;
   const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
-  // Of rows of nearly equal length: all in one, in two, and so on.
+  // The rows have nearly equal length: all in one row, in two, and so on.
   const lengths = [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))];
   const sizes = lengths.map((columns) => {
     const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns)
@@ -216,7 +216,7 @@ function walkGrid(event) {
   to.focus();
 }
 
-// ---- the chosen head in words --------------------------------------------------------------
+// ---- the selected head in words ------------------------------------------------------------
 
 export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
@@ -228,7 +228,7 @@ export function drawHeadLine() {
     title: others ? `${sentence} ${STAND_IN}` : sentence });
   const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
   byId("head-lead").classList.toggle("roomy", Boolean(it));
-  byId("head-lead").textContent = isOff ? "It is switched off: its output is 0, whatever it looks at." : it ? leadOf(it) : stepsInWords();
+  byId("head-lead").textContent = isOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
   byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
 }
 
@@ -237,7 +237,7 @@ function leadOf(it) {
   return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
 }
 
-// What the head causes: in short, and as a sentence.
+// The effect of the head: in short, and as a sentence.
 function effectOf(it) {
   const why = snapshot().data.effects_withheld;
   if (it && why) return ["without it: not measured", why];
@@ -253,11 +253,11 @@ function effectOf(it) {
     `${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`];
 }
 
-// A head whose label is strong and whose effect is small: which other heads look where it looks. A
-// small effect is under a tenth of the largest, and looking is at least 0.3 of the query's weight.
+// For a head with a strong label and a small effect: the other heads that look at the same key. A small
+// effect is under a tenth of the largest, and looking means at least 0.3 of the query's weight.
 const LOOKS = 0.3, STRONG = 0.5, MOST_NAMED = 3;
-const STAND_IN = "A label says where a head looks, the effect what is missing without this head alone: " +
-  "little, where others bring the same.";
+const STAND_IN = "A label describes where a head looks, and the effect measures what changes without it. " +
+  "The effect is small if other heads contribute the same.";
 
 function othersInWords(it) {
   const { layer, head, query } = state();
@@ -285,5 +285,5 @@ const sharesInWords = (it) => Object.entries(it.shares ?? {})
 function stepsInWords() {
   const { size } = shownTrace();
   return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` +
-    (size.d ? `, ${size.d} features a head` : "");
+    (size.d ? `, ${size.d} features per head` : "");
 }

@@ -1,5 +1,5 @@
-// Ink: one scale for weights, on a square root from 0 to 1, whatever the number of tokens; one
-// for signed numbers, around 0. Weights below one percent get neither a line nor a digit.
+// Colour scales. That of weights is their square root, from 0 to 1, for any number of tokens; that of
+// signed numbers is around 0. Weights below one percent have neither a line nor a digit.
 
 import { number } from "./marks.js";
 import { widthOf } from "./scene.js";
@@ -10,7 +10,7 @@ import { pageData, store } from "./store.js";
 export const LEAST = 0.01;
 const NAN_COLOUR = [214, 51, 92];
 
-// A colour between the points that Python wrote; `place` is from 0 to 1.
+// The colour at `place`, from 0 to 1, mixed from the two nearest points of the scale.
 function mixed(points, place) {
   const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
   const low = points[Math.floor(at)], high = points[Math.ceil(at)];
@@ -22,22 +22,22 @@ const scale = (name) => pageData.inks[name][store.isDark ? "dark" : "light"];
 export const shareColour = (weight) =>
   (Number.isNaN(weight) ? NAN_COLOUR : mixed(scale("sequential"), Math.sqrt(Math.max(0, weight))));
 
-// Of a number between -limit and limit.
+// The colour of a number between -limit and limit.
 export const signedColour = (value, limit) =>
   (Number.isNaN(value) ? NAN_COLOUR : mixed(scale("diverging"), 0.5 + 0.5 * value / limit));
 
 export const css = (colour) => `rgb(${colour.join(" ")})`;
 
-// Ink that can be read on a colour.
+// A text colour that is readable on a background.
 export const inkOn = ([red, green, blue]) =>
   (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff");
 
-// Five heads or sides that can be told apart, by every kind of colour vision.
+// The colours of up to five heads or sides, different for all colour vision.
 const SIDES = { light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],
   dark: ["#7cc7dd", "#f0a27e", "#b5cc6a", "#cfa3e6", "#e2c24a"] };
 export const sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
 
-// The bar that says which colour is which weight.
+// The colour bar of weights.
 export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150) {
   for (let i = 0; i < width; i++) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
@@ -63,7 +63,7 @@ export function drawSignedBar(/** @type {Scene} */ scene, x, y, limit, width = 1
   }
 }
 
-// Returns where it ends.
+// Returns its right end.
 export function drawHatchKey(/** @type {Scene} */ scene, x, y) {
   scene.rect(x, y - 2, 18, 12, { stroke: "rule" });
   scene.rect(x, y - 2, 18, 12, { hatch: true });

@@ -1,4 +1,4 @@
-// What listens: pointers, keys, the tabs of the views, the theme, the printer.
+// Event listeners: pointers, keys, the tabs of the views, the theme, the printer.
 
 import { keep } from "./compute.js";
 import { byId, make } from "./marks.js";
@@ -60,7 +60,7 @@ export function buildPicture() {
     else letGo();
   });
   addEventListener("hashchange", () => {
-    if (!location.hash.includes("=")) return; // it names a part of the page, as the skip link does
+    if (!location.hash.includes("=")) return; // the skip link is the id of an element
     const { changes, misread } = readAddress(location.hash);
     go(changes, misread);
   });
@@ -99,7 +99,7 @@ export function buildTheme() {
     store.isDark = to;
     store.themeColours = null;
     document.documentElement.dataset.theme = store.isDark ? "dark" : "light";
-    button.textContent = store.isDark ? "Light" : "Dark"; // the theme that it changes to
+    button.textContent = store.isDark ? "Light" : "Dark"; // the theme after a click
   };
   const show = (to) => {
     set(to);

@@ -1,9 +1,9 @@
-// The model, computed in this page: the decoder that `clearhead.storyteller.Decoder` is in Python,
-// with its weights in `pageData.model`. It reads from the top: words become numbers, numbers become
-// vectors, each block lets the words look at each other and then works on each word by itself, and
-// the last vectors say what comes next. Letters: T words, d features, H heads, D = d / H.
+// The model in this page: the decoder `clearhead.demo.Decoder`, with its weights in `pageData.model`.
+// Read from the top: words become ids, ids become vectors, each block lets the words look at each
+// other and then transforms each word by itself, and the last vectors predict the next word.
+// Letters: T words, d features, H heads, D = d / H.
 //
-// A matrix is a Float32Array, row by row. Sums are taken in double precision.
+// A matrix is a Float32Array, row by row. Sums are computed in double precision.
 
 import { decode } from "./data.js";
 import { readMask } from "./masks.js";
@@ -28,9 +28,9 @@ class LiveModel {
   constructor({ words, heads, context, near, longest, why, weights }) {
     this.words = words;
     this.heads = heads;
-    this.context = context; // how many words it reads at most
-    this.near = near; // distances that have a bucket of their own
-    this.longest = longest; // from here on distances share the last bucket
+    this.context = context; // the most words
+    this.near = near; // smaller distances have separate buckets
+    this.longest = longest; // from here on, distances have the same, last bucket
     this.why = why;
     this.number = new Map(words.map((word, i) => [word, i]));
     /** @type {Record<string, Matrix>} */
@@ -39,12 +39,12 @@ class LiveModel {
     this.layers = Object.keys(weights).filter((name) => name.endsWith("W_query.weight")).length;
   }
 
-  /** A text -> its snapshot. Throws an Error whose message can be shown. @returns {SnapshotData} */
+  /** Returns the snapshot of a text. Throws an Error whose message can be shown. @returns {SnapshotData} */
   read(text, edits) {
     const tokens = tokenize(text);
-    if (!tokens.length) throw new Error("The text has no words. The model reads at least one word: type some, for example 'Once upon a time there was a girl.'");
+    if (!tokens.length) throw new Error("The text has no words. Type at least one, for example 'Once upon a time there was a girl.'");
     if (tokens.length > this.context) {
-      throw new Error(`The text has ${tokens.length} tokens, and this model reads at most ${this.context} at a time. Shorten it, for example to its last sentences.`);
+      throw new Error(`The text has ${tokens.length} tokens, and the context of this model is ${this.context}. Shorten it, for example to its last sentences.`);
     }
     const mask = edits.mask === null ? () => true : readMask(edits.mask);
     const ids = tokens.map((token) => this.number.get(token.toLowerCase()) ?? 0);
@@ -54,7 +54,7 @@ class LiveModel {
     // 1. Each word is a row of the table of embeddings.
     let x = pickRows(this.weights["embed.table.weight"], ids);
 
-    // 2. Each block adds what the heads bring, then what the feed-forward network makes of it.
+    // 2. Each block adds the output of the heads, then that of the feed-forward network.
     for (let layer = 0; layer < this.layers; layer++) {
       const part = (name) => this.weights[`blocks.${layer}.${name}`];
       const { steps, out } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
@@ -66,15 +66,15 @@ class LiveModel {
       layers.push(steps);
     }
 
-    // 3. The last vectors are compared with every word: softmax(norm(x) W^T) is what comes next.
+    // 3. The last vectors are compared with every word: softmax(norm(x) W^T) predicts the next one.
     const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
     const labels = tokens.map((token, i) => (ids[i] === 0 ? `${token}(?)` : token));
     const about = `${layers.length} layers, ${layers.length * this.heads} heads, ` +
-      `${tokens.length} token${tokens.length === 1 ? "" : "s"}: where every head looks in this text`;
+      `${tokens.length} token${tokens.length === 1 ? "" : "s"}: what every head looks at in this text`;
     return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
   }
 
-  // softmax(scale Q K^T + bias) V in every head, and each step as the page shows it.
+  // softmax(scale Q K^T + bias) V in every head, with all steps for the page.
   attention(x, layer, mask, edits) {
     const part = (name) => this.weights[`blocks.${layer}.attention.${name}`];
     const T = x.rows, H = this.heads, D = x.columns / H;
@@ -144,7 +144,7 @@ class LiveModel {
     return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D) };
   }
 
-  // The column of the table of distances: near ones have their own, far ones share (T5's buckets).
+  // The bucket of a distance: near distances have separate ones, far distances common ones (as in T5).
   bucket(distance) {
     const far = Math.abs(distance), shared = this.near;
     let bucket = far;
@@ -186,7 +186,7 @@ class LiveModel {
 
 const matrix = (rows, columns) => ({ rows, columns, values: new Float32Array(rows * columns) });
 
-// Weights are kept in 16 bits: whole numbers, and for each row the size of their unit.
+// Weights are stored in 16 bits: integers, and a unit for each row.
 function scaledRows({ stored: [rows, columns], units, numbers }) {
   const x = matrix(rows, columns), unit = decode(units), whole = decode(numbers);
   for (let i = 0; i < whole.length; i++) x.values[i] = whole[i] * unit[Math.floor(i / columns)];
@@ -214,7 +214,7 @@ function linear(x, weight, /** @type {Matrix | null} */ bias = null) {
   return y;
 }
 
-// (T, H D) -> (H, T, D), and back.
+// (T, H D) -> (H, T, D), and the reverse.
 function byHead(x, H) {
   const T = x.rows, D = x.columns / H, y = new Float32Array(x.values.length);
   for (let t = 0; t < T; t++) for (let i = 0; i < x.columns; i++) {
@@ -232,7 +232,7 @@ function joinHeads(y, T, H, D) {
 }
 
 // x P(X <= x) for a normal X. The error function is formula 7.1.26 of Abramowitz and Stegun,
-// "Handbook of Mathematical Functions", which is right to 1.5e-7.
+// "Handbook of Mathematical Functions", with an error of at most 1.5e-7.
 function gelu(x) {
   const z = Math.abs(x) / Math.SQRT2, t = 1 / (1 + 0.3275911 * z);
   const tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * Math.exp(-z * z);
@@ -241,7 +241,7 @@ function gelu(x) {
 
 // ---- words ---------------------------------------------------------------------------------
 
-// As clearhead.nn.tokenize does it: words and signs; marks stay with their letter.
+// As clearhead.nn.tokenize: words and signs; combining marks stay with their letter.
 function tokenize(text) {
   const glue = "[\\p{M}\\u200c\\u200d\\ufe0f\\u{1f3fb}-\\u{1f3ff}]", letter = "[\\p{L}\\p{N}_]";
   const flag = "[\\u{1f1e6}-\\u{1f1ff}]{2}";
@@ -254,7 +254,7 @@ function tokenize(text) {
 
 // ---- dropout -------------------------------------------------------------------------------
 
-// Does the weight at (b, h, q, k) survive? A hash of its place, the same in every engine.
+// Whether the weight at (b, h, q, k) is kept: a hash of its position, as in every engine.
 function isKept({ dropout, seed }, ...place) {
   if (!dropout) return true;
   let key = stir(stir(0, seed % 2 ** 32), Math.floor(seed / 2 ** 32));

@@ -1,6 +1,6 @@
 // Building blocks: elements, tokens, numbers, bars and tables.
 //
-// Text becomes text nodes, never markup: a token may hold anything.
+// Text is written as text nodes, never as markup, because a token may contain anything.
 
 import { shownTrace, snapshot } from "./state.js";
 
@@ -17,7 +17,7 @@ export function make(tag, attributes = {}, ...children) {
 /** @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);
 
-// Shortens a text by code points, so that no character is cut in two.
+// Shortens a text by code points, so that no character is split.
 export function clip(text, most) {
   const head = [...text.slice(0, 2 * most + 2)];
   return head.length > most ? head.slice(0, most).join("") + "…" : text;
@@ -54,7 +54,7 @@ export function precise(value) {
   return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
 }
 
-// A share in whole percent; what is nearly all must not be shown as 100 %.
+// A fraction in whole percent; a fraction slightly below 1 is not written as 100 %.
 export const percent = (share) => {
   const nearlyAll = share > 0.995 && share < 1;
   return `${nearlyAll ? Math.floor(1000 * share) / 10 : Math.round(100 * share)} %`;
@@ -68,8 +68,8 @@ export function bar(share) {
   return make("span", { class: "gauge", "aria-hidden": "true" }, fill);
 }
 
-// Which of `length` positions are written out: all, or both ends and the neighbours of `centre`,
-// with null for each gap.
+// The positions to show among `length`: all, or both ends and the neighbours of `centre`, with null
+// for each gap.
 export function elide(length, most, centre = 0) {
   const all = Array.from({ length }, (_, i) => i);
   if (length <= most) return all;
@@ -79,14 +79,14 @@ export function elide(length, most, centre = 0) {
     all.filter((i) => i < 2 || i >= length - 2 || Math.abs(i - middle) <= near), length);
 }
 
-// Which of `length` features are written out: all, or the first ones, null, and the last.
+// The features to show among `length`: all, or the first ones, null, and the last.
 export function ends(length, most) {
   const all = Array.from({ length }, (_, i) => i);
   return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
 }
 
 // The positions of the `most` largest values, and `always`, in order, with null for each gap.
-// Undefined values are left out.
+// Undefined values are skipped.
 export function largest(values, most, always) {
   const size = (i) => (Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity);
   const order = Array.from(values, (_, i) => i)

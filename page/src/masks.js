@@ -1,11 +1,10 @@
-// A mask in its own notation, which is that of Python's masks.parse, without the masks that need
-// tensors.
+// Parse a mask in the notation of Python's masks.parse, without masks that need tensors.
 
 import { pageData } from "./store.js";
 
-/** May a query look at a key? @typedef {(query: number, key: number) => boolean} Mask */
+/** Whether a query may look at a key. @typedef {(query: number, key: number) => boolean} Mask */
 
-// The masks by name; Python says in pageData.masks which arguments each has.
+// The masks by name; pageData.masks has their arguments.
 /** @type {Record<string, (numbers: Record<string, number | null>) => Mask>} */
 const MASKS = {
   causal: () => (q, k) => k <= q,
@@ -25,7 +24,7 @@ export function readMask(text) {
     throw new Error(`The mask '${text}' cannot be read: ${why}. A mask here is made of ${notation()}, joined by &, | and ~.`);
   };
   const take = (wanted) => (parts[at] === wanted ? Boolean(++at) : false);
-  const whole = () => (/^\d+$/.test(parts[at] ?? "") ? Number(parts[at++]) : take("None") ? null : fail(`'${parts[at] ?? "its end"}' is no whole number`));
+  const whole = () => (/^\d+$/.test(parts[at] ?? "") ? Number(parts[at++]) : take("None") ? null : fail(`'${parts[at] ?? "its end"}' is not a whole number`));
   const numbers = (mask, names) => {
     /** @type {Record<string, number | null>} */
     const given = {};
@@ -35,13 +34,13 @@ export function readMask(text) {
       if (i && !take(",")) fail("a bracket is open");
       const isNamed = parts[at + 1] === "=";
       const name = isNamed ? parts[at] : names[i];
-      if (!names.includes(name)) fail(isNamed ? `'${name}' is no argument here` : "there are too many numbers");
+      if (!names.includes(name)) fail(isNamed ? `'${name}' is not an argument of this mask` : "there are too many numbers");
       if (isNamed) at += 2;
       else bare++;
       given[name] = whole();
     }
     if (mask === "window" && bare && !("after" in given)) {
-      fail("one number does not say how far ahead a window goes: write window(3, 0) or window(before=3)");
+      fail("a window needs two numbers, or a name: write window(3, 0) or window(before=3)");
     }
     return given;
   };
@@ -69,7 +68,7 @@ export function readMask(text) {
   return at < parts.length ? fail(`'${parts[at]}' is too much`) : found;
 }
 
-// How masks are written: causal, everything, window(before, after), prefix(n) and lengths(keys, queries).
+// The notation of masks: causal, everything, window(before, after), prefix(n) and lengths(keys, queries).
 function notation() {
   const all = Object.entries(pageData.masks.arguments)
     .map(([name, names]) => (names.length ? `${name}(${names.join(", ")})` : name));

@@ -1,4 +1,4 @@
-// The page: it begins here. esbuild bundles this file and what it imports.
+// The entry point of the page. esbuild bundles this file and its imports.
 
 import { compute, keep, keepLabels } from "./compute.js";
 import { buildControls, drawControls } from "./controls.js";
@@ -20,12 +20,12 @@ import { NO_EDITS, chosen, pageData, screen, store, walk } from "./store.js";
 import { mostTelling } from "./telling.js";
 import { draw, drawPicture, fillAll } from "./views.js";
 
-const MANY_KEYS = 64; // among which a weight of a few percent is much
+const MANY_KEYS = 64; // with so many keys, a weight of a few percent is large
 
 /** @import { Page } from "./schema.d.ts" */
 /** @import { Source } from "./store.js" */
 
-/** What computes anew. Whoever embeds the page may declare a pageSource of their own.
+/** The source that recomputes the page. A program that embeds the page may declare a pageSource.
  * @param {Page["host"]} host @returns {Source | null} */
 function sourceOf(host) {
   const { pageSource } = /** @type {any} */ (globalThis);
@@ -73,7 +73,7 @@ function start() {
 start();
 if (pageData.host === "notebook" || pageData.host === "frame") linkToCell();
 
-// What a console can reach, as clearhead.store.current, clearhead.go({ head: 3 }).
+// Available in a console, as clearhead.store.current and clearhead.go({ head: 3 }).
 export { compute, edit } from "./compute.js";
 export { readEdits } from "./edits.js";
 export { remoteSource } from "./hosts/remote.js";

@@ -1,4 +1,4 @@
-// The two halves of the page, which a narrow screen shows beside each other.
+// The two panes of the page, between which a narrow screen slides.
 
 import { byId } from "./marks.js";
 import { stillOnly } from "./store.js";
@@ -16,7 +16,7 @@ export function buildSwipe() {
   mark();
 }
 
-// On a narrow screen the panes lie beside each other: slide to the one that changed.
+// On a narrow screen, slide to the pane that changed.
 export function showPane(id) {
   const panes = byId("panes");
   if (panes.scrollWidth > panes.clientWidth + 8) {

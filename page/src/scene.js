@@ -1,5 +1,5 @@
-// Pictures. A scene is a list of shapes; it is painted on a canvas and, for export, written as
-// SVG. Colours are names of the theme ("ink", "accent") or CSS colours.
+// Pictures. A scene is a list of shapes, which is painted on a canvas or, for export, written as SVG.
+// Colours are names of the theme ("ink", "accent") or CSS colours.
 
 import { make } from "./marks.js";
 import { store } from "./store.js";
@@ -37,12 +37,12 @@ export class Scene {
       opacity, halo });
   }
 
-  // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a cell that may not be looked at.
+  // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a masked cell.
   cells(x, y, cellWidth, cellHeight, rows, columns, colourOf) {
     this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
   }
 
-  // What is under the pointer there: what pointing at it shows, and clicking keeps.
+  // A target of the pointer: pointing at it shows the selection, and clicking keeps it.
   target(x, y, width, height, changes, kept = changes) {
     this.targets.push({ x, y, width, height, changes, kept });
   }
@@ -57,7 +57,7 @@ export class Scene {
 
 const THEME = ["paper", "sheet", "ink", "soft", "rule", "accent", "tint", "hatch", "mark"];
 
-// What the names mean in the theme that is shown, as the browser computes them.
+// The colours of the names in the current theme, as the browser computes them.
 function colours() {
   if (store.themeColours) return store.themeColours;
   const probe = document.body.appendChild(make("i", { hidden: true }));
@@ -77,7 +77,7 @@ const fontOf = (/** @type {Lettering} */ { size, bold, serif, italic }) => `${it
 
 const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 
-// How wide a text is, in pixels.
+// The width of a text in pixels.
 export function widthOf(text, /** @type {Lettering} */ { size = 13, bold = false, serif = false } = {}) {
   ruler.font = fontOf({ size, bold, serif });
   return ruler.measureText(text).width;
@@ -105,7 +105,7 @@ export function paint(canvas, /** @type {Scene} */ scene, ratio = devicePixelRat
   for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
 }
 
-const HALO = 5; // pixels of paper around letters that lines pass behind
+const HALO = 5; // pixels of paper colour around letters, in front of lines
 
 const PAINTED = {
   rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
@@ -157,7 +157,7 @@ const PAINTED = {
   },
 };
 
-// One pixel a cell; a cell without a colour stays transparent and shows the hatching behind.
+// One pixel per cell; a cell without a colour is transparent and shows the hatching behind it.
 export function fillCells(canvas, rows, columns, colourOf) {
   [canvas.width, canvas.height] = [columns, rows];
   const pen = canvas.getContext("2d"), image = pen.createImageData(columns, rows);

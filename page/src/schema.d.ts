@@ -1,13 +1,13 @@
 // Made by `make page` from clearhead.explorer.html.schema; do not edit.
 
 /**
- * The data of a page: the JSON that Python writes into it, or sends to it, and its script reads.
+ * The data of a page: the JSON that Python writes and the script reads.
  *
- * This is the only description. `make page` writes it as TypeScript to `page/src/schema.d.ts`, against
- * which the script is checked, as mypy checks the Python that builds the data.
+ * This is the only description. `make page` writes it as TypeScript to `page/src/schema.d.ts`, with
+ * which the script is checked; mypy checks the Python that builds the data.
  *
  * Letters, as everywhere in clearhead: h head, g key head, q query, k key, d feature, v value
- * feature, e embedding feature, b batch. A position counts from 0. Infinity and NaN are written as
+ * feature, e embedding feature, b batch. Positions count from 0. Infinity and NaN are written as
  * ``{"float": "NaN"}`` and read as numbers.
  */
 
@@ -21,8 +21,7 @@ export interface Numbers {
 }
 
 /**
- * A map of one byte a cell: 0 is masked; else 1 + 254 times the square root of the cell's
- * fraction of `top`.
+ * A map with one byte per cell: 0 if masked, else 1 + 254 sqrt(value / `top`).
  */
 export interface Shades {
   stored: number[];
@@ -43,7 +42,7 @@ export interface FineMap {
 }
 
 /**
- * A step of the computation in words. `shape` has every axis, `axes` those that are stored.
+ * The description of a step. `shape` has all axes, `axes` the stored ones.
  */
 export interface StepText {
   name: string;
@@ -56,8 +55,10 @@ export interface StepText {
 }
 
 /**
- * A step with its numbers, if the page holds them. `kept` has, for each axis that is not stored
- * in full, the positions that are. `map` is pooled, of every head.
+ * A step with its numbers, if the page has them.
+ *
+ * `kept` has the stored positions of each axis that is not stored in full. `map` is the pooled map
+ * of every head.
  */
 export interface Step {
   name: string;
@@ -76,7 +77,7 @@ export interface Step {
 }
 
 /**
- * The `n` largest weights of each kept query, in units of 1/65535, and their keys.
+ * The `n` largest weights of each stored query, in units of 1/65535, and their keys.
  */
 export interface Links {
   n: number;
@@ -85,7 +86,7 @@ export interface Links {
 }
 
 /**
- * One attention call: sizes by letter, the settings that are finite numbers, the steps.
+ * One attention call: its sizes by letter, its finite numeric settings, and its steps.
  */
 export interface Call {
   size: Record<string, number>;
@@ -94,12 +95,12 @@ export interface Call {
 }
 
 /**
- * A call, and what is known of it.
+ * A call with its labels and maps.
  *
- * `queries` and `keys` are words; left out: the tokens of the text; null: unknown, so they are
- * numbered. `kept` are the queries with exact rows; left out: all. `first` is the position of
- * index 0 of an axis where a larger text was cut. A cell of a map pools `block` positions, or one
- * of `bins`. `max_entropy` is that of uniform weights, in nats.
+ * `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are
+ * numbered. `kept` are the queries with exact rows; missing: all. `first` is the position of index
+ * 0 of an axis, in a part of a larger text. A cell of a map pools `block` positions, or is one of
+ * `bins`. `max_entropy` is that of uniform weights, in nats.
  */
 export interface Layer {
   size: Record<string, number>;
@@ -118,8 +119,9 @@ export interface Layer {
 }
 
 /**
- * What was measured of a head. `links` are (query, key, weight), `received` (key, mean
- * weight). `measured`: on held-out texts, so that the label holds for every text.
+ * The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
+ *
+ * `measured` is true if the label was measured on held-out texts, so that it holds for every text.
  */
 export interface HeadNumbers {
   layer: number;
@@ -135,8 +137,8 @@ export interface HeadNumbers {
 }
 
 /**
- * The same with `effect`, the change of `effect_metric` without the head; `evidence`, how many
- * queries the label rests on; `withheld`, why a head has no label.
+ * The same with optional numbers: `effect`, the change of `effect_metric` without the head;
+ * `evidence`, how many queries fit the label; `withheld`, why a label was not used.
  */
 export interface Head {
   layer: number;
@@ -155,7 +157,7 @@ export interface Head {
 }
 
 /**
- * Where the page opens; what is left out, it chooses.
+ * The selection with which the page opens; the page chooses missing parts.
  */
 export interface Begin {
   layer?: number;
@@ -164,8 +166,9 @@ export interface Begin {
 }
 
 /**
- * Of each token its spelling in the vocabulary and its id, and the positions of those that
- * touch the token before them, without a space.
+ * The spelling of each token in the vocabulary, and its id.
+ *
+ * `joined` are the positions of tokens that follow the token before them without a space.
  */
 export interface Spelling {
   raw: string[];
@@ -174,7 +177,7 @@ export interface Spelling {
 }
 
 /**
- * What a model did with one text.
+ * A text with the layers of a model.
  */
 export interface Reading {
   tokens: string[];
@@ -182,15 +185,14 @@ export interface Reading {
 }
 
 /**
- * The same, and what is known of it.
+ * The same with the results of a report.
  *
- * `names` are those of the axes, `name` is the model's. `spelling` is that of the tokens; left
- * out: they are words. `text` is what the text field holds; left
- * out: the tokens. `about` has the sizes in words. `unknown` are positions of words that the model
- * does not know. `guesses` has, for each position, the most probable next words. `heads` has one
- * entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or a name;
- * `effects_withheld` is why there are no effects. `outputs` is a digest of what every attention
- * call returned.
+ * `names` are the names of the axes, `name` is that of the model. `spelling` is that of the
+ * tokens; missing: they are words. `text` is the content of the text field; missing: the tokens.
+ * `about` has the sizes in words. `unknown` are positions of unknown words. `guesses` has the most
+ * probable next words of each position. `heads` has an entry for each head of each layer.
+ * `effect_metric` is "loss" (in nats), "turn" or a name, and `effects_withheld` the reason for
+ * missing effects. `outputs` is a digest of the outputs of all attention calls.
  */
 export interface Snapshot {
   tokens: string[];
@@ -210,7 +212,7 @@ export interface Snapshot {
 }
 
 /**
- * A matrix in 16 bits a number: each row as whole numbers of a unit of its own.
+ * A matrix with 16 bits per number: each row as integers times its own unit.
  */
 export interface Rows {
   stored: number[];
@@ -219,7 +221,7 @@ export interface Rows {
 }
 
 /**
- * A model that the page runs by itself: `clearhead.results.live.LiveModel`.
+ * A model that the page can run: `inspection.report.live_model.LiveModel`.
  */
 export interface Model {
   words: string[];
@@ -232,8 +234,10 @@ export interface Model {
 }
 
 /**
- * An edit of attention that a page offers. `label` stands beside its control, `words` say what
- * it does, `rule` what a value must be. `default` leaves everything as the model does it.
+ * An edit of attention that a page offers.
+ *
+ * `label` is beside its control, `words` describe its effect, and `rule` the valid values. With
+ * `default`, nothing changes.
  */
 export interface Edit {
   kind: "heads" | "number" | "whole number" | "mask";
@@ -244,9 +248,10 @@ export interface Edit {
 }
 
 /**
- * An edit by a number: more than `over`, at least `least`, less than `below`, for `example`.
- * Its control is a `slider`, (least, most, step), of powers of two if it `doubles`; else a field,
- * in which `placeholder` stands for null.
+ * An edit by a number: more than `over`, at least `least`, and less than `below`.
+ *
+ * Its control is a `slider`, (least, most, step), of powers of two if it `doubles`; otherwise a
+ * field, whose `placeholder` means null.
  */
 export interface NumberEdit {
   kind: "heads" | "number" | "whole number" | "mask";
@@ -264,7 +269,7 @@ export interface NumberEdit {
 }
 
 /**
- * The values of all edits, as a request has them: `off` are (layer, head).
+ * The values of all edits in a request. `off` has pairs (layer, head).
  */
 export interface Edits {
   off: [number, number][];
@@ -277,7 +282,7 @@ export interface Edits {
 }
 
 /**
- * A mask to choose from. Does it change a model whose mask is causal?
+ * A mask to choose from. `changes_causal`: whether it changes a model with a causal mask.
  */
 export interface SuggestedMask {
   mask: string;
@@ -286,7 +291,7 @@ export interface SuggestedMask {
 }
 
 /**
- * Masks that a page suggests, and the arguments of those that a model in the page reads.
+ * Suggested masks, and the arguments of the masks that a model in the page can read.
  */
 export interface Masks {
   suggested: SuggestedMask[];
@@ -294,8 +299,10 @@ export interface Masks {
 }
 
 /**
- * What every page holds besides a snapshot: the points of its colour scales, by scale and
- * theme, what it can offer, and what computes it anew.
+ * The parts of every page besides a snapshot.
+ *
+ * `inks` are the points of the colour scales, by scale and theme; `host` is the program that
+ * recomputes the page.
  */
 export interface PageParts {
   inks: Record<string, Record<string, [number, number, number][]>>;
@@ -305,8 +312,10 @@ export interface PageParts {
 }
 
 /**
- * All that a page holds. With a `model` it reads other texts by itself; `beside` is another
- * model's snapshot of the same text, to compare with.
+ * All data of a page.
+ *
+ * With a `model`, the page can run other texts. `beside` is another model's snapshot of the same
+ * text, for comparison.
  */
 export interface Page {
   tokens: string[];

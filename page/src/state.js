@@ -1,4 +1,4 @@
-// What is chosen, what that shows, how it changes, and its address.
+// The selection, what it shows, its changes, and its address.
 
 import { changedEdits, misreadEdits } from "./edits.js";
 import { chosen, opened, pageData, screen, store } from "./store.js";
@@ -8,9 +8,9 @@ import { bare } from "./words.js";
 /** @import { Place, View } from "./store.js" */
 
 /** A query and a key, each if it changes. @typedef {{query?: number | null, key?: number | null}} Choice */
-/** For each word of one text its position in the other, and back. @typedef {{to: (number | null)[], back: (number | null)[]}} Words */
-/** What is drawn of one head. It has its own query and key, since another text may have them elsewhere
- * or not at all; `back` says a choice there in positions of the current text, null if it has no such word.
+/** For each word of one text its position in the other, and the reverse. @typedef {{to: (number | null)[], back: (number | null)[]}} Words */
+/** What is drawn of one head. It has its own query and key, because another text may have them elsewhere
+ * or not at all. `back` converts a selection to positions of the current text; null if they do not exist.
  * @typedef {{
  *   name: string, trace: Trace, from: Snapshot, layer: number, head: number, colour: number,
  *   query: number | null, key: number | null, back: (changes: Choice) => Choice | null,
@@ -24,10 +24,10 @@ export const state = () => (store.pointed ? { ...chosen, ...store.pointed } : ch
 export const snapshot = () => store.edited ?? store.current;
 export const shownTrace = () => snapshot().layer(state().layer);
 
-// The query that numbers and walk are about: the chosen one, else the last one that is held.
+// The query of the numbers and the walk: the selected one, else the last one that is stored.
 export const queryOr = ({ query } = state()) => query ?? shownTrace().kept.at(-1);
 
-// The key that numbers are about: the chosen one, else that of the largest weight.
+// The key of the numbers: the selected one, else that of the largest weight.
 export function keyOr(at = state()) {
   if (at.key !== null) return at.key;
   const row = shownTrace().row(shownTrace().used, at.head, queryOr(at)) ?? [0];
@@ -37,7 +37,7 @@ export function keyOr(at = state()) {
 export const largestAt = (row) =>
   row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
 
-/** What is drawn side by side: the chosen head and others, or the chosen head before and after.
+/** The heads to draw side by side: the selected head and others, or the selected head before and after.
  * @returns {Side[]} */
 export function sides() {
   const { layer, head, others, query, key } = state();
@@ -62,7 +62,7 @@ export function sides() {
     .map((place, i) => side(placeName(...place), current, place, i));
 }
 
-// Is the kept snapshot shown? Models are compared on the text of the page.
+// Whether the kept snapshot is shown. Models are compared on the text of the page.
 export function isBeside() {
   const { layer, head } = state();
   return store.kept !== null && !store.edited && isComparable(store.current) &&
@@ -71,7 +71,7 @@ export function isBeside() {
 
 export const isComparable = (next) => !pageData.beside || next.text === opened.text;
 
-// Can two sides be subtracted? Then they have as many queries and keys.
+// Whether two sides can be subtracted, because they have the same sizes.
 export function canDiffer() {
   const [a, b, ...more] = sides();
   return b !== undefined && !more.length && a.trace.size.q === b.trace.size.q && a.trace.size.k === b.trace.size.k;
@@ -79,9 +79,9 @@ export function canDiffer() {
 
 // ---- the words of two texts --------------------------------------------------------------------
 
-const MOST_PAIRS = 4e6; // of words that are compared to find the same ones
+const MOST_PAIRS = 4e6; // of words, when matching two texts
 
-// Where each word of the current text stands in the kept one, or null; and the other way round.
+// The position of each word of the current text in the kept one, or null; and the reverse.
 function wordsOf(kept, current) {
   if (store.aligned.kept !== kept || store.aligned.current !== current) {
     const words = alignment(current.tokens.map(bare), kept.tokens.map(bare));
@@ -92,8 +92,8 @@ function wordsOf(kept, current) {
   return store.aligned.words;
 }
 
-// For each of `a` the position in `b`: the longest common sequence, and between two of its words
-// others in order if there are as many on both sides ("he" for "she"); null for what has no partner.
+// For each word of `a` its position in `b`, or null: the longest common sequence, and between two of
+// its words the others in order, if both sides have the same number ("he" for "she").
 export function alignment(a, b) {
   if (a.length * b.length > MOST_PAIRS) return a.map((_, i) => (i < b.length ? i : null));
   const wide = b.length + 1, longest = new Uint16Array((a.length + 1) * wide);
@@ -139,7 +139,7 @@ export const placeName = (layer, head) => {
 
 // ---- changing it ---------------------------------------------------------------------------
 
-// Every change of what is chosen goes through here; everything that depends on it is drawn again.
+// Changes the selection, and redraws everything that depends on it.
 export function go(changes, misread = []) {
   Object.assign(chosen, changes);
   store.pointed = null;
@@ -155,7 +155,7 @@ export function point(changes) {
   screen.draw();
 }
 
-// Keeps what is chosen within the snapshot: another text may be shorter.
+// Limits the selection to the snapshot, because another text may be shorter.
 export function settle() {
   chosen.layer = Math.min(chosen.layer, snapshot().layers - 1);
   const trace = shownTrace();
@@ -167,7 +167,7 @@ export function settle() {
   if (!canDiffer()) chosen.difference = false;
 }
 
-// Escape lets go of one thing at a time: the key, the query, what is compared.
+// Escape clears one thing at a time: the key, the query, the comparison.
 export function letGo() {
   if (chosen.query !== null || chosen.key !== null) go({ query: null, key: null });
   else if (chosen.others.length) go({ others: [], difference: false });
@@ -175,7 +175,7 @@ export function letGo() {
 
 // ---- the address ---------------------------------------------------------------------------
 
-// A word if it stands once in the text, else its position: #layer=0&head=7&query=she.
+// A word if it is unique in the text, else its position: #layer=0&head=7&query=she.
 function wordAddress(position) {
   if (position === null) return "none";
   const word = snapshot().tokens[position]?.toLowerCase();
@@ -208,8 +208,8 @@ function writeAddress() {
   } catch { /* A page inside a notebook's frame has no address of its own. */ }
 }
 
-/** What an address asks for: the changes that this page can make, and in words the rest, which a note
- * names until something else is chosen.
+/** Parses an address: the changes that this page can make, and descriptions of the others, which a
+ * note shows until the selection changes.
  * @param {string} hash @returns {{changes: Partial<typeof chosen>, misread: string[]}} */
 export function readAddress(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, "")), { current } = store;

@@ -1,8 +1,8 @@
-// What the page holds and what it shows: all state of the page, for all modules.
+// All state of the page, for all modules.
 //
-// Pointing shows something for a moment, clicking keeps it, Escape lets go. Everything reacts to the
-// same four choices: layer, head, query, key. A query of null means none: pictures then show all of
-// them alike.
+// Pointing shows something temporarily, clicking selects it, Escape clears the selection. The
+// selection is a layer, a head, a query and a key. If the query is null, pictures show all queries
+// alike.
 
 import { Snapshot } from "./data.js";
 
@@ -14,8 +14,8 @@ import { Snapshot } from "./data.js";
 /** @typedef {"text" | "lines" | "map" | "numbers" | "walk"} View */
 /** @typedef {[layer: number, head: number]} Place */
 
-/** Computes snapshots. Its promises reject with an Error whose message can be shown. One that `rounds`
- * has weights a little other than those of the model that made the page's own numbers.
+/** Computes snapshots. Its promises reject with an Error whose message can be shown. If it `rounds`,
+ * its weights differ slightly from those of the model that computed the numbers of the page.
  * @typedef {{
  *   can: { text: boolean, tile?: boolean, rounds?: boolean, edits: string[] },
  *   compute: (text: string, edits: schema.Edits) => Promise<SnapshotData>,
@@ -23,7 +23,7 @@ import { Snapshot } from "./data.js";
  *   cancel?: () => void,
  * }} Source */
 
-/** A part of one head; the first and the last of its queries and keys.
+/** A part of one head, with the first and last of its queries and keys.
  * @typedef {{layer: number, head: number, queries: number[], keys: number[]}} Part */
 
 /** @type {schema.Page} */
@@ -32,72 +32,72 @@ export const pageData = JSON.parse(document.getElementById("trace")?.textContent
 
 export const opened = new Snapshot(pageData);
 
-/** The edits that leave everything as the model does it. @type {schema.Edits} */
+/** The edits that do not change the model. @type {schema.Edits} */
 export const NO_EDITS = /** @type {any} */ (Object.fromEntries(
   Object.entries(pageData.edits).map(([name, edit]) => [name, edit.default])));
 
-// What was clicked.
+// The selection, made by clicks.
 export const chosen = {
   view: /** @type {View} */ ("text"),
   layer: 0,
   head: 0,
   query: /** @type {number | null} */ (null),
   key: /** @type {number | null} */ (null),
-  step: "weights", // which matrix the map shows
-  stage: 0, // which step the numbers and the walk are at
-  others: /** @type {Place[]} */ ([]), // heads shown beside the chosen one
-  difference: false, // of two sides, the difference instead of both
+  step: "weights", // the matrix that the map shows
+  stage: 0, // the step of the numbers and the walk
+  others: /** @type {Place[]} */ ([]), // heads shown beside the selected one
+  difference: false, // show the difference of two sides instead of both
   threshold: 0.05, // a smaller weight gets no line
   edits: NO_EDITS,
 };
 
-// Where the walk is, in stages.
+// The position of the walk, in stages.
 export const walk = { at: 0, speed: 1, isPlaying: false, frame: 0, last: 0 };
 
-// How the heads are listed: those with one label only, and in which order.
+// The list of heads: its filter by label, and its order.
 export const sheet = { label: /** @type {string | null} */ (null), order: "place" };
 
 export const stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
 
 export const store = {
-  // What the pointer is on; it overrides what is chosen.
+  // The target of the pointer, which overrides the selection.
   pointed: /** @type {Partial<typeof chosen> | null} */ (null),
 
-  // Snapshots: of the text; of the text with the edits, if there are any; of the text without them, to
-  // compare with; and another one to compare with, of a text before or of another model.
+  // Snapshots: the current one, with edits if there are any; one without edits, for comparison; and
+  // another for comparison, of an earlier text or of another model.
   current: opened,
   edited: /** @type {Snapshot | null} */ (null),
   before: /** @type {Snapshot | null} */ (null),
   kept: /** @type {Snapshot | null} */ (null),
 
-  // What computes anew, if anything does; the number of the newest request, so that an older answer is
-  // not shown; what was last asked for, until it is answered.
+  // The source, or null; the number of the newest request, so that the response to an older one is
+  // not shown; and the newest request, until its response arrives.
   source: /** @type {Source | null} */ (null),
   computing: 0,
   wanted: /** @type {{text: string, edits: schema.Edits} | null} */ (null),
 
-  // The field whose value was refused: it keeps it, to be mended. Is the text in its field one that
-  // could not be read? What is shown is then of the one before.
+  // The field whose value was refused, which keeps it for correction; and whether the text in its
+  // field was refused, so that the earlier text is shown.
   refusedField: /** @type {string | null} */ (null),
   isRefused: false,
 
-  // Exact weights of a part of a pooled map, whose index 0 is at `first`.
+  // Exact weights of a part of a pooled map; its index 0 is at `first`.
   zoomed: /** @type {{from: Snapshot, layer: number, head: number, trace: Trace,
     first: {q: number, k: number}} | null} */ (null),
 
-  misread: /** @type {string[]} */ ([]), // what the address asks for and the page does not have
+  misread: /** @type {string[]} */ ([]), // parts of the address that the page does not have
 
-  isAdding: false, // does a click on a head add it to those that are compared?
+  isAdding: false, // whether a click on a head adds it to the comparison
   tiles: /** @type {any[]} */ ([]), // the buttons of the heads
   picture: /** @type {Scene | null} */ (null), // the scene on the canvas
   isDark: false,
 
-  // Computed once: the colours of the theme that is shown, and which words of two texts are the same.
+  // Caches: the colours of the current theme, and the matching words of two texts.
   themeColours: /** @type {Record<string, string> | null} */ (null),
   aligned: /** @type {{kept: Snapshot | null, current: Snapshot | null, words: Words | null}} */ (
     { kept: null, current: null, words: null }),
 };
 
-// Whoever changes what is shown calls these, and page.js says what they do: so no module has to know
-// those that draw it.
+// Modules that change the state call these functions, which page.js defines, so that they do not
+// depend on the modules that draw it.
 export const screen = { draw() {}, drawPicture() {}, drawControls() {}, fillAll() {} };

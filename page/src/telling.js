@@ -1,4 +1,4 @@
-// What tells most: the head and the query with which the page opens.
+// Choose the most interesting head and query, with which the page opens.
 
 import { largestAt } from "./state.js";
 import { store } from "./store.js";
@@ -8,7 +8,7 @@ const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previ
   "previous token", "two before", "next token", "local window", "sharp", "mixed", "separators",
   "special token", "spread"];
 
-// The head that tells most, and a query that shows it: a pronoun and whom it means, if there is one.
+// The most interesting head and a query that shows it: a pronoun with its antecedent, if possible.
 export function mostTelling() {
   const begin = store.current.data.begin;
   const found = [...store.current.findings.values()];
@@ -26,10 +26,10 @@ export function mostTelling() {
   return { layer, head, query: tellingQuery(layer, head) };
 }
 
-// The query that shows best what a head does. Null if the page holds none of its rows.
+// The query that best shows what a head does. Null if the page has none of its rows.
 export function tellingQuery(layer, head) {
   const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.label;
-  const complete = trace.step("scores")?.kept?.q ?? trace.kept; // of which the page holds every step
+  const complete = trace.step("scores")?.kept?.q ?? trace.kept; // the queries with all steps
   const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
   const strength = (q) => {
     const row = trace.row(trace.used, head, q), key = largestAt(row);

@@ -1,4 +1,4 @@
-// The views, on their tabs, and drawing all that depends on what is chosen.
+// The views and their tabs, and the drawing of all that depends on the selection.
 
 import { drawKeep } from "./controls.js";
 import { drawHeadLine, drawHeads, fillHeads } from "./heads.js";
@@ -13,14 +13,14 @@ import { paint } from "./scene.js";
 import { canDiffer, go, keyOr, placeName, queryOr, shownTrace, state } from "./state.js";
 import { chosen, pageData, screen, store, walk } from "./store.js";
 
-// What stands on a view's tab, what the tab says of it, and the function that draws its scene.
+// The title and the description of a view's tab, and the function that draws its scene.
 export const TABS = {
-  text: { word: "Text", says: "The words, shaded by where the chosen one looks", draw: drawText },
+  text: { word: "Text", says: "The words, shaded by the weights of the selected one", draw: drawText },
   lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
   map: { word: "Map", draw: drawMap,
-    says: "All weights: a row for each word that looks, a column for each word looked at" },
-  numbers: { word: "Numbers", says: "Every step of one word, with all its numbers" }, // no picture
-  walk: { word: "Walk", says: "The same steps as a moving picture", draw: drawWalk },
+    says: "All weights: a row for each query, a column for each key" },
+  numbers: { word: "Numbers", says: "Every step of one query, with all its numbers" }, // no picture
+  walk: { word: "Walk", says: "The same steps as an animation", draw: drawWalk },
 };
 
 export function draw() {
@@ -41,7 +41,7 @@ export function draw() {
   drawPicture();
 }
 
-// What depends on the snapshot: heads, labels, words.
+// Draws what depends on the snapshot: heads, labels, words.
 export function fillAll() {
   if (store.current.data.about) byId("about").textContent = store.current.data.about;
   fillStrip();
@@ -72,7 +72,7 @@ export function drawPicture() {
   }
 }
 
-// The pair under the pointer, or the chosen one, in numbers.
+// The numbers of the pair under the pointer, or of the selected pair.
 function drawReading() {
   const trace = shownTrace(), { head, query } = state();
   const line = byId("reading");
@@ -93,15 +93,15 @@ function drawReading() {
   if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
 }
 
-// What the number of a step is, of one query and one key.
+// The meaning of a step's number, for one query and one key.
 const STEP_WORDS = {
   scores: "query times key: the products of their features, added up",
-  scaled: "the score times a scale: divided by the square root of the head size, if nothing else was asked for",
-  capped: "bent, so that it stays within the soft cap",
+  scaled: "the score times a scale, by default 1 divided by the square root of the head size",
+  capped: "limited to the soft cap",
   biased: pageData.model ? "plus the learned number for this distance" : "plus a number for this query and key",
   masked: "−∞ where the query may not look at the key",
-  weights: "the share of the query's attention that this key gets; the shares of all keys are 1 together",
-  dropped: "the weight after dropout: 0, or enlarged in return",
+  weights: "the weight of this key for the query; the weights of all keys sum to 1",
+  dropped: "the weight after dropout: 0, or scaled up",
 };
 
 function stepTitle({ name, formula, why }) {
@@ -158,7 +158,7 @@ function drawMisread() {
   const { misread } = store, { layer, head } = chosen;
   byId("misread").hidden = misread.length === 0;
   byId("misread").textContent = misread.length === 0 ? ""
-    : `The address asks for what this page does not have: ${misread.join("; ")}. Shown is ${placeName(layer, head)}.`;
+    : `This page does not have these parts of the address: ${misread.join("; ")}. It shows ${placeName(layer, head)}.`;
 }
 
 function describeWhatIsLeftOut() {
@@ -167,17 +167,17 @@ function describeWhatIsLeftOut() {
     const [high, wide] = trace.block;
     sentences.push(`This text is long. Each cell of a map is the largest of ${high} × ${wide} numbers.`);
     if (trace.kept.length < trace.queries.length) {
-      sentences.push(`The exact numbers are kept for ${trace.kept.length} of ` +
+      sentences.push(`The page has exact numbers for ${trace.kept.length} of ` +
         `${count(trace.queries.length, "query", "queries")}, evenly spaced.`);
     }
   }
   if (trace.links) {
     const queries = trace.kept.length === trace.queries.length ? "each query"
       : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-    sentences.push(`Of a text of this length the page keeps what a screen can show: a map of ` +
+    sentences.push(`For a text of this length the page has only what a screen can show: a map of ` +
       `${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
   }
-  if (trace.size.b > 1) sentences.push(`Of ${trace.size.b} sequences, the first is shown.`);
+  if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
   byId("left-out").textContent = sentences.join(" ");
   byId("left-out").hidden = sentences.length === 0;
 }

@@ -262,7 +262,7 @@ def test_dropout_and_seed_are_reproducible(run):
      "documents(...), dense(...), joined by &, | and ~.\n  Hint: write for example 'causal' or "
      "'causal & window(before=3, after=0)'."),
     (["explain", "a b", "--query", "-1"], "There is no query “-1” in this trace.\n  Rule: a query "
-     "is one of the tokens, or its position counted from 0.\n  Hint: ask for one of these: 0 a, "
+     "is one of the tokens, or its position counted from 0.\n  Hint: pass one of these: 0 a, "
      "1 b."),
     *(([*verb, option, f"/nowhere/a{option}"], f"The file '/nowhere/a{option}' cannot be written: "
       "there is no folder '/nowhere'.\n  Rule: a result is written to a file, in an existing "

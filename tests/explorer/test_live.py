@@ -142,8 +142,8 @@ def test_edits_are_those_of_intervene(compute, teller, edits, python):
         ("the " * 129, {}, "at most 128"),
         (SHE, {"mask": "causl"}, "no mask is called 'causl'"),
         (SHE, {"mask": "window"}, "needs its numbers"),
-        (SHE, {"mask": "window(x=1)"}, "'x' is no argument"),
-        (SHE, {"mask": "window(3)"}, "does not say how far ahead"),
+        (SHE, {"mask": "window(x=1)"}, "'x' is not an argument"),
+        (SHE, {"mask": "window(3)"}, "a window needs two numbers"),
         (SHE, {"mask": "(causal"}, "bracket is open"),
         (SHE, {"mask": "causal causal"}, "too much"),
         (SHE, {"mask": "causal &"}, "ends too early"),
@@ -221,7 +221,7 @@ def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
     tab.wait_for_function("() => current.tokens.length === 3")
     assert tab.locator("#difference").count() == 0 and tab.evaluate("chosen.difference") is False
     assert tab.evaluate("sides().length") == 2
-    tab.get_by_role("button", name="Let the kept text go").click()
+    tab.get_by_role("button", name="Remove the kept text").click()
     assert tab.evaluate("kept") is None and "kept" not in tab.evaluate("location.hash")
 
     again = visit(ch.report(teller, text, progress=False), hash=address)
@@ -327,7 +327,7 @@ def test_a_word_that_is_unknown_is_explained(visit, teller):  # noqa: F811
     known = sum(word[0].isalpha() for word in teller.vocabulary.words)
     said = tab.locator("#unknown")
     assert said.inner_text() == (
-        "(?) a word this model does not know: it reads all such words as one. "
+        "(?) marks words outside the model's vocabulary, which it reads as one unknown word. "
         f"It knows {known} words."
     )
     tab.locator("#text").fill("A queen slept.")
@@ -395,7 +395,7 @@ def test_every_number_of_a_pair_is_explained(visit, teller):  # noqa: F811
     assert list(titles) == ["scores", "scaled", "biased", "weights"]
     for name, words in (
         ("scores", "query times key"), ("scaled", "divided by the square root of the head size"),
-        ("biased", "learned number for this distance"), ("weights", "share of the query's"),
+        ("biased", "learned number for this distance"), ("weights", "weight of this key"),
     ):  # fmt: skip
         assert titles[name].startswith(f"{name}: ") and words in titles[name]
         assert f"{name} = " in titles[name], "its formula"
@@ -418,7 +418,7 @@ def test_who_else_looks_there_is_said_where_a_strong_label_has_a_small_effect(vi
     assert said.text_content().endswith(
         f"Heads {there[0]}, {there[1]} and {there[2]} look there, too."
     )
-    assert "without this head alone" in said.get_attribute("title")
+    assert "what changes without it" in said.get_attribute("title")
     tab.evaluate("go({ key: 0 })")  # where this head does not look
     assert "look" not in said.text_content()
     tab.evaluate("go({ layer: 0, head: 1, key: null })")  # whose effect is the largest
@@ -438,7 +438,7 @@ def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
     ask(tab, "seed", "5")
     tab.wait_for_function("() => chosen.edits.seed === 5")
     assert tab.evaluate("edited") is None
-    assert "seed counts once" in tab.locator("#edit-said").text_content()
+    assert "matters only with dropout" in tab.locator("#edit-said").text_content()
     ask(tab, "mask", "everything")
     tab.wait_for_function("() => chosen.edits.mask === 'everything'")
     assert tab.evaluate("edited") is None

@@ -233,7 +233,7 @@ def test_a_path_that_cannot_be_written(tmp_path):
     with pytest.raises(BadValue) as error:
         write_page(full_trace(), tmp_path / "nowhere" / "page.html")
     assert "could not be written" in error.value.gave and "No such file" in error.value.gave
-    assert "make the folder first" in error.value.hint
+    assert "create the folder first" in error.value.hint
     with pytest.raises(BadValue, match="␀"):
         write_page(full_trace(), "a\0b")
 
@@ -560,8 +560,8 @@ def test_an_address_says_what_of_it_the_page_does_not_have(visit, hash):
     note, asked = tab.locator("#misread"), MISREAD[hash]
     assert note.is_visible() == (asked is not None)
     if asked is not None:
-        told = "The address asks for what this page does not have: "
-        assert note.text_content() == f"{told}{asked}. Shown is head 0."
+        told = "This page does not have these parts of the address: "
+        assert note.text_content() == f"{told}{asked}. It shows head 0."
         tab.evaluate("go({ head: 1 })")
         assert not note.is_visible()
 
@@ -594,7 +594,7 @@ def test_a_page_opens_at_the_requested_query(visit):
 
 @pytest.mark.parametrize(("make", "other"), [(page, torch.ones(2)), (report_page, full_trace())])
 def test_other_types_are_refused(make, other):
-    with pytest.raises(BadType, match="page was given a T"):
+    with pytest.raises(BadType, match="got a T"):
         make(other)
 
 
@@ -772,9 +772,9 @@ def test_a_query_that_may_see_nothing_says_so(visit):
         Step("weights", "softmax", "Shares.", "q k", torch.tensor([[0.0, 0.0], [0.5, 0.5]])),
     )
     tab = visit(Trace(steps), query=0)
-    assert "may look at nothing" in tab.locator("#sentence").text_content()
+    assert "is fully masked" in tab.locator("#sentence").text_content()
     open_step(tab, "weights")
-    assert "may look at nothing" in tab.locator("#panel").text_content()
+    assert "is fully masked" in tab.locator("#panel").text_content()
     tab.locator("#view-lines").click()
     assert [it for it in lines(tab) if it[0] == 0] == []
 
@@ -848,7 +848,7 @@ def test_with_reduced_motion_nothing_moves_within_a_stage(visit):
 def test_a_file_without_its_model_says_why_nothing_can_be_changed(visit):
     tab = visit(full_trace())
     tab.locator("#whatif").click()
-    assert "holds numbers, not the model" in tab.locator("#edit-why").text_content()
+    assert "has numbers, but not the model" in tab.locator("#edit-why").text_content()
     controls = tab.locator("#controls input, #controls button").all()
     assert len(controls) > 6 and all(it.is_disabled() for it in controls)
     assert tab.locator("#text").is_hidden()

@@ -174,7 +174,7 @@ def test_why_divide_by_the_root_draws_on_given_axes():
     axes = figure.subplots(1, 5)
     assert plot.scaling(REPORT, axes[:4]) is figure
     assert len(axes[3].lines) == 2 and not axes[4].lines
-    with pytest.raises(ch.BadValue, match="was given 5 axes"):
+    with pytest.raises(ch.BadValue, match="got 5 axes"):
         plot.scaling(REPORT, axes)
 
 
@@ -229,7 +229,7 @@ def test_missing_steps_and_heads_are_refused():
     with pytest.raises(ch.BadValue, match="Head 4 was requested"):
         plot.steps(trace(), head=4)
     empty = torch.zeros(0, 3)
-    with pytest.raises(ch.BadValue, match="here are none"):
+    with pytest.raises(ch.BadValue, match="has none"):
         plot.heatmap(ch.explain(torch.zeros(2, 3), empty, empty))
 
 
@@ -266,7 +266,7 @@ def findings(T=5, *, layers=3, H=2, tokens=None, name="toy") -> Report:
             key_tokens=tokens,
             max_entropy=2.0,
             heads=[SimpleNamespace(label="next token", entropy=i + h / 4) for h in range(H)],
-            map=torch.rand(H, min(T, 64), min(T, 64), generator=draw),
+            pooled=torch.rand(H, min(T, 64), min(T, 64), generator=draw),
             allowed=torch.ones(min(T, 64), min(T, 64), dtype=torch.bool).tril(),
             received=torch.rand(H, T, generator=draw),
         )
@@ -314,7 +314,7 @@ def test_every_head_has_its_map():
     for ax, (layer, head) in zip(
         figure.axes, [(i, h) for i in range(3) for h in range(2)], strict=True
     ):
-        expected = report.layers[layer].map[head].double().numpy()
+        expected = report.layers[layer].pooled[head].double().numpy()
         assert np.array_equal(cells(ax), expected)
         assert ax.get_title() == f"{head} next token"
         assert np.array_equal(np.ma.getmaskarray(ax.images[1].get_array()), np.tri(5) > 0)

@@ -151,7 +151,7 @@ def figures(tab):
 def test_it_opens_at_the_head_with_the_clearest_label(visit):  # noqa: F811
     tab = visit(toy_report(11))
     assert title(tab) == "Layer 2, head 3: previous token"
-    assert "of its weight lies on the token before" in tab.locator("#head-lead").text_content()
+    assert "of its weight is on the token before" in tab.locator("#head-lead").text_content()
     assert "this head looks at the token before" in tab.locator("#sentence").text_content()
     assert tab.locator("#grid .tile").count() == 12
     label = tab.locator("#grid [aria-checked=true]").get_attribute("aria-label")
@@ -162,12 +162,12 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
     text = "There was a quiet queen and a young wizard . She danced in the castle ."
     tab = visit(ch.report(storyteller.load(), text))
     said = tab.locator("#sentence").text_content()
-    assert said.startswith("She looks at queen (99 %): this head finds whom a pronoun means.")
+    assert said.startswith("She looks at queen (99 %): this head finds the antecedent of a pronoun.")
     assert title(tab).endswith("antecedent")
     assert "#layer=0&head=7&query=she" in tab.evaluate("go({}); location.hash")
     tab.locator("#word-4").click()
     assert tab.locator("#sentence").text_content().startswith("queen looks at ")
-    assert "whom a pronoun means" not in tab.locator("#sentence").text_content()
+    assert "antecedent of a pronoun" not in tab.locator("#sentence").text_content()
 
 
 def test_what_a_model_expects_next_is_shown_word_by_word(visit):  # noqa: F811
@@ -176,7 +176,7 @@ def test_what_a_model_expects_next_is_shown_word_by_word(visit):  # noqa: F811
     for position, guesses in enumerate(teller.read(text, 6).guesses):
         tab.locator(f"#word-{position}").click()
         shown = texts(tab)
-        first = next(i for i, it in enumerate(shown) if it.startswith("The model expects"))
+        first = next(i for i, it in enumerate(shown) if it.startswith("Predictions after"))
         for at, (word, share) in enumerate(guesses):
             assert shown[first + 1 + 2 * at] == word
             assert abs(int(shown[first + 2 + 2 * at].split()[0].split(".")[0]) - 100 * share) <= 1
@@ -242,7 +242,7 @@ def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
     page = visit(found)
     for label, words in (
         ("previous word", "held-out words have its largest weight on the word before"),
-        ("antecedent", "held-out pronouns have its largest weight on whom they mean"),
+        ("antecedent", "held-out pronouns have its largest weight on their antecedent"),
     ):
         page.locator(f"#grid .tile[aria-label*=': {label}']").click()
         assert words in page.inner_text("#head-lead")
@@ -287,7 +287,7 @@ def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
     found = toy_report(T, layers=2, D=64, H=8, G=2)
     [head] = found.layers[0].traced_heads
     tab = visit(found, hash=f"#layer=0&head={(head + 1) % 8}&view=walk")
-    assert "too long to keep every step" in tab.locator("#panel").text_content()
+    assert "too long to store every step" in tab.locator("#panel").text_content()
     tab.locator("#panel").get_by_role("button", name=f"Go to head {head}").click()
     assert title(tab).startswith(f"Layer 0, head {head}")
     assert tab.evaluate("picture.shapes.length") > 100

@@ -408,7 +408,7 @@ The query “you” at 1, in full
    feature 0  0.7311·1.0000 + 0.2689·0.0000 = 0.7311
    feature 1  0.7311·0.0000 + 0.2689·1.0000 = 0.2689
 
-Computed in float64 and rounded where it is printed; no step of the trace differs by more than """
+Computed in float64 and rounded for printing; no step of the trace differs by more than """
 
 
 @pytest.mark.parametrize("head", range(4))
@@ -456,7 +456,7 @@ def test_follow_states_the_largest_error_of_the_trace():
 def test_follow_finds_a_query_by_token_position_or_written_position():
     trace = ch.explain(*[torch.eye(4)] * 3, tokens=["the", "cat", "the", "7"])
     first = printed(text.follow, trace, "the").splitlines()[0]
-    assert first == "The query “the” at 0, in full (it stands at 2 too; this is the first)"
+    assert first == "The query “the” at 0, in full (the first of several; also at 2)"
     assert printed(text.follow, trace, 2).startswith("The query “the” at 2, in full\n")
     assert printed(text.follow, trace, "7").startswith("The query “7” at 3, in full\n")
     assert printed(text.follow, trace, "1") == printed(text.follow, trace, "cat")
@@ -479,7 +479,7 @@ def test_follow_writes_the_largest_of_many_weights_and_sums_all():
     heaviest = sorted(trace["weights"][0, 7].topk(12).indices.tolist())
     rows = re.findall(r"^ +(\d+) .* = +\S+$", whole.split("5. scaled")[0], re.M)
     assert [int(row) for row in rows] == heaviest
-    assert "… stands for what is in the sums but not written out." in whole
+    assert "… replaces terms that are in the sums but not printed." in whole
     outputs = [float(result) for _, result in steps["output"]]
     out = trace["output"][0, 7]
     assert outputs == pytest.approx([*out[:6].tolist(), *out[-6:].tolist()], abs=1e-4)
@@ -489,7 +489,7 @@ def test_follow_of_a_query_that_may_see_nothing():
     keep = torch.tensor([[True, True], [False, False]])
     trace = small(mask=ch.dense(keep=keep))
     whole = printed(text.follow, trace, 1)
-    assert "this query may see nothing, so every weight is = 0.0000" in whole
+    assert "this query is fully masked, so every weight is = 0.0000" in whole
     assert lines_of(whole)["output"][0] == ("0.0000·1.0000 + 0.0000·0.0000", "0.0000")
     assert "nan" not in whole
 
@@ -610,7 +610,7 @@ def test_an_empty_trace_shows_no_numbers(view):
     empty = torch.zeros(0, 3)
     whole = printed(view, ch.explain(torch.zeros(2, 3), empty, empty))
     assert "weights" in whole
-    with pytest.raises(ch.BadValue, match="here are none"):
+    with pytest.raises(ch.BadValue, match="has none"):
         printed(text.follow, ch.explain(torch.zeros(2, 3), empty, empty), 0)
 
 

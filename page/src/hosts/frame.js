@@ -1,5 +1,5 @@
-// What a page in a notebook's frame tells the cell around it: what is chosen, as the address that it
-// would have in a window of its own; and what Python chooses there, as the address to go to.
+// Exchange addresses between a page in a notebook's frame and its cell: the page sends its address
+// after a click, and goes to the address that Python sets.
 
 export function linkToCell() {
   if (parent === window) return;

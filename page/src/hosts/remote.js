@@ -1,6 +1,6 @@
-// Where the numbers of a page with a host come from: a server or a notebook's Python computes them.
-// It answers a request by lines of JSON: {"progress": [done, total]} now and then, at last one of
-// {"error"}, {"snapshot"} and {"layer"}.
+// The source of a page with a host: a server or a notebook's Python computes the numbers. The response
+// to a request is lines of JSON: {"progress": [done, total]} several times, then one of {"error"},
+// {"snapshot"} and {"layer"}.
 
 import { say } from "../compute.js";
 import { pageData } from "../store.js";
@@ -18,7 +18,7 @@ export function remoteSource() {
     signal.addEventListener("abort", () => reject(signal.reason));
   });
 
-  // The lines that a server answers. Leaving the page, or a newer request, ends them.
+  // The lines of a server's response. Leaving the page, or a newer request, ends them.
   async function* fromServer(path, request, signal) {
     let response;
     try {
@@ -28,14 +28,14 @@ export function remoteSource() {
       });
     } catch (error) {
       if (signal?.aborted) throw error;
-      throw new Error("The server does not answer. Start clearhead serve again, and open the " +
+      throw new Error("The server does not respond. Start clearhead serve again, and open the " +
         "address that it prints.");
     }
     const reader = /** @type {ReadableStream} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
     let parts = [];
     for (;;) {
       const { done, value } = await reader.read();
-      if (done) throw new Error("The server ended before it had answered. Ask again.");
+      if (done) throw new Error("The server ended before its response was complete. Try again.");
       const [first, ...others] = value.split("\n");
       parts.push(first);
       for (const next of others) {
@@ -45,7 +45,7 @@ export function remoteSource() {
     }
   }
 
-  // The lines that a notebook's Python answers, by messages through the cell around this frame.
+  // The lines of the response of a notebook's Python, as messages through the cell of this frame.
   async function* fromNotebook(path, request, signal) {
     const id = String(Math.random());
     const heard = [];
@@ -95,7 +95,7 @@ export function remoteSource() {
   return {
     can: { text: true, tile: true, edits: Object.keys(pageData.edits) },
 
-    // A new request ends the one before it, here and where it is computed.
+    // A new request ends the earlier one, in the page and in its host.
     async compute(text, edits) {
       newest.abort();
       const { signal } = (newest = new AbortController());

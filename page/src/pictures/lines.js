@@ -1,5 +1,5 @@
 // Lines: every query on the left, every key on the right, a line for each weight above the
-// threshold. Pointing at a word isolates its lines; several heads have a colour each.
+// threshold. Pointing at a word isolates its lines. Several heads have different colours.
 
 import { LEAST, css, sideColour, signedColour } from "../ink.js";
 import { largest, percent } from "../marks.js";
@@ -22,13 +22,13 @@ export function drawLines(width, height) {
     scene.text("more", more, height - 16, { fill: css(signedColour(1, 1)), bold: true });
     scene.text("less", less, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
   } else {
-    const said = `Lines of ${percent(chosen.threshold)} and more; the wider, the more weight`;
-    scene.text(said + (cut.includes(true) ? "; ⋮ words without room here" : ""), 0, height - 16, { size: 12, fill: "soft" });
+    const legend = `Lines for weights of ${percent(chosen.threshold)} or more; wider lines for larger weights`;
+    scene.text(legend + (cut.includes(true) ? "; ⋮ words that do not fit" : ""), 0, height - 16, { size: 12, fill: "soft" });
   }
   return scene;
 }
 
-// Draws one panel, and says whether it leaves out words.
+// Draws one panel. Returns whether some words do not fit.
 function linesPanel(/** @type {Scene} */ scene, members, x, width, height, isNamed) {
   const { trace, query, key, back } = members[0];
   const heading = 26;
@@ -75,7 +75,7 @@ function linesPanel(/** @type {Scene} */ scene, members, x, width, height, isNam
     scene.text(`no weight of ${percent(chosen.threshold)} or more`, (left + right) / 2, height / 2,
       { fill: "soft", align: "center" });
   }
-  // What is isolated lies on top.
+  // Isolated lines are on top.
   for (const it of drawn.sort((a, b) => Number(isFaint(b[4], b[5])) - Number(isFaint(a[4], a[5])) || a[2] - b[2])) line(...it);
   const blocked = query === null ? [] : trace.blocked(members[0].head, query);
   const word = (list, i, position, labels, at, align, isChosen, target) => {
@@ -92,7 +92,7 @@ function linesPanel(/** @type {Scene} */ scene, members, x, width, height, isNam
   return queries.includes(null) || keys.includes(null);
 }
 
-// Of `positions`, as many as fit around one of them, with null at a cut.
+// As many of `positions` as fit around one of them, with null at a gap.
 function around(positions, most, centre) {
   if (positions.length <= most) return positions;
   const at = Math.max(0, positions.indexOf(centre));
@@ -101,7 +101,7 @@ function around(positions, most, centre) {
     ...(first + most - 2 < positions.length ? [null] : [])];
 }
 
-// All keys, or those with the largest weights from the queries that are shown, the chosen one first.
+// All keys, or those with the largest weights from the shown queries, the selected one first.
 function keysToShow(members, queries, most) {
   const { trace, query, key } = members[0], length = trace.size.k;
   if (length <= most) return Array.from({ length }, (_, i) => i);

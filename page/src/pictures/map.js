@@ -12,18 +12,18 @@ import { zoomedSide } from "./zoom.js";
 /** @import { Step } from "../data.js" */
 /** @import { Side } from "../state.js" */
 
-const LARGEST_CELL = 46, DIGITS_FROM = 30; // pixels of a cell; with room for digits
+const LARGEST_CELL = 46, DIGITS_FROM = 30; // pixels of the largest cell, and of the least with digits
 const LABEL = 14; // pixels from one label to the next
 
-// Blocked cells are minus infinity: in the step itself (the maps of a report hold them, too), or for
-// weights in the step `masked`.
+// Blocked cells are minus infinity: in the step itself (in the maps of a report, too), or for weights in
+// the step `masked`.
 export function blockedIn(/** @type {Trace} */ trace, /** @type {Step} */ step, head, fine = true) {
   const masked = step.isShare && trace.step("masked");
   const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
   return (cell) => values[cell] === -Infinity;
 }
 
-// The largest size of a number of a step, of all heads together, so that they can be compared.
+// The largest absolute value in a step, over all heads, so that they can be compared.
 function limitOf(/** @type {Trace} */ trace, /** @type {Step} */ step) {
   if (step.limit) return step.limit;
   let limit = 0;
@@ -64,7 +64,7 @@ export function drawMap(width, height) {
   if (step.isShare) drawWeightBar(scene, 0, height - 26);
   else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
   const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
-  // Beside a map that leaves room, and beside the legend: the row and the column of the query.
+  // If there is room beside the map and the legend: the row and the column of the query.
   const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
   if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
   return scene;
@@ -80,8 +80,8 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
     const cell = Math.min(LARGEST_CELL, (width - rowRanks * left) / columns, (height - columnRanks * head - above) / rows);
     return cell >= 2 ? Math.floor(cell) : cell;
   };
-  // Every label, in two ranks if need be, where that leaves the cells nearly as large; else every second
-  // label, every third, and so on.
+  // Every label, in two ranks if necessary, if the cells stay nearly as large; else every second label,
+  // every third, and so on.
   const plain = cellFor(1, 1), pairs = plain < LABEL ? [[2, 2], [2, 1], [1, 2]] : [];
   const [rowRanks, columnRanks] = pairs.map(([down, across]) => [down, across, cellFor(down, across)])
     .find(([, , size]) => 2 * size >= LABEL && size >= 0.8 * plain) ?? [1, 1];
@@ -91,7 +91,7 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
   scene.cells(x0, y0, wide, wide, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
   scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
   const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
-  // The label that is pointed at always stands; others give way to it.
+  // The label under the pointer is always drawn, and replaces labels that it overlaps.
   const labelled = (cells, ranks, here, draw) => {
     const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / wide));
     for (let cell = 0; cell < cells; cell++) {

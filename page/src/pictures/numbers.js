@@ -1,4 +1,4 @@
-// Numbers: every step of one query, written out exactly.
+// Numbers: every step of one query, with its exact numbers.
 
 import { MINUS, bar, byId, count, elide, ends, gapRow, keyToken, largest, make, number, precise, queryToken, table } from "../marks.js";
 import { go, keyOr, queryOr, shownTrace, state } from "../state.js";
@@ -6,8 +6,8 @@ import { chosen } from "../store.js";
 
 /** @import { Step } from "../data.js" */
 
-// How a step is written out. Any other step is shown as before and after (queries x keys), or as a
-// table of its rows.
+// The functions that write a step. Other steps are shown as before and after (queries x keys), or as a
+// table of their rows.
 const WRITTEN = { scores: dotProduct, weights: exponentials, output: weightedSum };
 
 const selection = (changes = {}) => {
@@ -20,22 +20,22 @@ const earlierPair = (/** @type {Step} */ step) => shownTrace().pairs[shownTrace(
 const write = (/** @type {Step} */ step) =>
   holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
 
-// Does the page hold the numbers of this step for the chosen head and query?
+// Whether the page has the numbers of this step for the selected head and query.
 function holds(/** @type {Step} */ step) {
   const indices = selection();
   return (step === shownTrace().weights && rowOf(step).some((weight) => weight !== undefined))
     || (step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true));
 }
 
-// A link to the head and query for which it does.
+// A link to a head and query for which the page has them.
 export function elsewhere(/** @type {Step} */ step) {
   const { h, q } = step.kept;
   const at = state();
   const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
   const there = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
   there.addEventListener("click", () => go(to));
-  return [paragraph("This text is too long to keep every step of every head. Of this layer, the page ",
-    `keeps them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
+  return [paragraph("This text is too long to store every step of every head. In this layer, the page ",
+    `has them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
     ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."), there];
 }
 
@@ -59,7 +59,7 @@ export function drawNumbers() {
   const trace = shownTrace(), query = queryOr(), key = keyOr();
   byId("panel").replaceChildren(
     make("p", { class: "hint" }, "Query ", queryToken(query), ` (position ${trace.numbered("q", query)}), key `,
-      keyToken(key), ` (position ${trace.numbered("k", key)}). The left and right arrow keys turn the steps.`),
+      keyToken(key), ` (position ${trace.numbered("k", key)}). The left and right arrow keys change the step.`),
     stepArticle(Math.min(chosen.stage, trace.steps.length - 1)));
 }
 
@@ -80,7 +80,7 @@ const paragraph = (...words) => make("p", {}, ...words);
 
 // ---- any step ------------------------------------------------------------------------
 
-// Tokens down (features, for a weight matrix) and features across; the chosen token is marked.
+// Tokens down (features, for a weight matrix) and features across; the selected token is marked.
 function rowsOf(step) {
   const free = step.axes.filter((letter) => !"hg".includes(letter));
   const down = free.find((letter) => "qk".includes(letter)) ?? free.at(-2);
@@ -108,7 +108,7 @@ function rowsOf(step) {
   return [table(`${step.name}, ${how}`, [step.axis_names[down] ?? "", ...names], rows)];
 }
 
-// The row of the chosen query in the step before, and in this one.
+// The row of the selected query in the step before, and in this one.
 function beforeAndAfter(/** @type {Step} */ step) {
   const earlier = earlierPair(step);
   const after = rowOf(step), before = earlier && rowOf(earlier);
@@ -135,7 +135,7 @@ function beforeAndAfter(/** @type {Step} */ step) {
   ];
 }
 
-// The calculation for the chosen key, if the setting that it needs is known.
+// The calculation for the selected key, if its setting is known.
 function oneKey(/** @type {Step} */ step, before, after) {
   const { scale, softcap, dropout } = shownTrace().settings;
   const calculation = {
@@ -163,7 +163,7 @@ function dotProduct(/** @type {Step} */ step) {
     });
     const left = rest.reduce((sum, value) => sum + value, 0);
     parts.push(
-      table("The dot product of this query and the chosen key, feature by feature",
+      table("The dot product of this query and the selected key, feature by feature",
         ["feature", ...shown.map((i) => (i === null ? `${rest.length} more` : String(i)))], [
           line(["query ", queryToken(queryOr())], q),
           line(["key ", keyToken(keyOr())], k),
@@ -176,7 +176,7 @@ function dotProduct(/** @type {Step} */ step) {
         }).join("").replace(/^ \+ /, "").replace(/^ − /, MINUS),
         " = ", make("b", {}, number(result))));
   } else {
-    parts.push(paragraph("The features of this key are not kept in this page."));
+    parts.push(paragraph("This page does not have the features of this key."));
   }
   const keys = elide(row.length, 12, keyOr());
   parts.push(table("The same for every key: the row of this query",
@@ -193,7 +193,7 @@ function exponentials(/** @type {Step} */ step) {
   const after = rowOf(step), before = earlier && rowOf(earlier);
   const total = after.reduce((sum, weight) => sum + weight, 0);
   if (before?.every((score) => score === -Infinity)) {
-    return [paragraph("This query may look at nothing, so every weight is 0.")];
+    return [paragraph("This query is fully masked, so every weight is 0.")];
   }
   if (!before) {
     const known = after.filter((weight) => weight !== undefined).length;
@@ -221,7 +221,7 @@ function exponentials(/** @type {Step} */ step) {
     ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", "share"], rows)];
   const sinkWeight = 1 - total;
   if (sinkWeight > 1e-4) {
-    parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which gives no value, `,
+    parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which has no value, `,
       `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(sum / total)}.`));
   }
   parts.push(make("p", { class: "sum" }, keyToken(keyOr()), " ",

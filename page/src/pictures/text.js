@@ -1,5 +1,5 @@
-// The text: the strip of words at the top, and the view of one word: where it looks, who looks at
-// it, and what the model expects next.
+// The text: the strip of words at the top, and the view of one word: the keys it looks at, the queries
+// that look at it, and the predictions of the model after it.
 
 import { LEAST, css, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
 import { byId, clip, keyToken, make, percent, queryToken } from "../marks.js";
@@ -11,7 +11,7 @@ import { zoomedWeight } from "./zoom.js";
 
 /** @import { Side } from "../state.js" */
 
-export const MANY_WORDS = 2048; // more are not written out: the strip shows those around the query
+export const MANY_WORDS = 2048; // of a longer text, the strip shows the words around the query
 
 export function buildStrip() {
   const strip = byId("strip");
@@ -59,11 +59,11 @@ export function fillStrip() {
   strip.replaceChildren(...runs.map(wrapped));
 }
 
-// What "(?)" at a word means, and how many words the model of this page knows.
+// The meaning of "(?)" at a word, and the size of the vocabulary.
 function unknownInWords() {
   if (!snapshot().unknown.size) return "";
   const known = pageData.model?.words.filter(isWord).length;
-  return "(?) a word this model does not know: it reads all such words as one." +
+  return "(?) marks words outside the model's vocabulary, which it reads as one unknown word." +
     (known ? ` It knows ${known.toLocaleString("en")} words.` : "");
 }
 
@@ -88,7 +88,7 @@ export function drawStrip() {
   fadeStrip();
 }
 
-// Says that words are scrolled out of sight.
+// Shows that words are scrolled out of the strip.
 function fadeStrip() {
   const strip = byId("strip"), below = strip.scrollHeight - strip.clientHeight - strip.scrollTop;
   strip.classList.toggle("more-above", strip.scrollTop > 1);
@@ -105,17 +105,17 @@ function keepInSight(word, strip) {
   }
 }
 
-// What a head of a label does, if this query and key show it. For copies the keys count that count in
-// the report (report/role_keys.py): neither the query itself nor the one before it.
+// What a head of a label does, if this query and key show it. For copies, keys count as in the report
+// (report/role_keys.py): neither the query itself nor the one before it.
 const FINDS = {
-  antecedent: ["this head finds whom a pronoun means", (q, _, words) => isPronoun(words[q])],
+  antecedent: ["this head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
   subject: ["this head finds the subject of a verb", (q, k) => k < q],
   "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
   "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
   "two before": ["this head looks two tokens before", (q, k) => k === q - 2],
   "next token": ["this head looks at the token after", (q, k) => k === q + 1],
-  "same token": ["this head stays on the token itself", (q, k) => k === q],
-  "first token (sink)": ["this head rests on the first token", (_, k) => k === 0],
+  "same token": ["this head looks at the token itself", (q, k) => k === q],
+  "first token (sink)": ["this head looks at the first token", (_, k) => k === 0],
   induction: ["this head finds what followed an earlier copy", (q, k, words) =>
     k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
   "duplicate token": ["this head finds an earlier copy", (q, k, words) =>
@@ -131,7 +131,7 @@ export function drawSentence() {
   } else {
     const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
     if (!row.some((weight) => weight > 0)) {
-      words.push(queryToken(query, 40), " may look at nothing.");
+      words.push(queryToken(query, 40), " is fully masked.");
     } else {
       const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
       const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
@@ -144,14 +144,14 @@ export function drawSentence() {
 }
 
 const percentOf = (weight) =>
-  (weight === undefined ? "less than is kept here" : weight < LEAST ? "under 1 %" : percent(weight));
+  (weight === undefined ? "less than the stored weights" : weight < LEAST ? "under 1 %" : percent(weight));
 
 // ---- the view of the text ------------------------------------------------------------------
 
-const WORD_SIZES = [26, 22, 18]; // the largest with which the words take at most four lines, and fit
+const WORD_SIZES = [26, 22, 18]; // the largest that fits, with at most four lines of words
 const boxHeight = (size) => Math.round(size * 1.55), lineHeight = (size) => boxHeight(size) + 18;
 
-// The words in lines; with a query, arcs to where it looks. `side` says of which head.
+// The words in lines; with a query, arcs to the keys that it looks at. `side` has the head.
 function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, most, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
   const { trace, head, query, key } = side;
   const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
@@ -165,7 +165,7 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, w
   /** @type {any[][]} */
   const lines = [[]];
   let left = x;
-  // The pieces of a word touch, and stay on one line if it has room for them.
+  // The pieces of a word touch, and are on one line if they fit.
   const pieces = shown.map((word, i) => {
     const text = fitted(word, 220, font), [joined, continued] = [first + i, first + i + 1].map((at) => side.from.touches(trace.keys, at));
     const before = joined ? 0 : 5, after = continued ? 0 : 5;
@@ -182,7 +182,7 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, w
     lines[lines.length - 1].push({ ...it, x: left, width: wideOf(it), height: high });
     left += wideOf(it) + (it.after && 4);
   });
-  // As many lines as there is room for: at least that of the query, and that of where it looks most.
+  // As many lines as fit: at least those of the query and of its largest weight.
   const kept = linesToShow(lines, Math.max(2, Math.floor(most / line)), row, [trace.isOneText ? query : null, key]);
   const boxes = new Map();
   let top = y - line, before = -1;
@@ -220,8 +220,8 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, w
   return top + line;
 }
 
-// Which lines are shown, in order: those of the `wanted` positions, then those with the largest weight,
-// then those nearest to one of them.
+// The lines to show, in order: those of the `wanted` positions, then those with the largest weights, then
+// those nearest to one of them.
 function linesToShow(lines, most, row, wanted) {
   const all = lines.map((_, i) => i);
   if (lines.length <= most) return all;
@@ -236,7 +236,7 @@ function linesToShow(lines, most, row, wanted) {
   return [...new Set([...first, ...near])].slice(0, most).sort((a, b) => a - b);
 }
 
-// Lists below the text: where the query looks, who looks at it, what comes next.
+// Lists below the text: the keys of the query, the queries that look at it, and the predictions.
 export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, isColumn = false) {
   const { trace, head, from, query } = side;
   if (query === null) return y;
@@ -244,11 +244,11 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
   const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row).map((i) => [trace.keys[i], row[i], { key: i }])]];
   if (trace.isOneText && trace.size.k <= MANY_WORDS) {
     const column = trace.column(head, query);
-    lists.push([`Who looks at ${clip(trace.keys[query], 14)}`,
+    lists.push([`What looks at ${clip(trace.keys[query], 14)}`,
       heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])]);
   }
   if (from.guesses?.[query]) {
-    lists.push([`The model expects after ${clip(trace.queries[query], 12)}`,
+    lists.push([`Predictions after ${clip(trace.queries[query], 12)}`,
       from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])]);
   }
   if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);

@@ -1,5 +1,5 @@
-// The walk: the way of one query as a moving picture. Everything keeps its place: a row for each
-// key, its vector on the left, its score or weight on the right, the query above, the output below.
+// The walk: the computation of one query as an animation. Positions are fixed: a row for each key, its
+// vector on the left, its score or weight on the right, the query above, the output below.
 
 import { LEAST, css, shareColour, signedColour } from "../ink.js";
 import { MINUS, byId, largest, make, number } from "../marks.js";
@@ -17,14 +17,14 @@ const HEADING = 54, STRIP_ROW = 34, LEAST_WALK_ROW = 17, MOST_WALK_ROW = 27;
 export const stagesOf = (/** @type {Trace} */ trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers)
   .filter((name) => name !== "value" || trace.step("output"));
 
-// Where the walk is: which stage, and how far it has come, 0 to 1. At rest a stage is complete.
+// The position of the walk: the stage, and its progress from 0 to 1. At rest a stage is complete.
 function walkPlace(stages) {
   const stage = Math.min(stages.length - 1, Math.max(0, Math.ceil(walk.at) - 1));
   const share = Math.min(1, Math.max(0, walk.at - stage));
   return { stage, progress: stillOnly.matches ? 1 : share * share * (3 - 2 * share) };
 }
 
-// Null if the page does not hold the steps of this head and query.
+// Null if the page does not have the steps of this head and query.
 export function drawWalk(width, height) {
   const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
   const query = queryOr(), stages = stagesOf(trace), held = (k) => trace.step("key")?.along("d", trace.at(head, query, k));
@@ -61,7 +61,7 @@ export function drawWalk(width, height) {
   const products = vectors.map((vector) => vector.map((x, d) => x * q[d]));
   const most1 = (lists) => Math.max(1e-30, ...lists.flat().map(Math.abs));
 
-  // The query above, in its place throughout.
+  // The query, always at the top.
   scene.text(fitted(trace.queries[query], label - 12, { size: 15, serif: true, bold: true }), label - 10,
     HEADING + 12, { size: 15, serif: true, bold: true, align: "right" });
   const shownOfQuery = isNow("query") ? progress : 1;
@@ -100,7 +100,7 @@ export function drawWalk(width, height) {
       { opacity: isNow("output") ? progress : 1 });
   }
   if (keys.length < trace.size.k) {
-    // Beside the name of the stage, if there is room, else at the very end.
+    // Beside the name of the stage if it fits, else at the end.
     const words = `${keys.length} of ${trace.size.k} keys, the largest weights among them`;
     const isBeside = headed + 24 + widthOf(words, { size: 12 }) < width;
     scene.text(words, width, isBeside ? 13 : endY + 44, { size: 12, fill: "soft", align: "right" });
@@ -119,7 +119,7 @@ function keysOfWalk(/** @type {Trace} */ trace, weights, blocked, key, most) {
   return [...others, ...some].sort((a, b) => a - b);
 }
 
-// A vector as coloured cells: those between the shares `from` and `until` of it.
+// The cells of a vector between the fractions `from` and `until` of its length.
 function vectorCells(/** @type {Scene} */ scene, vector, x, y, width, height, limit, { until = 1, from = 0, opacity = 1 } = {}) {
   const wide = Math.min(26, width / vector.length), gap = wide > 6 ? 1 : 0;
   const [first, last] = [Math.floor(from * vector.length), Math.ceil(until * vector.length)];
@@ -139,7 +139,7 @@ function walkBars(/** @type {Scene} */ scene, { trace, head, query, keys, stages
   const p = isNow ? progress : 1;
   const reach = (row) => Math.max(1e-9, ...keys.map((k) => (Number.isFinite(row[k]) ? Math.abs(row[k]) : 0)));
   const middle = bars.x + bars.width / 2;
-  // Scaling: first the bars shrink on the axis of the scores, then the axis follows.
+  // Scaling: first the bars shrink on the axis of the scores, then the axis does.
   let limit = reach(isShare ? (wasShare ? before : before ?? after) : after);
   let shrink = p;
   if (name === "scaled" && before) {
@@ -181,7 +181,7 @@ function walkBars(/** @type {Scene} */ scene, { trace, head, query, keys, stages
     scene.text(number(value), bars.x + bars.width + 62, y + height / 2, { align: "right" });
   });
   if (isShare) {
-    // The shares in a row: they fill one bar.
+    // The weights in a row, which fill one bar.
     let x = bars.x;
     const full = Math.max(1, keys.reduce((sum, k) => sum + Math.max(0, after[k]), 0)); // after dropout more than 1
     for (const k of keys) {
@@ -213,7 +213,7 @@ export function walkOptions() {
     return made;
   };
   const scrub = make("input", { type: "range", id: "scrub", min: 0, max: stages.length, step: 0.01,
-    value: walk.at, "aria-label": "Where the walk is" });
+    value: walk.at, "aria-label": "Position of the walk" });
   scrub.addEventListener("input", () => { pauseWalk(); walk.at = Number(scrub.value); screen.drawPicture(); });
   const speed = make("select", { id: "speed", "aria-label": "Speed" },
     [0.25, 0.5, 1, 2].map((it) => make("option", { value: it, selected: it === walk.speed }, `${it}×`)));

@@ -1,5 +1,5 @@
-// Zoom: of a text whose map is pooled, the exact weights around the chosen query and key, which
-// the model's host computes when they are asked for.
+// Zoom: for a text whose map is pooled, the exact weights around the selected query and key, which the
+// host computes on request.
 
 import { answered } from "../compute.js";
 import { Trace } from "../data.js";
@@ -9,11 +9,11 @@ import { chosen, screen, store } from "../store.js";
 
 const PART = 32; // queries and keys of a part
 
-// Is the map coarser than the text, and can the host compute a part of it?
+// Whether the map is coarser than the text, and the host can compute a part of it.
 export const canZoom = () => Boolean(store.source?.can.tile) && !store.edited && !isBeside() && (shownTrace().bins ?? []).some(
   (cells, i) => cells < (i ? shownTrace().size.k : shownTrace().size.q));
 
-// The part that is zoomed to, if it is one of the chosen head.
+// The zoomed part, if it belongs to the selected head.
 function zoomedPart() {
   const { zoomed } = store, { layer, head } = state();
   return zoomed?.from === snapshot() && zoomed.layer === layer && zoomed.head === head ? zoomed : null;
@@ -21,7 +21,7 @@ function zoomedPart() {
 
 export const isZoomed = () => zoomedPart() !== null;
 
-// The part as a side, in its own positions; null if nothing is zoomed to.
+// The zoomed part as a side, with its own positions; null if there is none.
 export function zoomedSide() {
   const part = zoomedPart(), { query, key } = state();
   if (!part) return null;
@@ -38,7 +38,7 @@ export function zoomedSide() {
   };
 }
 
-// The exact weight of the chosen head, if the part holds it.
+// The exact weight of the selected head, if it is in the part.
 export function zoomedWeight(query, key) {
   const part = zoomedPart();
   if (!part) return undefined;
@@ -65,9 +65,9 @@ async function zoom() {
 export function zoomButton() {
   const button = make("button", { type: "button", id: "zoom", "aria-pressed": isZoomed() },
     isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`);
-  button.title = "The model runs again, for the weights around the chosen query and key";
+  button.title = "Runs the model again, for the weights around the selected query and key";
   button.addEventListener("click", () => {
-    const isComputing = !byId("stop").hidden; // what is asked for must not end it
+    const isComputing = !byId("stop").hidden; // a new request would end it
     if (isZoomed()) {
       store.zoomed = null;
       screen.draw();

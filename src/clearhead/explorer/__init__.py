@@ -1,5 +1,5 @@
-"""What people look at: in a terminal (`text`), as figures (`plot`), as a page (`html`), in a
-notebook (`explore`), on a local server (`clearhead serve`); `write` puts a report into files.
+"""Views of attention: in a terminal (`text`), as figures (`plot`), as a page (`html`), in a
+notebook (`explore`), on a local server (`clearhead serve`). `write` writes a report to files.
 """
 
 from . import html, plot, text
@@ -17,7 +17,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "report_teller":
-        raise ImportError(  # which "from ... import" shows; it would hide an AttributeError
+        raise ImportError(  # "from ... import" would hide the text of an AttributeError
             "clearhead.explorer.report_teller was removed: call clearhead.report with the "
             "storyteller, as in clearhead.report(clearhead.demo.load(), text)."
         )

@@ -1,6 +1,6 @@
-"""What a notebook shows of a value by itself: a small table, and pictures of maps; no script.
+"""The notebook view of a value: a small table and pictures of maps, without a script.
 
-`html_of` is the registry: each type of value has its function there.
+`html_of` is the registry, with a function for each type of value.
 """
 
 import html
@@ -24,10 +24,10 @@ from . import html as pages
 from .colours import ink
 from .png import png
 
-SIDE = 64  # cells a side of a picture
+SIDE = 64  # cells per side of a picture
 MOST_PICTURES = 32  # of heads, 2 kB each
 MOST_ROWS = 50
-MOST_CALLS = 48  # that a notebook draws
+MOST_CALLS = 48  # in a picture
 THUMBNAIL = 64
 MOST_LETTERS = 2000  # of a caption or a cell
 UNTELLING = ("spread", "mixed", "sharp", "first token (sink)")  # labels
@@ -35,13 +35,15 @@ UNTELLING = ("spread", "mixed", "sharp", "first token (sink)")  # labels
 
 @singledispatch
 def html_of(value: object) -> str:
-    """The HTML of a value; of a type without a function of its own, what it prints."""
+    """Return the HTML of a value; for other types, its repr."""
     return cell(repr(value))
 
 
 def cell(caption: str, rows: Sequence[Sequence[str]] = (), pictures: str = "") -> str:
-    """A caption, a table whose first row names its columns (or is empty), and pictures. Of a long
-    table the first rows and the last are shown."""
+    """Return a caption, a table and pictures as HTML.
+
+    The first row names the columns, or is empty. A long table is elided before its last row.
+    """
     parts = [f"<pre>{_text(caption)}</pre>"]
     if rows:
         head, body = rows[0], [[_text(x) for x in row] for row in rows[1:]]
@@ -54,20 +56,22 @@ def cell(caption: str, rows: Sequence[Sequence[str]] = (), pictures: str = "") -
 
 
 def heads_of(weights: Tensor) -> str:
-    """Pictures of the weights (B, H, Tq, Tk), leading dimensions may be missing, of every head of
-    the first sequence, as `png` draws them; of a long text a cell is the largest of a block."""
+    """Return pictures of the weights (B, H, Tq, Tk) of every head of the first sequence.
+
+    Leading dimensions may be missing. For a long text, a cell is the largest weight of a block.
+    """
     weights = weights.reshape(-1, *weights.shape[-3:])[0] if weights.dim() > 2 else weights[None]
     maps = weights[:MOST_PICTURES].detach().float()
     if max(maps.shape[-2:], default=0) > SIDE:
         sides = [min(SIDE, size) for size in maps.shape[-2:]]
         maps = torch.nn.functional.adaptive_max_pool2d(maps, sides)
     more = len(weights) - MOST_PICTURES
-    shown = "".join(_picture(one, f"head {h}") for h, one in enumerate(maps))
-    return shown + (f"<p>and {more} more heads</p>" if more > 0 else "")
+    pictures = "".join(_picture(one, f"head {h}") for h, one in enumerate(maps))
+    return pictures + (f"<p>and {more} more heads</p>" if more > 0 else "")
 
 
 def heat(rows: Sequence[tuple[str, Tensor]], largest: float) -> str:
-    """A table of names, each beside a strip of cells from 0 (light) to `largest` (dark)."""
+    """Return a table of names with strips of cells, from 0 (light) to `largest` (dark)."""
     lines = []
     for name, numbers in rows:
         spans = "".join(
@@ -81,8 +85,10 @@ def heat(rows: Sequence[tuple[str, Tensor]], largest: float) -> str:
 
 @html_of.register
 def _(trace: Trace) -> str:
-    """The steps of a trace with their shapes, and the weights of every head of its first sequence.
-    `clearhead.explorer.explore(trace)` shows every number."""
+    """Return the steps of a trace with their shapes, and pictures of the weights of every head.
+
+    `clearhead.explorer.explore(trace)` shows every number.
+    """
     if any(step.tensor.numel() == 0 for step in trace):
         return cell(repr(trace))
     rows = [("step", "shape", "axes", "formula")]
@@ -95,8 +101,10 @@ def _(trace: Trace) -> str:
 
 @html_of.register
 def _(mask: Mask) -> str:
-    """The mask's notation and formula, and a picture of its first batch and head: dark may look. Of
-    a mask larger than 64 x 64 evenly spaced queries and keys are drawn."""
+    """Return the mask's notation, its formula, and a picture of its first batch and head.
+
+    Dark cells may look. A mask larger than 64 x 64 is drawn at evenly spaced queries and keys.
+    """
     caption = f"{mask!r}: {mask.formula}"
     try:
         grid = make_grid(mask, None, None, default=8)
@@ -114,8 +122,8 @@ def _(mask: Mask) -> str:
     )
     height, width = allowed.shape
     drawn = [
-        f"{shown} {name}" if shown == size else f"{shown} of {size:,} {name}"
-        for shown, size, name in ((height, grid.Tq, "queries"), (width, grid.Tk, "keys"))
+        f"{count} {name}" if count == size else f"{count} of {size:,} {name}"
+        for count, size, name in ((height, grid.Tq, "queries"), (width, grid.Tk, "keys"))
     ]
     tall = f"{min(16, 0.8 * height + 2):g}em"
     picture = (
@@ -143,7 +151,7 @@ def _(plan: Plan) -> str:
 
 @html_of.register
 def _(matrix: Matrix) -> str:
-    """The summary, and a thumbnail of every head of the first sequence."""
+    """Return the summary, and a thumbnail of every head of the first sequence."""
     if 0 in matrix.shape:
         return cell(repr(matrix))
     with torch.no_grad():
@@ -153,8 +161,7 @@ def _(matrix: Matrix) -> str:
 
 @html_of.register
 def _(recording: Recording) -> str:
-    """A line for each layer, with a cell for each head: the mean of the first statistic that
-    has a number for each query, dark where it is largest."""
+    """Return, for each statistic, a line for each layer with a cell for each head: its mean."""
     if recording.written or not recording.calls:
         return cell(repr(recording))
     by_statistic: dict[str, list[tuple[str, Tensor]]] = {}
@@ -180,8 +187,10 @@ def _(report: Report) -> str:
 
 
 def still(report: Report) -> str:
-    """The maps of one layer of a report as pictures without a script, for where nothing computes:
-    the layer of the head with the clearest label."""
+    """Return the maps of one layer of a report as pictures, for viewers that run no script.
+
+    It is the layer of the head with the clearest label.
+    """
     heads = [x for x in report.heads if x.label not in UNTELLING] or report.heads
     layer = report.layers[max(heads, key=lambda head: head.number).layer]
     rows = [("head", "does", "by", "entropy")]
@@ -191,7 +200,7 @@ def still(report: Report) -> str:
 
 
 def _runs(row: Tensor) -> list[list[int]]:
-    """Where the ones of a row of zeros and ones begin and end, run by run."""
+    """Return the first and the end column of each run of ones in a row of zeros and ones."""
     padded = torch.nn.functional.pad(row, (1, 1))
     return padded.diff().nonzero().reshape(-1, 2).tolist()
 
@@ -204,8 +213,8 @@ def _picture(values: Tensor, name: str) -> str:
     )
 
 
-def _colour(share: float) -> str:
-    return f"rgb{ink(share)}"
+def _colour(fraction: float) -> str:
+    return f"rgb{ink(fraction)}"
 
 
 def _text(text: str) -> str:
@@ -213,5 +222,4 @@ def _text(text: str) -> str:
     for line in text[:MOST_LETTERS].split("\n"):
         words = line.lstrip(" ")
         lines.append(line[: -len(words)] + visible_in_browser(words) if words else "")
-    shown = "\n".join(lines)
-    return html.escape(shown + ("…" if len(text) > MOST_LETTERS else ""))
+    return html.escape("\n".join(lines) + ("…" if len(text) > MOST_LETTERS else ""))

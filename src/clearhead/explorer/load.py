@@ -1,4 +1,4 @@
-"""Load a model that reads text: a checkpoint of transformers, or the demonstration model."""
+"""Load a model that reads text: a transformers checkpoint, or a storyteller."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from ..inspection.text_model import TextModel
 
 
 def load_text_model(path: str | Path | None = None) -> TextModel:
-    """The model in a folder or file; None means the one that comes with clearhead.
+    """Load the model in a folder or file; None means the included one.
 
-    Raises `BadValue` for one that cannot be loaded.
+    Raises `BadValue` for a model that cannot be loaded.
     """
     return load(path) if path is None or is_storyteller(path) else Checkpoint(path)

@@ -1,4 +1,4 @@
-"""What every view draws: the panels of a step, one matrix for each head, with its labels."""
+"""Split a step into panels, which every view draws: one matrix per head, with its labels."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,15 @@ from ..trace import Step, Trace
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One matrix, in float64 on the CPU. Its axes are named by the letters `down` and `across`.
+    """One matrix, in float64 on the CPU.
 
-    `rows` and `columns` are the tokens along them, None where there are only positions. `blocked`
-    marks the cells that the mask (or a score of -inf) leaves without weight. `first` holds the
-    numbers of the first row and column, and `is_part` says that they were cut out of a larger
-    matrix. `is_share` says that the numbers are weights.
+    Attributes:
+        down, across: the letters of its axes.
+        rows, columns: the tokens along them; None if there are only positions.
+        blocked: True for cells without weight, because of the mask or a score of -inf.
+        first: the positions of the first row and column.
+        is_share: whether the numbers are weights.
+        is_part: whether it is a part of a larger matrix.
     """
 
     title: str
@@ -35,10 +38,10 @@ class Panel:
 
 
 def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list[Panel]:
-    """The panels of a step of batch 0, one for each query head in `heads` (None means all).
+    """Return the panels of a step of batch 0, one for each query head in `heads` (None means all).
 
-    A step of key heads gives each key head that those query heads read; a step without heads gives
-    one panel; an empty step gives none. Raises `BadValue` for a head that is not there.
+    For a step of key heads, these are the key heads that the query heads read. A step without heads
+    has one panel, an empty step none. Raises `BadValue` for a head that does not exist.
     """
     chosen, group = choose_heads(trace, heads), _group(trace)
     letters, tensor = step.axes.split(), step.tensor.detach().cpu()
@@ -70,32 +73,36 @@ def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list
 
 
 def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
-    """The numbers of the query heads in `heads`; None means all. Raises `BadValue` for a head that
-    is not there."""
+    """Return the indices of the query heads in `heads`; None means all.
+
+    Raises `BadValue` for a head that does not exist.
+    """
     count = trace.size("h") or 1
     if heads is None:
         return list(range(count))
     if not isinstance(heads, Iterable):
         raise BadType(
             f"heads={heads!r}.",
-            "heads are the numbers of those to show, in a list; None means all.",
+            "heads is a list of indices; None means all.",
             f"pass heads=[{heads!r}].",
         )
     rule = f"this trace has {count} query head{'s' * (count != 1)}, counted from 0."
-    hint = f"ask for a head from 0 to {count - 1}, or for all of them."
+    hint = f"pass heads from 0 to {count - 1}, or None for all."
     return [as_index("Head", head, count, rule, hint) for head in heads]
 
 
 def value_range(drawn: Sequence[Panel]) -> tuple[float, float]:
-    """The smallest and the largest of the finite numbers of some panels, and of 0."""
+    """Return the smallest and the largest finite number of some panels, including 0."""
     numbers = [0.0, *(x for panel in drawn for x in panel.values.flatten().tolist())]
     finite = [x for x in numbers if math.isfinite(x)]
     return min(finite), max(finite)
 
 
 def map_range(drawn: Sequence[Panel]) -> tuple[float, float]:
-    """The range of maps of few shades: from 0 to the largest number, or from the smallest, if the
-    numbers are so close together that all would look alike."""
+    """Return the range of maps with few shades: from 0 to the largest number.
+
+    If the numbers are close together, so that all cells would look alike, from the smallest.
+    """
     low, high = value_range(drawn)
     values = torch.cat([panel.values[~panel.blocked] for panel in drawn])
     least = float(values.min()) if values.numel() else 0.0
@@ -124,12 +131,12 @@ def _panel(
 
 
 def _tokens(trace: Trace, letter: str, size: int) -> list[str] | None:
-    given = {"q": trace.queries, "k": trace.keys}.get(letter)
-    return [visible(token) for token in given] if given and len(given) == size else None
+    tokens = {"q": trace.queries, "k": trace.keys}.get(letter)
+    return [visible(token) for token in tokens] if tokens and len(tokens) == size else None
 
 
 def _blocked(trace: Trace, step: Step) -> Tensor:
-    """The cells that the mask blocks: known from the step `masked` for every step after it."""
+    """Return the cells that the mask blocks, from the step `masked` if it is earlier."""
     names = trace.names
     if "masked" in trace and names.index("masked") < names.index(step.name):
         masked = trace.step("masked")
@@ -139,7 +146,7 @@ def _blocked(trace: Trace, step: Step) -> Tensor:
 
 
 def _group(trace: Trace) -> int:
-    """How many query heads read one key head."""
+    """Return the number of query heads that read one key head."""
     return max(1, (trace.size("h") or 1) // (trace.size("g") or trace.size("h") or 1))
 
 

@@ -1,4 +1,4 @@
-"""A map of weights as a small picture, without a plotting library: for notebooks."""
+"""Encode a map of weights as a small picture, without a plotting library, for notebooks."""
 
 import base64
 import struct
@@ -14,16 +14,18 @@ GREY = 158
 
 
 def png(values: Tensor) -> str:
-    """Weights (rows, columns) as base64 of a PNG, in the colours of the page: on a square root from
-    0 to 1; NaN and infinity grey."""
+    """Return weights (rows, columns) as a PNG in base64.
+
+    The colours are those of the page: the square root, from 0 to 1; NaN and infinity are grey.
+    """
     values = values.detach().float().cpu()
     lost = ~values.isfinite()
-    shares = values.masked_fill(lost, 0.0).clamp(0, 1).sqrt()
-    pixels = PALETTE[(255 * shares).round().long()].masked_fill(lost.unsqueeze(-1), GREY)
-    # Each row begins with its filter: 0, none.
+    roots = values.masked_fill(lost, 0.0).clamp(0, 1).sqrt()
+    pixels = PALETTE[(255 * roots).round().long()].masked_fill(lost.unsqueeze(-1), GREY)
+    # The first byte of a row is its filter; 0 means none.
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)
     height, width = values.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits per channel, RGB
     parts = (("IHDR", header), ("IDAT", zlib.compress(rows)), ("IEND", b""))
     return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, parts))).decode()
 

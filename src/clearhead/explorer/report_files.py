@@ -1,4 +1,4 @@
-"""A report as files: the page, the pictures and the numbers."""
+"""Write a report to files: the page, the pictures and the numbers."""
 
 import json
 import re
@@ -11,46 +11,47 @@ from ..inspection.report import Report
 from . import html, plot
 
 POOLED_NOTE = (
-    "Of a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
-    "of keys. Exact weights of any part: clearhead look FILE --model DIR --tile "
+    "For a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
+    "of keys. For exact weights of a part, run clearhead look FILE --model DIR --tile "
     "LAYER:HEAD:QUERIES:KEYS, for example --tile 0:3:64-127:0-63."
 )
 
 
-def write(found: Report, out: str | Path, *, beside: Report | None = None) -> dict[str, Path]:
-    """Write the page, the pictures and the numbers of a report to the folder `out`: files that
-    begin with the name of the model. Where those of another model of this name are already, a
-    checksum of the model's folder follows the name. `beside` is the report of another model, with
-    which the page compares; None is none.
+def write(report: Report, out: str | Path, *, beside: Report | None = None) -> dict[str, Path]:
+    """Write the page, the pictures and the numbers of a report to the folder `out`.
 
-    Returns their paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
+    The names of the files begin with that of the model. If the folder has files of another model
+    with the same name, a checksum of the model's folder is added. `beside` is the report of another
+    model, for comparison on the page.
+
+    Returns the paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
     folder that cannot be created.
     """
     out = writable_folder(out, "the page and the pictures are")
-    stem = file_stem(found.name)
-    if _folder_of(out / f"{stem}-report.json") not in (None, found.folder):
-        stem += f"-{crc32(found.folder.encode()):08x}"
-    note = POOLED_NOTE if len(found.tokens) > MAP_SIDE else ""
+    stem = file_stem(report.name)
+    if _folder_of(out / f"{stem}-report.json") not in (None, report.folder):
+        stem += f"-{crc32(report.folder.encode()):08x}"
+    note = POOLED_NOTE if len(report.tokens) > MAP_SIDE else ""
     paths = {
-        "page": html.write_report(found, out / f"{stem}.html", note=note, beside=beside),
+        "page": html.write_report(report, out / f"{stem}.html", note=note, beside=beside),
         # Not {stem}.json: beside the weights of a storyteller this is the table of `measure`.
         "numbers": out / f"{stem}-report.json",
     }
     paths["numbers"].write_text(
-        json.dumps(found.to_json(), indent=1, allow_nan=False), encoding="utf-8"
+        json.dumps(report.to_json(), indent=1, allow_nan=False), encoding="utf-8"
     )
     if not plot.can_draw():
         return paths
     for kind, figure in (
-        ("entropy", plot.entropy_by_layer(found).figure),
-        ("maps", plot.model(found)),
+        ("entropy", plot.entropy_by_layer(report).figure),
+        ("maps", plot.model(report)),
     ):
         paths[kind] = plot.save(figure, out / f"{stem}-{kind}.png")  # type: ignore[arg-type]  # a Figure, as neither was given axes
     return paths
 
 
 def file_stem(name: str) -> str:
-    """A name as the beginning of a file's name.
+    """Convert a name to the beginning of a file name.
 
     >>> file_stem("opus-mt (its encoder)"), file_stem("../a b")
     ('opus-mt-its-encoder', 'a-b')
@@ -59,7 +60,7 @@ def file_stem(name: str) -> str:
 
 
 def _folder_of(numbers: Path) -> str | None:
-    """The folder of the model whose numbers are in this file; None if it holds none."""
+    """Return the folder of the model whose numbers are in this file; None if it has none."""
     try:
         return str(json.loads(numbers.read_text(encoding="utf-8"))["folder"])
     except (OSError, ValueError, KeyError, TypeError):

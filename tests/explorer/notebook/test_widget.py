@@ -89,7 +89,7 @@ def test_a_wrong_choice_shows_its_message_without_the_frames_of_libraries(shown,
     printed = capsys.readouterr().out
     assert "choose()" in printed and "shown.head = 9, 0" in printed
     assert "BadValue: Layer 9 was requested." in printed
-    assert "Hint: set for example shown.head = 0, 0." in printed
+    assert "Hint: set for example explorer.head = 0, 0." in printed
     assert "traitlets" not in printed and "widget.py" not in printed
     assert len(printed.splitlines()) < 12
 
@@ -135,13 +135,13 @@ def test_what_is_not_there_is_refused_and_what_was_chosen_stays(shown):
     heads = "heads of layer 1 are counted from 0 to 7; -1 is the last."
     layers = "layers are counted from 0 to 1; -1 is the last."
     queries = "a query is a word of the text, or its position from 0 to 10; -1 is the last."
-    set_a_head = "set for example shown.head = 0, 0."
-    set_a_query = "set for example shown.query = 10, or None for none."
+    set_a_head = "set for example explorer.head = 0, 0."
+    set_a_query = "set for example explorer.query = 10, or None for no query."
     for name, value, kind, gave, rule, hint in [
         ("head", (1, 8), BadValue, "Head 8", heads, set_a_head),
         ("head", (2, 0), BadValue, "Layer 2", layers, set_a_head),
         ("head", (1, "a"), BadType, "Head 'a'", heads, set_a_head),
-        ("head", 3, BadType, "head=3 was set.", "a head is chosen as (layer, head).", set_a_head),
+        ("head", 3, BadType, "head=3 was set.", "head is (layer, head).", set_a_head),
         ("query", 11, BadValue, "Query 11", queries, set_a_query),
         ("query", "11", BadValue, "Query '11'", queries, set_a_query),
         ("query", "zebra", BadValue, "Query 'zebra'", queries, set_a_query),
@@ -194,7 +194,7 @@ def test_a_trace_is_explored_without_a_model():
 def test_what_cannot_be_explored(tmp_path):
     with pytest.raises(BadType, match="explore got None and None for a text"):
         explore()
-    with pytest.raises(BadType, match="a trace has its own"):
+    with pytest.raises(BadType, match="a trace has one"):
         explore(explain_text("The cat sat."), "a text")
     with pytest.raises(BadValue, match="is not a checkpoint folder"):
         explore(tmp_path, "a text")

@@ -48,7 +48,7 @@ def served_page(browser, reader, shown):  # noqa: F811
 
 def test_the_source_of_a_served_page_is_the_server(page):
     edits = {"off": [[0, 7]], "temperature": 2, "mask": None, "scale": None, "dropout": 0}
-    assert "asks only the server it came from" in page.locator("footer").text_content()
+    assert "connects only to the server it came from" in page.locator("footer").text_content()
     found = page.evaluate("edits => remoteSource().compute('He slept.', edits)", edits)
     assert found["tokens"] == ["He", "slept", "."]
     part = {"layer": 1, "head": 2, "queries": [0, 2], "keys": [0, 1]}
@@ -74,7 +74,7 @@ def test_errors_are_told_in_three_parts(page):
     told = page.evaluate("remoteSource().compute('', {}).catch((error) => error.message)")
     assert told == (
         "The text is empty. Rule: a text has at least one word and at most 200,000 letters. "
-        "Hint: type one."
+        "Hint: type a text."
     )
 
 
@@ -150,5 +150,5 @@ def test_a_run_is_stopped(page):
     page.locator("#stop").click()
     assert page.locator("#stop").is_hidden()
     assert page.locator("#text").input_value() == TEXT
-    assert page.locator("#typed").text_content() == "Stopped. The text is the one before."
+    assert page.locator("#typed").text_content() == "Stopped. The text is the earlier one."
     assert page.evaluate("current.text") == TEXT

@@ -454,7 +454,7 @@ def test_too_many_requests_are_refused():
         return refused.status, refused.lines
 
     status, [line] = asyncio.run(visit())
-    assert status == 503 and line["error"]["rule"] == "the model reads one text at a time."
+    assert status == 503 and line["error"]["rule"] == "the model runs on one text at a time."
 
 
 def test_a_model_that_fails_is_told_and_the_server_goes_on(monkeypatch):

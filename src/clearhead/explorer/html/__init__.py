@@ -1,9 +1,8 @@
 """Self-contained HTML pages: every step of a trace; every head of a report, down to the steps.
 
-A page requests nothing from the network. Its security policy allows only the script and the style
-written in it, by their hashes. The same trace gives the same bytes. Tokens, titles and notes come
-from outside: they are written as escaped text, or as JSON that cannot close its element, never as
-markup.
+A page requests nothing from the network. Its security policy allows only its own script and style,
+by their hashes. The same trace gives the same bytes. Tokens, titles and notes are untrusted: they
+are written as escaped text, or as JSON that cannot close its element, never as markup.
 """
 
 from .document import in_notebook

@@ -1,4 +1,4 @@
-"""The HTML document of every page: its template filled in, its security policy, its file."""
+"""Write the HTML document of a page: fill in its template and its security policy."""
 
 import base64
 import hashlib
@@ -17,9 +17,9 @@ from ..colours import DIVERGING, SEQUENTIAL
 from .edits import EDITS, MASKS
 from .schema import Host, Kind, Model, Numbers, Page, Snapshot
 
-# What the page is made of; `make page` bundles the scripts of the folder `page/` into page.js.
+# The parts of the page; `make page` bundles the scripts of the folder `page/` to page.js.
 PAGE = resources.files("clearhead.explorer") / "page"
-WIDGET = PAGE / "widget.js"  # what anywidget loads into a notebook's cell
+WIDGET = PAGE / "widget.js"  # anywidget loads it in a notebook's cell
 
 INKS = {"sequential": SEQUENTIAL, "diverging": DIVERGING}
 
@@ -36,21 +36,21 @@ def document(
     model: Model | None = None,
     beside: Snapshot | None = None,
 ) -> str:
-    """The HTML: `data` for the script, `fallback` (rows of a table) where scripts do not run."""
+    """Return the HTML: `data` for the script, and table rows, `fallback`, if scripts do not run."""
     style, script = _asset("page.css"), _asset("page.js")
     connect = "connect-src 'self'; " if host == "server" else ""
     policy = (
         f"default-src 'none'; {connect}script-src '{_digest(script)}'; "
         f"style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
     )
-    asks = "loads nothing from the internet"
+    network = "loads nothing from the internet"
     if host == "server":
-        asks = "asks only the server it came from"
-    held: Page = {"inks": INKS, "edits": EDITS, "masks": MASKS, "host": host, **data}
+        network = "connects only to the server it came from"
+    content: Page = {"inks": INKS, "edits": EDITS, "masks": MASKS, "host": host, **data}
     if model is not None:
-        held["model"] = model
+        content["model"] = model
     if beside is not None:
-        held["beside"] = beside
+        content["beside"] = beside
     slots = {
         "policy": policy,
         "title": _one_line(title),
@@ -59,8 +59,8 @@ def document(
         "style": style,
         "caption": _one_line(caption),
         "fallback": fallback,
-        "asks": asks,
-        "data": as_json(held),
+        "network": network,
+        "data": as_json(content),
         "script": script,
     }
     # One pass, so that a title such as "{{data}}" stays text.
@@ -76,15 +76,17 @@ def write(text: str, path: str | Path) -> Path:
         name = visible_in_browser(str(path))
         raise BadValue(
             f"The page could not be written to {name!r} ({why_failed(error)}).",
-            "a page is written to a file in a folder that exists and may be written to.",
-            "make the folder first, or name another file, for example 'attention.html'.",
+            "a page is written to a file in an existing folder with write permission.",
+            "create the folder first, or name another file, for example 'attention.html'.",
         ) from error
     return path
 
 
 def in_notebook(page: str, height: int = 760) -> str:
-    """A page as the output of a notebook's cell: in a sandboxed frame, which runs the page's script
-    and reaches nothing else."""
+    """Return a page as the output of a notebook's cell.
+
+    It is a sandboxed frame, which runs the page's script without access to anything else.
+    """
     return (
         f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="clearhead" '
         f'style="width: 100%; height: {height}px; border: 0"></iframe>'
@@ -92,14 +94,16 @@ def in_notebook(page: str, height: int = 760) -> str:
 
 
 def encoded(values: Tensor, kind: Kind) -> Numbers:
-    """A tensor for the script: its dtype as NumPy writes it (``"f4"``), its shape, and its
-    little-endian bytes in base64, a third of their size as JSON."""
+    """Encode a tensor for the script: NumPy's name of the dtype (``"f4"``), shape, and bytes.
+
+    The bytes are little-endian, in base64, a third of their size as JSON.
+    """
     data = values.cpu().numpy().astype(f"<{kind}").tobytes()
     return {"kind": kind, "stored": list(values.shape), "data": base64.b64encode(data).decode()}
 
 
 def table(rows: list[list[str]]) -> str:
-    """The rows of a table; the first cell of each is its heading. Cells must be HTML already."""
+    """Return the rows of a table, whose first cells are headings. Cells must be HTML."""
     return "\n".join("<tr><th>" + "<td>".join(cells) for cells in rows)
 
 
@@ -112,16 +116,18 @@ def _one_line(text: str) -> str:
 
 
 def as_json(value: object) -> str:
-    """JSON that is safe inside a script element: nothing in it can open or close a tag. It is in
-    ASCII, and NaN and infinity are ``{"float": "NaN"}``."""
+    """Return JSON that is safe inside a script element, because it cannot open or close a tag.
+
+    It is ASCII, and NaN and infinity are written as ``{"float": "NaN"}``.
+    """
     strict = without_nan(value, _nonfinite)
     text = json.dumps(strict, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # Since all of it is ASCII, U+2028, U+2029 and lone surrogates are written \uXXXX.
+    # Because it is ASCII, U+2028, U+2029 and lone surrogates are written as \uXXXX.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _nonfinite(x: float) -> dict[str, str]:
-    """What the script reads as this number."""
+    """Return the object that the script reads as NaN or infinity."""
     return {"float": "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"}
 
 

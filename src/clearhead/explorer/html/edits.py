@@ -1,7 +1,7 @@
-"""The edits of attention and the masks that a page offers, each described once.
+"""The edits of attention and the masks that a page offers, described in one place.
 
-The page makes its controls of them and reads addresses by them; `clearhead.serve` reads requests by
-them; a model in the page knows the masks by their arguments.
+The page builds its controls from these descriptions, and uses them to parse addresses.
+`clearhead.serve` uses them to parse requests.
 """
 
 import dataclasses
@@ -11,22 +11,22 @@ from ...errors.limits import MOST_SEED
 from ...masks.parse import CALLS, NAMES
 from .schema import Masks, NumberEdit
 
-MOST = 1e30  # of a number; what is larger is not distinguishable from infinity in float32
+MOST = 1e30  # the largest number; larger ones may become infinite in float32
 
 EDITS: dict[str, NumberEdit] = {
     "off": {
         "kind": "heads",
         "default": [],
         "label": "Head",
-        "words": "Heads that are off give 0.",
+        "words": "Heads that are off output 0.",
         "rule": "a list of [layer, head]",
     },
     "temperature": {
         "kind": "number",
         "default": 1,
         "label": "Temperature",
-        "words": "Every score is divided by it before softmax: above 1 evens the weights out, "
-        "below 1 sharpens them.",
+        "words": "Scores are divided by it before softmax: above 1 the weights become flatter, "
+        "below 1 sharper.",
         "rule": "a positive number",
         "example": 2,
         "over": 0,
@@ -38,8 +38,8 @@ EDITS: dict[str, NumberEdit] = {
         "kind": "number",
         "default": None,
         "label": "Scale",
-        "words": "Every score is multiplied by it; left empty, by what the model has, mostly 1/√d "
-        "of d features.",
+        "words": "Scores are multiplied by it. Empty: the model's own scale, usually 1/√d for d "
+        "features.",
         "rule": "a number",
         "example": 0.125,
         "over": -MOST,
@@ -50,17 +50,15 @@ EDITS: dict[str, NumberEdit] = {
         "kind": "mask",
         "default": None,
         "label": "Mask",
-        "words": "Which keys a query may look at, of those that the model allows: it only narrows "
-        "that.",
+        "words": "The keys that a query may look at, among those that the model allows.",
         "rule": "a mask such as 'causal & window(3, 0)'",
-        "placeholder": "as the model does",
+        "placeholder": "as in the model",
     },
     "softcap": {
         "kind": "number",
         "default": None,
         "label": "Soft cap",
-        "words": "Bends the scores so that none is larger than it: c · tanh(score / c); left "
-        "empty, as the model does it.",
+        "words": "Limits the scores: c · tanh(score / c) is at most c. Empty: as in the model.",
         "rule": "a positive number",
         "example": 30,
         "over": 0,
@@ -71,9 +69,8 @@ EDITS: dict[str, NumberEdit] = {
         "kind": "number",
         "default": 0,
         "label": "Dropout",
-        "words": "This share of the weights becomes 0 by chance, and the others are enlarged in "
-        "return.",
-        "rule": "a share from 0 to below 1",
+        "words": "The probability that a weight becomes 0; the other weights are scaled up.",
+        "rule": "a probability from 0 to below 1",
         "example": 0.1,
         "least": 0,
         "below": 1,
@@ -83,7 +80,7 @@ EDITS: dict[str, NumberEdit] = {
         "kind": "whole number",
         "default": 0,
         "label": "Seed",
-        "words": "Which weights dropout hits: the same seed hits the same ones.",
+        "words": "The seed of dropout: the same seed drops the same weights.",
         "rule": "a whole number, 0 or more",
         "example": 0,
         "least": 0,
@@ -93,7 +90,7 @@ EDITS: dict[str, NumberEdit] = {
 
 
 def fits(value: float, edit: NumberEdit) -> bool:
-    """Is a number within the bounds of an edit?"""
+    """Return whether a number is within the bounds of an edit."""
     above = edit.get("over", -math.inf) < value and edit.get("least", -math.inf) <= value
     return above and value < edit.get("below", math.inf)
 
@@ -105,7 +102,7 @@ def _arguments(name: str) -> list[str]:
 
 MASKS: Masks = {
     "suggested": [
-        {"mask": "", "words": "as the model does", "changes_causal": True},
+        {"mask": "", "words": "as in the model", "changes_causal": True},
         {"mask": "causal", "words": "causal", "changes_causal": False},
         {"mask": "causal & window(3, 0)", "words": "the last 3 before it", "changes_causal": True},
         {"mask": "window(2, 2)", "words": "2 on each side", "changes_causal": False},

@@ -1,4 +1,4 @@
-"""A small model for the page, which computes it by itself (`page/src/live.js`)."""
+"""Convert a small model to data that the page can run (`page/src/live.js`)."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from .schema import Model, Rows
 
 
 def model_data(model: LiveModel) -> Model:
-    """What the script reads of a model: its words, its sizes and its weights."""
+    """Return the words, sizes and weights of a model for the script."""
     return {
         "words": list(model.words),
         "heads": model.heads,
@@ -21,9 +21,9 @@ def model_data(model: LiveModel) -> Model:
 
 
 def _scaled_rows(x: Tensor) -> Rows:
-    """A matrix in 16 bits a number: each row as whole numbers of a unit of its own.
+    """Encode a matrix with 16 bits per number: each row as integers times its own unit.
 
-    A number is right to 1/65534 of the largest in its row; half precision keeps 3 digits of each.
+    The error of a number is at most 1/65534 of the largest in its row. Half precision has 3 digits.
     """
     rows = x.detach().double().reshape(-1, x.shape[-1])
     units = (rows.abs().amax(-1, keepdim=True) / 32767).clamp(min=1e-30)

@@ -1,8 +1,8 @@
-"""The page of a report: every head of a model, one head, one query.
+"""Write the page of a report: every head of a model, one head, one query.
 
-Its size is bounded by what a screen can show, not by the text: for each head it holds a small map
-and the largest weights of some queries. It holds the steps of every head of a short text, and of
-one head a layer of a longer one. The script draws each layer as it draws a trace.
+Its size is bounded for any length of the text: it has a small map of each head, and the largest
+weights of some queries. For a short text it has the steps of every head, for a longer one those of
+one head per layer. The script draws each layer like a trace.
 """
 
 import html
@@ -23,14 +23,14 @@ from .live import model_data
 from .schema import Host
 from .steps import number_settings, sizes, spelling_of, step_data, trace_data
 
-# Limits in bytes before base64, which makes 4 of 3, so that a page stays below 3 MB.
+# Limits in bytes before base64, which adds a third, so that a page stays below 3 MB.
 MAP_BYTES = 1 << 20
 LINK_BYTES = 700_000
-FINE_BYTES = 400_000  # of the larger map that one head a layer has
-STEP_BYTES = 2_000_000  # all steps of all heads; up to here a page needs neither maps nor links
-SIDES = (256, 128, 64, 32, 16)  # of a map; each is half the one before, so bins nest
-FEW_QUERIES, FEW_KEYS = 3, 12  # of which all steps are kept, in one head a layer of a longer text
-RECEIVERS = 8  # keys that are listed for the weight they receive
+FINE_BYTES = 400_000  # of the larger map of one head per layer
+STEP_BYTES = 2_000_000  # of all steps of all heads; if they fit, no maps and links are stored
+SIDES = (256, 128, 64, 32, 16)  # of a map, halved each time, so that bins nest
+FEW_QUERIES, FEW_KEYS = 3, 12  # with all steps, in one head per layer of a longer text
+RECEIVERS = 8  # keys listed by the weight they receive
 
 
 def report_page(
@@ -41,18 +41,20 @@ def report_page(
     beside: Report | None = None,
     host: Host | None = None,
 ) -> str:
-    """The HTML document: the model, a head, a query. `title=None` names the model. With `beside`,
-    the report of another model on the same text, each head can be compared with that model's. A
-    `host` computes the page anew for another text or for edits (`serve`, `notebook`).
+    """Return the HTML document that shows a model, a head and a query.
 
-    Raises `BadValue` for a report without layers or of a text without tokens, or one beside it of
-    another text, and `BadType` for what is no report.
+    ``title=None`` uses the name of the model. `beside` is the report of another model on the same
+    text, for comparison of heads. `host` is the program that recomputes the page for another text
+    or for edits (`serve`, `notebook`).
+
+    Raises `BadValue` for a report without layers or tokens, and if `beside` has another text;
+    `BadType` for anything but a report.
     """
     if not isinstance(report, Report):
         raise BadType(
-            f"report_page was given {kind_of(report)}.",
+            f"report_page got {kind_of(report)}.",
             "it shows every layer and head of a model.",
-            "pass what report(...) returns; write_page makes the page of a trace.",
+            "pass the result of report(...); for a trace, use write_page.",
         )
     if not report.layers or any(not layer.pooled.numel() for layer in report.layers):
         raise BadValue(
@@ -62,7 +64,7 @@ def report_page(
         )
     if beside is not None and beside.text != report.text:
         raise BadValue(
-            f"The reports are of {report.text[:80]!r} and {beside.text[:80]!r}.",
+            f"The reports have the texts {report.text[:80]!r} and {beside.text[:80]!r}.",
             "two models are compared on one text.",
             "report on the same text with both.",
         )
@@ -71,7 +73,7 @@ def report_page(
         title=f"Attention in {report.name}" if title is None else title,
         about=_about(report),
         note=note,
-        caption="Every head in numbers: what it looks at, how surely, and its entropy in nats.",
+        caption="Every head in numbers: what it looks at, how much, and its entropy in nats.",
         fallback=_fallback(report),
         host=host,
         model=None if report.model is None else model_data(report.model),
@@ -87,8 +89,10 @@ def write_report(
     note: str = "",
     beside: Report | None = None,
 ) -> Path:
-    """Write `report_page(report, ...)` to `path` and return the path. Raises what that raises, and
-    `BadValue` if the file cannot be written."""
+    """Write `report_page(report, ...)` to `path` and return the path.
+
+    Raises any error of `report_page`, and `BadValue` if the file cannot be written.
+    """
     return write(report_page(report, title=title, note=note, beside=beside), path)
 
 
@@ -96,7 +100,7 @@ def write_report(
 
 
 def snapshot(report: Report) -> schema.Snapshot:
-    """What a page shows of a model and a text."""
+    """Return a report as data for the script."""
     heads = sum(len(layer.heads) for layer in report.layers)
     side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
     fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
@@ -132,7 +136,7 @@ def snapshot(report: Report) -> schema.Snapshot:
 
 
 def _about(report: Report) -> str:
-    return f"{report.about}: where every head looks in this text"
+    return f"{report.about}: what every head looks at in this text"
 
 
 def _head(head: Head, layer: Layer) -> schema.Head:
@@ -164,8 +168,11 @@ def _head(head: Head, layer: Layer) -> schema.Head:
 def _layer(
     layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, all_steps: bool
 ) -> schema.Layer:
-    """One layer, which the script reads as it reads a trace: with every step of every head, or with
-    maps, the largest weights of some queries, and at most one head's steps."""
+    """Return a layer as data for the script, in the format of a trace.
+
+    It has every step of every head, or else maps, the largest weights of some queries, and the
+    steps of at most one head.
+    """
     trace = layer.trace
     if trace is not None and len(layer.traced_heads) == len(layer.heads) and all_steps:
         data = trace_data(trace)
@@ -193,12 +200,12 @@ def _pooled_layer(
         head = _clearest(layer).head
         finer, allowed = (pool(x, fine, Tq) for x in (layer.pooled[head], layer.allowed.float()))
         weights["fine"] = {"head": head, **_shades(finer, allowed > 0)}
-    kept, links = _links(layer, heads, Tk)
+    stored, largest = _largest_weights(layer, heads, Tk)
     data: schema.Layer = {
         "size": size,
         "settings": {} if trace is None else number_settings(trace),
-        "kept": kept,
-        "links": links,
+        "kept": stored,
+        "links": largest,
         "bins": (pooled.shape[-2], pooled.shape[-1]),
         "steps": steps,
     }
@@ -214,12 +221,12 @@ def _visible(labels: Sequence[str] | None) -> list[str] | None:
 
 
 def _weights_step(layer: Layer) -> schema.Step:
-    """The step of the weights, without numbers."""
+    """Return the step of the weights, without numbers."""
     sizes = {"h": len(layer.heads), "q": layer.queries, "k": layer.received.shape[-1]}
     return {
         "name": "weights",
         "formula": "softmax(scores)",
-        "why": "The softmax turns each row of scores into shares: positive, and 1 in all.",
+        "why": "The softmax turns each row of scores into weights: positive, with the sum 1.",
         "axes": list(sizes),
         "shape": list(sizes.items()),
         "axis_names": {letter: AXES[letter] for letter in sizes},
@@ -228,13 +235,13 @@ def _weights_step(layer: Layer) -> schema.Step:
 
 
 def _clearest(layer: Layer) -> Head:
-    """The head to show most of: of those whose steps are kept, the one with the largest number."""
+    """Return the head to show in most detail: the largest number among those with steps."""
     return max((layer.heads[h] for h in layer.traced_heads or range(len(layer.heads))),
                key=lambda head: head.number)  # fmt: skip
 
 
 def _steps_of_one_head(trace: Trace, layer: Layer) -> list[schema.Step]:
-    """The steps of the clearest of the traced heads, for a few queries and keys."""
+    """Return the steps of the clearest traced head, for a few queries and keys."""
     head = _clearest(layer)
     H, G = len(layer.heads), layer.key_heads
     queries = sorted(list(dict.fromkeys(link.query for link in head.links))[:FEW_QUERIES] or [0])
@@ -242,40 +249,42 @@ def _steps_of_one_head(trace: Trace, layer: Layer) -> list[schema.Step]:
     best = layer.top_keys[head.head, rows, :FEW_KEYS].flatten().tolist()
     keys = sorted({key for key in best if key >= 0} or {0})
     key_head = head.head // (H // G)
-    # Their indices in the trace, which may hold this head alone, and in the model.
-    kept = {
+    # Their indices in the trace, which may have only this head, and in the model.
+    selected = {
         "h": ([layer.traced_heads.index(head.head)], [head.head]),
         "g": ([key_head if len(layer.traced_heads) == H else 0], [key_head]),
         "q": (queries, queries),
         "k": (keys, keys),
     }
-    return [_part_of(step, kept, {"h": H, "g": G}) for step in trace]
+    return [_part_of(step, selected, {"h": H, "g": G}) for step in trace]
 
 
 def _part_of(
-    step: Step, kept: Mapping[str, tuple[list[int], list[int]]], full_size: Mapping[str, int]
+    step: Step, selected: Mapping[str, tuple[list[int], list[int]]], full_size: Mapping[str, int]
 ) -> schema.Step:
-    """The step at the kept indices only. Of a matrix of scores every key stays."""
+    """Return the step at the selected indices. A matrix of scores keeps all keys."""
     letters, tensor = step.axes.split(), step.tensor.detach()
-    cut = [x for x in letters if x in kept and not (x == "k" and "q" in letters)]
+    cut = [x for x in letters if x in selected and not (x == "k" and "q" in letters)]
     for letter in cut:
-        index = torch.tensor(kept[letter][0], device=tensor.device)
+        index = torch.tensor(selected[letter][0], device=tensor.device)
         tensor = tensor.index_select(letters.index(letter), index)
     data = step_data(replace(step, tensor=tensor), None, [])
-    data["kept"] = {letter: kept[letter][1] for letter in cut}
+    data["kept"] = {letter: selected[letter][1] for letter in cut}
     pairs = zip(letters, step.shape, strict=True)
     data["shape"] = [(letter, full_size.get(letter, size)) for letter, size in pairs]
     return data
 
 
-def _links(layer: Layer, heads: int, Tk: int) -> tuple[list[int], schema.Links]:
-    """Some queries, and their largest weights: as many as fit, at least 3 of each query, of fewer
-    queries if need be."""
+def _largest_weights(layer: Layer, heads: int, Tk: int) -> tuple[list[int], schema.Links]:
+    """Return some queries and their largest weights: as many as fit, at least 3 per query.
+
+    If they do not fit, there are fewer queries.
+    """
     key_bytes = 2 if Tk <= 1 << 16 else 4
     per_head = LINK_BYTES // (heads * (2 + key_bytes))
     available, count = layer.top_keys.shape[-1], len(layer.kept_queries)
     n = max(min(3, available), min(available, per_head // count))
-    # The page links to the queries of the strongest links, so these are always kept.
+    # The page refers to the queries of the strongest links, so these are always stored.
     linked = {link.query for head in layer.heads for link in head.links[:FEW_QUERIES]}
     needed = {row for row, query in enumerate(layer.kept_queries) if query in linked}
     most = per_head // n if per_head // n >= count else max(2, per_head // n - len(needed))
@@ -293,11 +302,10 @@ def _links(layer: Layer, heads: int, Tk: int) -> tuple[list[int], schema.Links]:
 
 
 def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
-    """Maps (H, r, c) of `stats.pooled`, pooled again to at most `side` bins a side: a mean over
-    queries, a sum over keys.
+    """Pool maps (H, r, c) of `stats.pooled` to at most `side` bins per side.
 
-    r and c are either the length of the text or a multiple of `side`, so bins nest, and the result
-    is that of `stats.pooled(side, side)`.
+    This is a mean over queries and a sum over keys. r and c are the length of the text or a
+    multiple of `side`, so bins nest, and the result is that of `stats.pooled(side, side)`.
     """
     rows, cols = maps.shape[-2:]
     down, across = min(side, rows), min(side, cols)
@@ -307,21 +315,20 @@ def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
 
 
 def _bin_sizes(size: int, bins: int) -> Tensor:
-    """How many positions each bin has."""
+    """Return the number of positions of each bin."""
     edges = torch.arange(bins + 1) * size // bins
     return edges.diff()
 
 
 def _bin_members(bins: int, fewer: int) -> Tensor:
-    """(fewer, bins): which of the `bins` each of the `fewer` larger bins holds."""
+    """Return booleans, (fewer, bins): whether a larger bin contains a smaller one."""
     edges = torch.arange(fewer + 1) * bins // fewer
     numbers = torch.arange(bins)
     return (numbers >= edges[:-1, None]) & (numbers < edges[1:, None])
 
 
 def _shades(maps: Tensor, allowed: Tensor) -> schema.Shades:
-    """One byte a cell: the square root of its share of the largest, as a shade from 1 (none) to 255
-    (the largest). 0 is a cell that the mask blocks."""
+    """Encode maps with one byte per cell, as `schema.Shades`."""
     top = max(float(maps.nan_to_num(0.0).max()), 1e-30)
     shades = (maps.nan_to_num(0.0).clamp(min=0) / top).sqrt().mul(254).round() + 1
     return {"top": top, **encoded(shades.where(allowed, 0), "u1")}

@@ -1,10 +1,10 @@
-"""The data of a page: the JSON that Python writes into it, or sends to it, and its script reads.
+"""The data of a page: the JSON that Python writes and the script reads.
 
-This is the only description. `make page` writes it as TypeScript to `page/src/schema.d.ts`, against
-which the script is checked, as mypy checks the Python that builds the data.
+This is the only description. `make page` writes it as TypeScript to `page/src/schema.d.ts`, with
+which the script is checked; mypy checks the Python that builds the data.
 
 Letters, as everywhere in clearhead: h head, g key head, q query, k key, d feature, v value
-feature, e embedding feature, b batch. A position counts from 0. Infinity and NaN are written as
+feature, e embedding feature, b batch. Positions count from 0. Infinity and NaN are written as
 ``{"float": "NaN"}`` and read as numbers.
 """
 
@@ -14,8 +14,8 @@ from ..colours import Colour
 
 Kind = Literal["f8", "f4", "u4", "i2", "u2", "u1"]
 
-# What computes a page anew: the server that it came from; the notebook's Python, outside of the
-# page's frame. In a plain frame nothing is computed, but what is chosen is reported.
+# The program that recomputes a page: the server that it came from, or the notebook's Python,
+# outside the page's frame. A plain frame computes nothing, and only reports the selection.
 Host = Literal["server", "notebook", "frame"]
 
 
@@ -28,8 +28,7 @@ class Numbers(TypedDict):
 
 
 class Shades(Numbers):
-    """A map of one byte a cell: 0 is masked; else 1 + 254 times the square root of the cell's
-    fraction of `top`."""
+    """A map with one byte per cell: 0 if masked, else 1 + 254 sqrt(value / `top`)."""
 
     top: float
 
@@ -41,7 +40,7 @@ class FineMap(Shades):
 
 
 class StepText(TypedDict):
-    """A step of the computation in words. `shape` has every axis, `axes` those that are stored."""
+    """The description of a step. `shape` has all axes, `axes` the stored ones."""
 
     name: str
     formula: str
@@ -53,8 +52,11 @@ class StepText(TypedDict):
 
 
 class Step(StepText, total=False):
-    """A step with its numbers, if the page holds them. `kept` has, for each axis that is not stored
-    in full, the positions that are. `map` is pooled, of every head."""
+    """A step with its numbers, if the page has them.
+
+    `kept` has the stored positions of each axis that is not stored in full. `map` is the pooled map
+    of every head.
+    """
 
     integer: bool
     stored: list[int]
@@ -65,7 +67,7 @@ class Step(StepText, total=False):
 
 
 class Links(TypedDict):
-    """The `n` largest weights of each kept query, in units of 1/65535, and their keys."""
+    """The `n` largest weights of each stored query, in units of 1/65535, and their keys."""
 
     n: int
     weights: Numbers
@@ -73,7 +75,7 @@ class Links(TypedDict):
 
 
 class Call(TypedDict):
-    """One attention call: sizes by letter, the settings that are finite numbers, the steps."""
+    """One attention call: its sizes by letter, its finite numeric settings, and its steps."""
 
     size: dict[str, int]
     settings: dict[str, float]
@@ -81,12 +83,12 @@ class Call(TypedDict):
 
 
 class Layer(Call, total=False):
-    """A call, and what is known of it.
+    """A call with its labels and maps.
 
-    `queries` and `keys` are words; left out: the tokens of the text; null: unknown, so they are
-    numbered. `kept` are the queries with exact rows; left out: all. `first` is the position of
-    index 0 of an axis where a larger text was cut. A cell of a map pools `block` positions, or one
-    of `bins`. `max_entropy` is that of uniform weights, in nats.
+    `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are
+    numbered. `kept` are the queries with exact rows; missing: all. `first` is the position of index
+    0 of an axis, in a part of a larger text. A cell of a map pools `block` positions, or is one of
+    `bins`. `max_entropy` is that of uniform weights, in nats.
     """
 
     queries: list[str] | None
@@ -102,8 +104,10 @@ class Layer(Call, total=False):
 
 
 class HeadNumbers(TypedDict):
-    """What was measured of a head. `links` are (query, key, weight), `received` (key, mean
-    weight). `measured`: on held-out texts, so that the label holds for every text."""
+    """The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
+
+    `measured` is true if the label was measured on held-out texts, so that it holds for every text.
+    """
 
     layer: int
     head: int
@@ -118,8 +122,8 @@ class HeadNumbers(TypedDict):
 
 
 class Head(HeadNumbers, total=False):
-    """The same with `effect`, the change of `effect_metric` without the head; `evidence`, how many
-    queries the label rests on; `withheld`, why a head has no label."""
+    """The same with optional numbers: `effect`, the change of `effect_metric` without the head;
+    `evidence`, how many queries fit the label; `withheld`, why a label was not used."""
 
     effect: float
     evidence: str
@@ -127,7 +131,7 @@ class Head(HeadNumbers, total=False):
 
 
 class Begin(TypedDict, total=False):
-    """Where the page opens; what is left out, it chooses."""
+    """The selection with which the page opens; the page chooses missing parts."""
 
     layer: int
     head: int
@@ -135,8 +139,10 @@ class Begin(TypedDict, total=False):
 
 
 class Spelling(TypedDict):
-    """Of each token its spelling in the vocabulary and its id, and the positions of those that
-    touch the token before them, without a space."""
+    """The spelling of each token in the vocabulary, and its id.
+
+    `joined` are the positions of tokens that follow the token before them without a space.
+    """
 
     raw: list[str]
     ids: list[int]
@@ -144,22 +150,21 @@ class Spelling(TypedDict):
 
 
 class Reading(TypedDict):
-    """What a model did with one text."""
+    """A text with the layers of a model."""
 
     tokens: list[str]
     layers: list[Layer]
 
 
 class Snapshot(Reading, total=False):
-    """The same, and what is known of it.
+    """The same with the results of a report.
 
-    `names` are those of the axes, `name` is the model's. `spelling` is that of the tokens; left
-    out: they are words. `text` is what the text field holds; left
-    out: the tokens. `about` has the sizes in words. `unknown` are positions of words that the model
-    does not know. `guesses` has, for each position, the most probable next words. `heads` has one
-    entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or a name;
-    `effects_withheld` is why there are no effects. `outputs` is a digest of what every attention
-    call returned.
+    `names` are the names of the axes, `name` is that of the model. `spelling` is that of the
+    tokens; missing: they are words. `text` is the content of the text field; missing: the tokens.
+    `about` has the sizes in words. `unknown` are positions of unknown words. `guesses` has the most
+    probable next words of each position. `heads` has an entry for each head of each layer.
+    `effect_metric` is "loss" (in nats), "turn" or a name, and `effects_withheld` the reason for
+    missing effects. `outputs` is a digest of the outputs of all attention calls.
     """
 
     names: dict[str, str]
@@ -177,7 +182,7 @@ class Snapshot(Reading, total=False):
 
 
 class Rows(TypedDict):
-    """A matrix in 16 bits a number: each row as whole numbers of a unit of its own."""
+    """A matrix with 16 bits per number: each row as integers times its own unit."""
 
     stored: list[int]
     units: Numbers
@@ -185,7 +190,7 @@ class Rows(TypedDict):
 
 
 class Model(TypedDict):
-    """A model that the page runs by itself: `clearhead.results.live.LiveModel`."""
+    """A model that the page can run: `inspection.report.live_model.LiveModel`."""
 
     words: list[str]
     heads: int
@@ -197,8 +202,11 @@ class Model(TypedDict):
 
 
 class Edit(TypedDict):
-    """An edit of attention that a page offers. `label` stands beside its control, `words` say what
-    it does, `rule` what a value must be. `default` leaves everything as the model does it."""
+    """An edit of attention that a page offers.
+
+    `label` is beside its control, `words` describe its effect, and `rule` the valid values. With
+    `default`, nothing changes.
+    """
 
     kind: Literal["heads", "number", "whole number", "mask"]
     default: float | list[tuple[int, int]] | None
@@ -208,9 +216,11 @@ class Edit(TypedDict):
 
 
 class NumberEdit(Edit, total=False):
-    """An edit by a number: more than `over`, at least `least`, less than `below`, for `example`.
-    Its control is a `slider`, (least, most, step), of powers of two if it `doubles`; else a field,
-    in which `placeholder` stands for null."""
+    """An edit by a number: more than `over`, at least `least`, and less than `below`.
+
+    Its control is a `slider`, (least, most, step), of powers of two if it `doubles`; otherwise a
+    field, whose `placeholder` means null.
+    """
 
     over: float
     least: float
@@ -222,7 +232,7 @@ class NumberEdit(Edit, total=False):
 
 
 class Edits(TypedDict):
-    """The values of all edits, as a request has them: `off` are (layer, head)."""
+    """The values of all edits in a request. `off` has pairs (layer, head)."""
 
     off: list[tuple[int, int]]
     temperature: float
@@ -234,7 +244,7 @@ class Edits(TypedDict):
 
 
 class SuggestedMask(TypedDict):
-    """A mask to choose from. Does it change a model whose mask is causal?"""
+    """A mask to choose from. `changes_causal`: whether it changes a model with a causal mask."""
 
     mask: str
     words: str
@@ -242,15 +252,18 @@ class SuggestedMask(TypedDict):
 
 
 class Masks(TypedDict):
-    """Masks that a page suggests, and the arguments of those that a model in the page reads."""
+    """Suggested masks, and the arguments of the masks that a model in the page can read."""
 
     suggested: list[SuggestedMask]
     arguments: dict[str, list[str]]
 
 
 class PageParts(TypedDict):
-    """What every page holds besides a snapshot: the points of its colour scales, by scale and
-    theme, what it can offer, and what computes it anew."""
+    """The parts of every page besides a snapshot.
+
+    `inks` are the points of the colour scales, by scale and theme; `host` is the program that
+    recomputes the page.
+    """
 
     inks: dict[str, dict[str, tuple[Colour, ...]]]
     edits: dict[str, NumberEdit]
@@ -259,8 +272,11 @@ class PageParts(TypedDict):
 
 
 class Page(Snapshot, PageParts, total=False):
-    """All that a page holds. With a `model` it reads other texts by itself; `beside` is another
-    model's snapshot of the same text, to compare with."""
+    """All data of a page.
+
+    With a `model`, the page can run other texts. `beside` is another model's snapshot of the same
+    text, for comparison.
+    """
 
     model: Model
     beside: Snapshot

@@ -1,4 +1,4 @@
-"""The page of a `Trace`: every head, one query, every step."""
+"""Write the page of a `Trace`: every head, one query, every step."""
 
 import html
 import math
@@ -15,8 +15,8 @@ from . import schema
 from .document import document, encoded, table, write
 from .schema import Begin, Host, Layer, Numbers, Snapshot, Spelling
 
-# Limits on what a page holds of a long text, so that a page of five maps stays below 50 MB.
-MAP_CELLS = 1 << 20  # cells of one step's maps, of all heads together: 4 MB
+# Limits for a long text, so that a page of five maps stays below 50 MB.
+MAP_CELLS = 1 << 20  # cells in the maps of one step, over all heads: 4 MB
 ROW_CELLS = 1 << 18  # numbers in the exact rows of one step: 1 MB
 TOKEN_CELLS = 1 << 20  # numbers in the keys or the values: 4 MB
 
@@ -29,19 +29,20 @@ def page(
     query: int | None = None,
     host: Host | None = None,
 ) -> str:
-    """The HTML document that shows `trace` (of a batch, its first sequence), opened at a `query`;
-    None means the last. A `host` shows it in a place of its own (`notebook`).
+    """Return the HTML document that shows a trace (the first sequence of a batch).
 
-    Numbers are kept as float32 (as float64 if float32 would round them to infinity or to zero). The
-    maps of a text too long to draw cell by cell are pooled by maximum, and only some queries are
-    kept exactly; the page says so. Raises `BadValue` for a trace without weights or with an empty
-    step, for a query that is not there, and `BadType` for anything but a `Trace`.
+    The page opens at `query`; None means the last. `host` is the program that displays the page.
+
+    Numbers are stored as float32 (float64 if float32 would round them to infinity or zero). For a
+    text too long to draw cell by cell, maps are pooled by maximum, and only some queries have exact
+    numbers, which the page states. Raises `BadValue` for a trace without weights or with an empty
+    step, and for a query beyond the text; `BadType` for anything but a `Trace`.
     """
     if not isinstance(trace, Trace):
         raise BadType(
-            f"page was given {kind_of(trace)}.",
+            f"page got {kind_of(trace)}.",
             "it shows the steps of a Trace.",
-            "pass what explain(...) returns; write_report makes the page of a report.",
+            "pass the result of explain(...); for a report, use write_report.",
         )
     for step in (trace.step("weights"), *trace):
         if step.tensor.numel() == 0:
@@ -55,7 +56,7 @@ def page(
         title=title,
         about=trace.about,
         note=note,
-        caption="Attention weights of head 0: each row says how much one query looks at each key.",
+        caption="Attention weights of head 0: each row has the weights of one query on all keys.",
         fallback=_fallback(trace),
         host=host,
     )
@@ -69,13 +70,15 @@ def write_page(
     note: str = "",
     query: int | None = None,
 ) -> Path:
-    """Write `page(trace)` to `path` and return the path. Raises `BadValue` if it cannot be
-    written."""
+    """Write `page(trace)` to `path` and return the path.
+
+    Raises `BadValue` if it cannot be written, and any error of `page`.
+    """
     return write(page(trace, title=title, note=note, query=query), path)
 
 
 def _data(trace: Trace, query: int | None) -> Snapshot:
-    """A snapshot of one layer."""
+    """Return a snapshot of one layer."""
     layer = trace_data(trace)
     begin: Begin = {}
     if query is not None:
@@ -90,7 +93,7 @@ def _data(trace: Trace, query: int | None) -> Snapshot:
 
 
 def spelling_of(tokens: Sequence[str]) -> Spelling | None:
-    """The spelling of tokens of a vocabulary; None for words."""
+    """Return the spelling of tokens in their vocabulary; None for words."""
     known = spelled(tokens)
     if not known:
         return None
@@ -103,9 +106,9 @@ def spelling_of(tokens: Sequence[str]) -> Spelling | None:
 
 
 def trace_data(trace: Trace) -> Layer:
-    """What the script reads of a trace: labels, sizes, steps, and which queries are kept."""
+    """Return a trace as data for the script."""
     size = sizes(trace)
-    block, kept = _fit(size)
+    block, stored = _fit(size)
     return {
         "size": size,
         "queries": _labels(trace, "q", size["q"]),
@@ -113,8 +116,8 @@ def trace_data(trace: Trace) -> Layer:
         "settings": number_settings(trace),
         "first": trace.first or {},
         "block": block,
-        "kept": kept,
-        "steps": [step_data(step, block, kept) for step in trace],
+        "kept": stored,
+        "steps": [step_data(step, block, stored) for step in trace],
     }
 
 
@@ -123,7 +126,7 @@ def _labels(trace: Trace, letter: str, size: int) -> list[str]:
 
 
 def number_settings(trace: Trace) -> dict[str, float]:
-    """The settings that are finite numbers: the script writes them into its calculations."""
+    """Return the settings that are finite numbers, which the script shows in its calculations."""
     return {
         name: value
         for name, value in (trace.settings or {}).items()
@@ -132,7 +135,7 @@ def number_settings(trace: Trace) -> dict[str, float]:
 
 
 def sizes(trace: Trace) -> dict[str, int]:
-    """The size of each axis: that of the weights, else of the first step that has the axis."""
+    """Return the size of each axis, from the weights or the first step that has the axis."""
     size: dict[str, int] = {}
     for step in (trace.step("weights"), *trace):
         for letter, length in zip(step.axes.split(), step.shape, strict=True):
@@ -141,7 +144,8 @@ def sizes(trace: Trace) -> dict[str, int]:
 
 
 def _fit(size: dict[str, int]) -> tuple[tuple[int, int] | None, list[int]]:
-    """How many queries and keys one cell of a map pools (None: none), and the queries kept."""
+    """Return how many queries and keys a cell of a map pools (None: no pooling), and the queries to
+    store."""
     heads = size.get("h", 1)
     side = max(64, min(MAP_SIDE, math.isqrt(MAP_CELLS // heads)))
     queries = size["q"]
@@ -152,7 +156,7 @@ def _fit(size: dict[str, int]) -> tuple[tuple[int, int] | None, list[int]]:
 
 
 def step_data(step: Step, block: tuple[int, int] | None, queries: list[int]) -> schema.Step:
-    """What the script reads of a step: its numbers, and of which positions they are."""
+    """Return a step as data for the script: its numbers and their positions."""
     tensor, axes = step.tensor.detach(), step.axes.split()
     if "b" in axes:
         tensor = tensor.select(axes.index("b"), 0)
@@ -171,22 +175,22 @@ def step_data(step: Step, block: tuple[int, int] | None, queries: list[int]) -> 
         "integer": not tensor.is_floating_point(),
         "kept": {},
     }
-    kept = data["kept"]
+    stored = data["kept"]
     if block and pair:
         data["map"] = encoded_floats(_pooled(tensor, *block))
     if block and "q" in axes:
-        kept["q"] = queries
+        stored["q"] = queries
     if "k" in axes and not pair and tensor.numel() > TOKEN_CELLS:
         keys = tensor.shape[axes.index("k")]
-        kept["k"] = evenly(keys, max(4, TOKEN_CELLS * keys // tensor.numel()))
-    for letter, positions in kept.items():
+        stored["k"] = evenly(keys, max(4, TOKEN_CELLS * keys // tensor.numel()))
+    for letter, positions in stored.items():
         index = torch.tensor(positions, device=tensor.device)
         tensor = tensor.index_select(axes.index(letter), index)
     return {**data, **encoded_floats(tensor)}
 
 
 def _pooled(matrix: Tensor, rows: int, columns: int) -> Tensor:
-    """The largest number of every block of rows x columns; NaN if the block has one."""
+    """Return the largest number of every block of rows x columns; NaN if the block has one."""
     height, width = matrix.shape[-2:]
     padding = (0, -width % columns, 0, -height % rows)
     padded = torch.nn.functional.pad(matrix.double(), padding, value=-math.inf)
@@ -194,7 +198,7 @@ def _pooled(matrix: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def encoded_floats(tensor: Tensor) -> Numbers:
-    """The tensor in float32, or in float64 if float32 would round a number to infinity or zero."""
+    """Encode a tensor as float32, or as float64 if float32 would overflow or underflow."""
     double, single = tensor.double(), tensor.float()
     lost = (single.isinf() != double.isinf()) | ((single == 0) != (double == 0))
     return encoded(double, "f8") if lost.any() else encoded(single, "f4")
@@ -204,7 +208,7 @@ def encoded_floats(tensor: Tensor) -> Numbers:
 
 
 def _fallback(trace: Trace) -> str:
-    """The weights of the first head as the rows of a table, long ones elided."""
+    """Return the weights of the first head as rows of a table, elided if long."""
     step = trace.step("weights")
     axes = step.axes.split()
     weights = step.tensor.detach().movedim((axes.index("q"), axes.index("k")), (-2, -1))

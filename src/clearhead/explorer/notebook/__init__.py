@@ -1,4 +1,4 @@
-"""The explorer in a notebook: `explore` shows it, and Python reads and sets what is chosen."""
+"""The explorer in a notebook: `explore` shows it, and Python reads and sets the selection."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,32 +16,32 @@ __all__ = ["explore"]
 def explore(
     model: str | Path | TextModel | Trace | None = None, text: str | None = None
 ) -> "Explorer":
-    """A widget that shows every head of a model on a text, or the steps of a trace.
+    """Show every head of a model on a text, or the steps of a trace, as a widget.
 
     >>> from clearhead.explorer import explore
-    >>> shown = explore(None, "Once upon a time a queen slept. She dreamt.")
-    >>> shown.head = 0, 7  # what is chosen, in the cell and here
-    >>> shown.query = 8
-    >>> shown.observe(print, ["head", "query"])  # called when somebody clicks
+    >>> explorer = explore(None, "Once upon a time a queen slept. She dreamt.")
+    >>> explorer.head = 0, 7  # selects a head, in the cell too
+    >>> explorer.query = 8
+    >>> explorer.observe(print, ["head", "query"])  # called after each click
 
-    In the cell another text can be typed and attention changed; this process computes it.
+    In the cell, a user can type another text and edit attention; this process computes the result.
 
     Args:
         model: a folder or file, as for `clearhead look`, a `Checkpoint`, a `Storyteller`, or a
-            `Trace`. None means the storyteller that comes with clearhead.
-        text: what the model reads first; None for a trace, which has its own.
+            `Trace`. None means the included storyteller.
+        text: the first text; None for a trace, which has a text.
 
     Raises:
         Missing: anywidget is not installed.
-        BadValue, BadType: a model that cannot be loaded; a text that it cannot read; a text beside
-            a trace, or none beside a model.
+        BadValue, BadType: a model that cannot be loaded; a text that it cannot read; a trace with a
+            text, or a model without one.
     """
     try:
         from .widget import Explorer
     except ImportError as error:
         raise Missing(
             f"{error.name} is not installed.",
-            "the explorer in a notebook is an anywidget, which clearhead does not require.",
+            "the explorer in a notebook needs anywidget.",
             how_to_install("notebook"),
         ) from error
     return Explorer(model, text)

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 0606d4a581f42872f7465c483a2f2f975aa126560c9e83ac1df82634e6a50f75; do not edit.
+// Made by `make page` from the sources c3d2f72635a09b49b8eebdada52fb98573c4667a573afb2b086089589ddd5369; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -100,7 +100,7 @@ var clearhead = (() => {
     get numbers() {
       return this.decoded ??= decode(this);
     }
-    // Does the page hold a map of every head?
+    // Whether the page has a map of every head.
     get hasMap() {
       return this.isPair && (this.map !== void 0 || !this.kept?.q);
     }
@@ -108,7 +108,7 @@ var clearhead = (() => {
       return this.name === "weights" || this.name === "dropped";
     }
     // The numbers along `free` at an index of every other axis, for example
-    // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not hold them.
+    // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not have them.
     along(free, indices) {
       if (!this.holdsNumbers) return null;
       let start2 = 0, stride = 1, step = 0, length = 1;
@@ -126,8 +126,8 @@ var clearhead = (() => {
       }
       return Array.from({ length }, (_, i) => this.numbers[start2 + i * step]);
     }
-    // One head of a queries x keys step as a grid of cells: the numbers themselves, or the pooled ones
-    // of a long text. One head of a long report has a larger map; `fine` says whether to use it.
+    // One head of a queries x keys step as a grid of cells: the numbers, or pooled numbers for a long
+    // text. One head of a long report has a larger map, which `fine` selects.
     grid(head, fine = true) {
       if (fine && this.fine && this.fine.head === head) {
         const [rows2, columns2] = this.fine.stored;
@@ -204,7 +204,7 @@ var clearhead = (() => {
     step(name) {
       return this.steps.find((step) => step.name === name);
     }
-    // The number that is shown for an index of an axis: from 0, or from where a larger text was cut.
+    // The position to show for an index of an axis, which in a part of a text does not begin at 0.
     numbered(letter, index) {
       return index + (this.first?.[letter] ?? 0);
     }
@@ -212,7 +212,7 @@ var clearhead = (() => {
     at(h, q, k) {
       return { h, q, k, g: Math.floor(h / (this.heads / this.keyHeads)) };
     }
-    // The row of a queries x keys step. If only the largest weights are held, others are undefined.
+    // The row of a queries x keys step. If only the largest weights are stored, others are undefined.
     row(step, head, query) {
       return step.along("k", this.at(head, query, 0)) ?? (step === this.weights || step === this.used ? this.largestKept(head, query) : null);
     }
@@ -229,11 +229,11 @@ var clearhead = (() => {
       }
       return row;
     }
-    // The weight of every query on one key; undefined where the page does not hold it.
+    // The weight of every query on one key; undefined if the page does not have it.
     column(head, key) {
       return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
     }
-    // How much every key receives from a query on average.
+    // The mean weight that each key receives from a query.
     received(head) {
       const sums = Array(this.size.k).fill(0);
       for (const query of this.kept) {
@@ -243,16 +243,16 @@ var clearhead = (() => {
       }
       return sums.map((sum2) => sum2 / this.kept.length);
     }
-    // Which keys the mask blocks for a query, if the page holds the masked scores.
+    // The keys that the mask blocks for a query, if the page has the masked scores.
     blocked(head, query) {
       const masked = this.step("masked"), row = masked && this.row(masked, head, query);
       return row ? row.map((score) => score === -Infinity) : this.keys.map(() => false);
     }
-    // Which query, of those that are held, is nearest to a position.
+    // The stored query nearest to a position.
     nearest(position) {
       return this.kept.reduce((best, next) => Math.abs(next - position) < Math.abs(best - position) ? next : best, this.kept[0]);
     }
-    // The positions that a cell of a map stands for, [first, last].
+    // The positions that a cell of a map covers, [first, last].
     rowSpan(cell, rows) {
       return span(cell, this.size.q, rows, this.block?.[0]);
     }
@@ -286,15 +286,15 @@ var clearhead = (() => {
     get layers() {
       return this.read.length;
     }
-    // Are these labels, of a layer, the tokens of the text?
+    // Whether these labels of a layer are the tokens of the text.
     areTokens(labels) {
       return labels === this.tokens || labels.length === this.tokens.length && labels.every((word, i) => word === this.tokens[i]);
     }
-    // Does a label touch the one before it, as the pieces of a word do?
+    // Whether a label follows the one before it without a space, like the pieces of a word.
     touches(labels, position) {
       return this.joined.has(position) && this.areTokens(labels);
     }
-    // A label in full, as the vocabulary spells it and by its id. Undefined if that is unknown.
+    // A label with its spelling in the vocabulary and its id; undefined if unknown.
     spelled(labels, position) {
       const { spelling } = this.data;
       if (!spelling || !this.areTokens(labels)) return void 0;
@@ -304,7 +304,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     layer(number2) {
       return this.read[number2] ??= new Trace(this.data.layers[number2], this.tokens);
     }
-    // What was found about a head: its label, entropy, shares. Undefined if nothing was.
+    // The results for a head: its label, entropy, shares; undefined if there are none.
     finding(layer, head) {
       return this.findings.get(`${layer}.${head}`);
     }
@@ -344,16 +344,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       null
     ),
     step: "weights",
-    // which matrix the map shows
+    // the matrix that the map shows
     stage: 0,
-    // which step the numbers and the walk are at
+    // the step of the numbers and the walk
     others: (
       /** @type {Place[]} */
       []
     ),
-    // heads shown beside the chosen one
+    // heads shown beside the selected one
     difference: false,
-    // of two sides, the difference instead of both
+    // show the difference of two sides instead of both
     threshold: 0.05,
     // a smaller weight gets no line
     edits: NO_EDITS
@@ -365,13 +365,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   ), order: "place" };
   var stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
   var store = {
-    // What the pointer is on; it overrides what is chosen.
+    // The target of the pointer, which overrides the selection.
     pointed: (
       /** @type {Partial<typeof chosen> | null} */
       null
     ),
-    // Snapshots: of the text; of the text with the edits, if there are any; of the text without them, to
-    // compare with; and another one to compare with, of a text before or of another model.
+    // Snapshots: the current one, with edits if there are any; one without edits, for comparison; and
+    // another for comparison, of an earlier text or of another model.
     current: opened,
     edited: (
       /** @type {Snapshot | null} */
@@ -385,8 +385,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       /** @type {Snapshot | null} */
       null
     ),
-    // What computes anew, if anything does; the number of the newest request, so that an older answer is
-    // not shown; what was last asked for, until it is answered.
+    // The source, or null; the number of the newest request, so that the response to an older one is
+    // not shown; and the newest request, until its response arrives.
     source: (
       /** @type {Source | null} */
       null
@@ -396,14 +396,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       /** @type {{text: string, edits: schema.Edits} | null} */
       null
     ),
-    // The field whose value was refused: it keeps it, to be mended. Is the text in its field one that
-    // could not be read? What is shown is then of the one before.
+    // The field whose value was refused, which keeps it for correction; and whether the text in its
+    // field was refused, so that the earlier text is shown.
     refusedField: (
       /** @type {string | null} */
       null
     ),
     isRefused: false,
-    // Exact weights of a part of a pooled map, whose index 0 is at `first`.
+    // Exact weights of a part of a pooled map; its index 0 is at `first`.
     zoomed: (
       /** @type {{from: Snapshot, layer: number, head: number, trace: Trace,
       first: {q: number, k: number}} | null} */
@@ -413,9 +413,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       /** @type {string[]} */
       []
     ),
-    // what the address asks for and the page does not have
+    // parts of the address that the page does not have
     isAdding: false,
-    // does a click on a head add it to those that are compared?
+    // whether a click on a head adds it to the comparison
     tiles: (
       /** @type {any[]} */
       []
@@ -427,7 +427,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     ),
     // the scene on the canvas
     isDark: false,
-    // Computed once: the colours of the theme that is shown, and which words of two texts are the same.
+    // Caches: the colours of the current theme, and the matching words of two texts.
     themeColours: (
       /** @type {Record<string, string> | null} */
       null
@@ -460,7 +460,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function refusalOf(name, value) {
     const { default: none, label, rule, example } = pageData.edits[name];
     if (value === null && none === null || fits(name, value)) return "";
-    const more = none === null ? `, for example ${example}, or left empty` : "";
+    const more = none === null ? `, for example ${example}, or empty` : "";
     return `The ${label.toLowerCase()} is ${value}. It is ${rule}${more}.`;
   }
   function editsIn(hash) {
@@ -884,7 +884,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       }
       if (!isNewest()) return;
       store.wanted = null;
-      if (store.kept && !isComparable(plain)) say(`${besideName()} read the text of this page only.`);
+      if (store.kept && !isComparable(plain)) say(`${besideName()} has results for the text of this page only.`);
       const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike(compared, after));
       if (isWithoutEffect) after = null;
       const isNewText = plain !== store.current, had = chosen.query;
@@ -894,11 +894,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       settle();
       if (isNewText && had !== null && chosen.query === null) chosen.query = tellingQuery(chosen.layer, chosen.head);
       if (isNewText) screen.fillAll();
-      if (isWithoutEffect) say(hasEdits(edits) ? NO_EFFECT : "The seed counts once weights are dropped.", true);
+      if (isWithoutEffect) say(hasEdits(edits) ? NO_EFFECT : "The seed matters only with dropout.", true);
       go({});
     }, text !== store.current.text);
   }
-  var NO_EFFECT = "With this every number stays as it was.";
+  var NO_EFFECT = "This changes no number.";
   function isAlike(a, b) {
     if (a.data.outputs && a.data.outputs === b.data.outputs) return true;
     const deciding = (data) => data.steps.filter((it) => ["weights", "dropped", "output"].includes(it.name));
@@ -935,7 +935,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("stop").hidden = true;
     store.wanted = store.refusedField = null;
     byId("text").value = inOneLine(store.current.text);
-    say("Stopped. The text is the one before.");
+    say("Stopped. The text is the earlier one.");
     screen.drawControls();
   }
   function keepLabels(data) {
@@ -987,7 +987,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const control = kind === "mask" ? make("input", { ...common, type: "text", list: "masks", maxlength: 200 }) : make("input", { ...common, type: slider ? "range" : "number", min, max, step, class: slider ? void 0 : "short" });
     control.disabled = !can(name);
     control.addEventListener(slider ? "input" : "change", () => {
-      const value2 = valueIn(control, offered), why = control.validity.badInput ? "It is no number." : refusalOf(name, value2);
+      const value2 = valueIn(control, offered), why = control.validity.badInput ? "Enter a number." : refusalOf(name, value2);
       if (!why) return void edit({ [name]: value2 }, name);
       store.refusedField = name;
       say(why, false, store.isRefused);
@@ -1009,7 +1009,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       edit({ off: rest.length < off2.length ? rest : [...rest, [layer, head]] });
     });
     off.disabled = !can("off");
-    const reset = make("button", { type: "button", id: "edit-none" }, "As it was");
+    const reset = make("button", { type: "button", id: "edit-none" }, "Reset");
     reset.addEventListener("click", () => edit(NO_EDITS));
     form.replaceChildren(
       make("p", { class: "hint", id: "edit-why" }, whyNot()),
@@ -1038,12 +1038,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     list.isCausal = isCausal;
     list.replaceChildren(...pageData.masks.suggested.filter((it) => it.changes_causal || !isCausal).map((it) => make("option", { value: it.mask }, it.words)));
   }
-  var whyNot = () => store.source ? "" : "This file holds numbers, not the model that made them, so nothing can be computed anew here. clearhead serve opens a model to which all of this can be done.";
+  var whyNot = () => store.source ? "" : "This file has numbers, but not the model that computed them, so it cannot recompute anything. For edits, open the model with clearhead serve.";
   function drawKeep() {
     const button = byId("keep");
     button.hidden = !pageData.beside && !store.source?.can.text;
-    button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Let the kept text go" : "Keep this text";
-    button.title = pageData.beside ? "The same head of both models, side by side" : "Then type another: both stand side by side";
+    button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Remove the kept text" : "Keep this text";
+    button.title = pageData.beside ? "The same head of both models, side by side" : "Then type another text, to see both side by side";
     button.setAttribute("aria-pressed", store.kept !== null);
   }
   function drawControls() {
@@ -1113,11 +1113,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         halo
       });
     }
-    // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a cell that may not be looked at.
+    // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a masked cell.
     cells(x, y, cellWidth, cellHeight, rows, columns, colourOf) {
       this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
     }
-    // What is under the pointer there: what pointing at it shows, and clicking keeps.
+    // A target of the pointer: pointing at it shows the selection, and clicking keeps it.
     target(x, y, width, height, changes, kept = changes) {
       this.targets.push({ x, y, width, height, changes, kept });
     }
@@ -1436,7 +1436,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       { type: "button", id: "zoom", "aria-pressed": isZoomed() },
       isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`
     );
-    button.title = "The model runs again, for the weights around the chosen query and key";
+    button.title = "Runs the model again, for the weights around the selected query and key";
     button.addEventListener("click", () => {
       const isComputing = !byId("stop").hidden;
       if (isZoomed()) {
@@ -1511,7 +1511,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function unknownInWords() {
     if (!snapshot().unknown.size) return "";
     const known = pageData.model?.words.filter(isWord).length;
-    return "(?) a word this model does not know: it reads all such words as one." + (known ? ` It knows ${known.toLocaleString("en")} words.` : "");
+    return "(?) marks words outside the model's vocabulary, which it reads as one unknown word." + (known ? ` It knows ${known.toLocaleString("en")} words.` : "");
   }
   function drawStrip() {
     const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
@@ -1547,14 +1547,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
   }
   var FINDS = {
-    antecedent: ["this head finds whom a pronoun means", (q, _, words) => isPronoun(words[q])],
+    antecedent: ["this head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
     subject: ["this head finds the subject of a verb", (q, k) => k < q],
     "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
     "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
     "two before": ["this head looks two tokens before", (q, k) => k === q - 2],
     "next token": ["this head looks at the token after", (q, k) => k === q + 1],
-    "same token": ["this head stays on the token itself", (q, k) => k === q],
-    "first token (sink)": ["this head rests on the first token", (_, k) => k === 0],
+    "same token": ["this head looks at the token itself", (q, k) => k === q],
+    "first token (sink)": ["this head looks at the first token", (_, k) => k === 0],
     induction: ["this head finds what followed an earlier copy", (q, k, words) => k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
     "duplicate token": ["this head finds an earlier copy", (q, k, words) => k < q - 1 && bare(words[k]) === bare(words[q])]
   };
@@ -1567,7 +1567,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     } else {
       const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
       if (!row.some((weight) => weight > 0)) {
-        words.push(queryToken(query, 40), " may look at nothing.");
+        words.push(queryToken(query, 40), " is fully masked.");
       } else {
         const [claim, holds2] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
         const shown = claim && !store.edited && row[to] > 0.5 && holds2(query, to, trace.queries);
@@ -1582,7 +1582,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     byId("sentence").replaceChildren(...words);
   }
-  var percentOf = (weight) => weight === void 0 ? "less than is kept here" : weight < LEAST ? "under 1 %" : percent(weight);
+  var percentOf = (weight) => weight === void 0 ? "less than the stored weights" : weight < LEAST ? "under 1 %" : percent(weight);
   var WORD_SIZES = [26, 22, 18];
   var boxHeight = (size) => Math.round(size * 1.55);
   var lineHeight = (size) => boxHeight(size) + 18;
@@ -1679,13 +1679,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (trace.isOneText && trace.size.k <= MANY_WORDS) {
       const column = trace.column(head, query);
       lists.push([
-        `Who looks at ${clip(trace.keys[query], 14)}`,
+        `What looks at ${clip(trace.keys[query], 14)}`,
         heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])
       ]);
     }
     if (from.guesses?.[query]) {
       lists.push([
-        `The model expects after ${clip(trace.queries[query], 12)}`,
+        `Predictions after ${clip(trace.queries[query], 12)}`,
         from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])
       ]);
     }
@@ -1910,22 +1910,22 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var MEANS = {
     "previous word": "of held-out words have its largest weight on the word before",
     subject: "of held-out verbs have its largest weight on their subject",
-    antecedent: "of held-out pronouns have its largest weight on whom they mean",
-    induction: "of its weight, where a token occurred before, lies on what followed it then",
-    "duplicate token": "of its weight, where a token occurred before, lies on that occurrence",
-    "previous token": "of its weight lies on the token before",
-    "two before": "of its weight lies two tokens before",
-    "next token": "of its weight lies on the token after",
-    "same token": "of its weight stays on the token itself",
-    "first token (sink)": "of its weight rests on the first token, where weight goes that is not needed",
-    separators: "of its weight lies on punctuation and line ends",
-    "special token": "of its weight lies on special tokens",
-    "local window": "of its weight lies on tokens near by",
-    "nothing (sink logit)": "of its weight goes to its sink, which gives no value",
-    spread: "at a time, on average: it looks at nearly everything alike",
-    sharp: "at a time, on average: few, and not one kind of them",
+    antecedent: "of held-out pronouns have its largest weight on their antecedent",
+    induction: "of its weight, if a token occurred before, is on the token that followed it there",
+    "duplicate token": "of its weight, if a token occurred before, is on that occurrence",
+    "previous token": "of its weight is on the token before",
+    "two before": "of its weight is on the token two before",
+    "next token": "of its weight is on the token after",
+    "same token": "of its weight is on the token itself",
+    "first token (sink)": "of its weight is on the first token, which takes weight that is not needed",
+    separators: "of its weight is on punctuation and line ends",
+    "special token": "of its weight is on special tokens",
+    "local window": "of its weight is on nearby tokens",
+    "nothing (sink logit)": "of its weight goes to its sink, which has no value",
+    spread: "at a time, on average: its weights are nearly uniform",
+    sharp: "at a time, on average: few keys, which no label describes",
     mixed: "at a time, on average",
-    NaN: "at a time, on average: its weights are not numbers"
+    NaN: "at a time, on average: its weights are NaN"
   };
   var SHORT = {
     "duplicate token": "repeat",
@@ -1987,7 +1987,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
     if (!counts.has(sheet.label)) sheet.label = null;
     byId("labels").replaceChildren(...names.map((label) => {
-      const title = `Show these heads. Their number says how ${isByEntropy({ label }) ? "many keys" : "much"}: ${means({ label })}.`;
+      const title = `Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
       const button = make(
         "button",
         { type: "button", "aria-pressed": label === sheet.label, title },
@@ -2125,7 +2125,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     });
     const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
     byId("head-lead").classList.toggle("roomy", Boolean(it));
-    byId("head-lead").textContent = isOff ? "It is switched off: its output is 0, whatever it looks at." : it ? leadOf(it) : stepsInWords();
+    byId("head-lead").textContent = isOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
     byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
   }
   function leadOf(it) {
@@ -2150,7 +2150,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var LOOKS = 0.3;
   var STRONG = 0.5;
   var MOST_NAMED = 3;
-  var STAND_IN = "A label says where a head looks, the effect what is missing without this head alone: little, where others bring the same.";
+  var STAND_IN = "A label describes where a head looks, and the effect measures what changes without it. The effect is small if other heads contribute the same.";
   function othersInWords(it) {
     const { layer, head, query } = state();
     if (it?.effect === void 0 || query === null || isByEntropy(it) || it.number < STRONG) return "";
@@ -2172,7 +2172,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var sharesInWords = (it) => Object.entries(it.shares ?? {}).map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
   function stepsInWords() {
     const { size } = shownTrace();
-    return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` + (size.d ? `, ${size.d} features a head` : "");
+    return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` + (size.d ? `, ${size.d} features per head` : "");
   }
 
   // src/pictures/lines.js
@@ -2191,8 +2191,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       scene.text("more", more, height - 16, { fill: css(signedColour(1, 1)), bold: true });
       scene.text("less", less, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
     } else {
-      const said = `Lines of ${percent(chosen.threshold)} and more; the wider, the more weight`;
-      scene.text(said + (cut.includes(true) ? "; ⋮ words without room here" : ""), 0, height - 16, { size: 12, fill: "soft" });
+      const legend = `Lines for weights of ${percent(chosen.threshold)} or more; wider lines for larger weights`;
+      scene.text(legend + (cut.includes(true) ? "; ⋮ words that do not fit" : ""), 0, height - 16, { size: 12, fill: "soft" });
     }
     return scene;
   }
@@ -2321,8 +2321,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const there2 = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
     there2.addEventListener("click", () => go(to));
     return [paragraph(
-      "This text is too long to keep every step of every head. Of this layer, the page ",
-      `keeps them for head ${to.head} and `,
+      "This text is too long to store every step of every head. In this layer, the page ",
+      `has them for head ${to.head} and `,
       q?.length > 1 ? "the queries " : "the query ",
       ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]),
       "."
@@ -2355,7 +2355,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         queryToken(query),
         ` (position ${trace.numbered("q", query)}), key `,
         keyToken(key),
-        ` (position ${trace.numbered("k", key)}). The left and right arrow keys turn the steps.`
+        ` (position ${trace.numbered("k", key)}). The left and right arrow keys change the step.`
       ),
       stepArticle(Math.min(chosen.stage, trace.steps.length - 1))
     );
@@ -2454,7 +2454,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const left = rest.reduce((sum2, value) => sum2 + value, 0);
       parts.push(
         table(
-          "The dot product of this query and the chosen key, feature by feature",
+          "The dot product of this query and the selected key, feature by feature",
           ["feature", ...shown.map((i) => i === null ? `${rest.length} more` : String(i))],
           [
             line(["query ", queryToken(queryOr())], q),
@@ -2474,7 +2474,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         )
       );
     } else {
-      parts.push(paragraph("The features of this key are not kept in this page."));
+      parts.push(paragraph("This page does not have the features of this key."));
     }
     const keys = elide(row.length, 12, keyOr());
     parts.push(table(
@@ -2491,7 +2491,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const after = rowOf(step), before = earlier && rowOf(earlier);
     const total = after.reduce((sum3, weight) => sum3 + weight, 0);
     if (before?.every((score) => score === -Infinity)) {
-      return [paragraph("This query may look at nothing, so every weight is 0.")];
+      return [paragraph("This query is fully masked, so every weight is 0.")];
     }
     if (!before) {
       const known = after.filter((weight) => weight !== void 0).length;
@@ -2532,7 +2532,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const sinkWeight = 1 - total;
     if (sinkWeight > 1e-4) {
       parts.push(paragraph(
-        `The weights sum to ${number(total)}: a sink, which gives no value, `,
+        `The weights sum to ${number(total)}: a sink, which has no value, `,
         `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(sum2 / total)}.`
       ));
     }
@@ -2815,7 +2815,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       max: stages.length,
       step: 0.01,
       value: walk.at,
-      "aria-label": "Where the walk is"
+      "aria-label": "Position of the walk"
     });
     scrub.addEventListener("input", () => {
       pauseWalk();
@@ -2868,16 +2868,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
 
   // src/views.js
   var TABS = {
-    text: { word: "Text", says: "The words, shaded by where the chosen one looks", draw: drawText },
+    text: { word: "Text", says: "The words, shaded by the weights of the selected one", draw: drawText },
     lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
     map: {
       word: "Map",
       draw: drawMap,
-      says: "All weights: a row for each word that looks, a column for each word looked at"
+      says: "All weights: a row for each query, a column for each key"
     },
-    numbers: { word: "Numbers", says: "Every step of one word, with all its numbers" },
+    numbers: { word: "Numbers", says: "Every step of one query, with all its numbers" },
     // no picture
-    walk: { word: "Walk", says: "The same steps as a moving picture", draw: drawWalk }
+    walk: { word: "Walk", says: "The same steps as an animation", draw: drawWalk }
   };
   function draw() {
     drawStrip();
@@ -2951,12 +2951,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var STEP_WORDS = {
     scores: "query times key: the products of their features, added up",
-    scaled: "the score times a scale: divided by the square root of the head size, if nothing else was asked for",
-    capped: "bent, so that it stays within the soft cap",
+    scaled: "the score times a scale, by default 1 divided by the square root of the head size",
+    capped: "limited to the soft cap",
     biased: pageData.model ? "plus the learned number for this distance" : "plus a number for this query and key",
     masked: "−∞ where the query may not look at the key",
-    weights: "the share of the query's attention that this key gets; the shares of all keys are 1 together",
-    dropped: "the weight after dropout: 0, or enlarged in return"
+    weights: "the weight of this key for the query; the weights of all keys sum to 1",
+    dropped: "the weight after dropout: 0, or scaled up"
   };
   function stepTitle({ name, formula, why }) {
     const words = STEP_WORDS[name];
@@ -3017,7 +3017,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function drawMisread() {
     const { misread } = store, { layer, head } = chosen;
     byId("misread").hidden = misread.length === 0;
-    byId("misread").textContent = misread.length === 0 ? "" : `The address asks for what this page does not have: ${misread.join("; ")}. Shown is ${placeName(layer, head)}.`;
+    byId("misread").textContent = misread.length === 0 ? "" : `This page does not have these parts of the address: ${misread.join("; ")}. It shows ${placeName(layer, head)}.`;
   }
   function describeWhatIsLeftOut() {
     const trace = shownTrace(), sentences = [];
@@ -3025,14 +3025,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const [high, wide] = trace.block;
       sentences.push(`This text is long. Each cell of a map is the largest of ${high} × ${wide} numbers.`);
       if (trace.kept.length < trace.queries.length) {
-        sentences.push(`The exact numbers are kept for ${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}, evenly spaced.`);
+        sentences.push(`The page has exact numbers for ${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}, evenly spaced.`);
       }
     }
     if (trace.links) {
       const queries = trace.kept.length === trace.queries.length ? "each query" : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-      sentences.push(`Of a text of this length the page keeps what a screen can show: a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
+      sentences.push(`For a text of this length the page has only what a screen can show: a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
     }
-    if (trace.size.b > 1) sentences.push(`Of ${trace.size.b} sequences, the first is shown.`);
+    if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
     byId("left-out").textContent = sentences.join(" ");
     byId("left-out").hidden = sentences.length === 0;
   }
@@ -3159,7 +3159,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         });
       } catch (error) {
         if (signal?.aborted) throw error;
-        throw new Error("The server does not answer. Start clearhead serve again, and open the address that it prints.");
+        throw new Error("The server does not respond. Start clearhead serve again, and open the address that it prints.");
       }
       const reader = (
         /** @type {ReadableStream} */
@@ -3168,7 +3168,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       let parts = [];
       for (; ; ) {
         const { done, value } = await reader.read();
-        if (done) throw new Error("The server ended before it had answered. Ask again.");
+        if (done) throw new Error("The server ended before its response was complete. Try again.");
         const [first, ...others] = value.split("\n");
         parts.push(first);
         for (const next of others) {
@@ -3223,7 +3223,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const progressWords = (done, total) => done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing";
     return {
       can: { text: true, tile: true, edits: Object.keys(pageData.edits) },
-      // A new request ends the one before it, here and where it is computed.
+      // A new request ends the earlier one, in the page and in its host.
       async compute(text, edits) {
         newest.abort();
         const { signal } = newest = new AbortController();
@@ -3382,7 +3382,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       throw new Error(`The mask '${text}' cannot be read: ${why}. A mask here is made of ${notation()}, joined by &, | and ~.`);
     };
     const take = (wanted) => parts[at] === wanted ? Boolean(++at) : false;
-    const whole = () => /^\d+$/.test(parts[at] ?? "") ? Number(parts[at++]) : take("None") ? null : fail(`'${parts[at] ?? "its end"}' is no whole number`);
+    const whole = () => /^\d+$/.test(parts[at] ?? "") ? Number(parts[at++]) : take("None") ? null : fail(`'${parts[at] ?? "its end"}' is not a whole number`);
     const numbers = (mask, names) => {
       const given = {};
       if (!take("(")) fail(`'${parts[at - 1]}' needs its numbers`);
@@ -3391,13 +3391,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         if (i && !take(",")) fail("a bracket is open");
         const isNamed = parts[at + 1] === "=";
         const name = isNamed ? parts[at] : names[i];
-        if (!names.includes(name)) fail(isNamed ? `'${name}' is no argument here` : "there are too many numbers");
+        if (!names.includes(name)) fail(isNamed ? `'${name}' is not an argument of this mask` : "there are too many numbers");
         if (isNamed) at += 2;
         else bare2++;
         given[name] = whole();
       }
       if (mask === "window" && bare2 && !("after" in given)) {
-        fail("one number does not say how far ahead a window goes: write window(3, 0) or window(before=3)");
+        fail("a window needs two numbers, or a name: write window(3, 0) or window(before=3)");
       }
       return given;
     };
@@ -3463,12 +3463,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       for (const [name, rows] of Object.entries(weights)) this.weights[name] = scaledRows(rows);
       this.layers = Object.keys(weights).filter((name) => name.endsWith("W_query.weight")).length;
     }
-    /** A text -> its snapshot. Throws an Error whose message can be shown. @returns {SnapshotData} */
+    /** Returns the snapshot of a text. Throws an Error whose message can be shown. @returns {SnapshotData} */
     read(text, edits) {
       const tokens = tokenize(text);
-      if (!tokens.length) throw new Error("The text has no words. The model reads at least one word: type some, for example 'Once upon a time there was a girl.'");
+      if (!tokens.length) throw new Error("The text has no words. Type at least one, for example 'Once upon a time there was a girl.'");
       if (tokens.length > this.context) {
-        throw new Error(`The text has ${tokens.length} tokens, and this model reads at most ${this.context} at a time. Shorten it, for example to its last sentences.`);
+        throw new Error(`The text has ${tokens.length} tokens, and the context of this model is ${this.context}. Shorten it, for example to its last sentences.`);
       }
       const mask = edits.mask === null ? () => true : readMask(edits.mask);
       const ids = tokens.map((token2) => this.number.get(token2.toLowerCase()) ?? 0);
@@ -3492,10 +3492,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       }
       const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
       const labels = tokens.map((token2, i) => ids[i] === 0 ? `${token2}(?)` : token2);
-      const about = `${layers.length} layers, ${layers.length * this.heads} heads, ${tokens.length} token${tokens.length === 1 ? "" : "s"}: where every head looks in this text`;
+      const about = `${layers.length} layers, ${layers.length * this.heads} heads, ${tokens.length} token${tokens.length === 1 ? "" : "s"}: what every head looks at in this text`;
       return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
     }
-    // softmax(scale Q K^T + bias) V in every head, and each step as the page shows it.
+    // softmax(scale Q K^T + bias) V in every head, with all steps for the page.
     attention(x, layer, mask, edits) {
       const part = (name) => this.weights[`blocks.${layer}.attention.${name}`];
       const T = x.rows, H = this.heads, D = x.columns / H;
@@ -3571,7 +3571,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       };
       return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D) };
     }
-    // The column of the table of distances: near ones have their own, far ones share (T5's buckets).
+    // The bucket of a distance: near distances have separate ones, far distances common ones (as in T5).
     bucket(distance) {
       const far = Math.abs(distance), shared = this.near;
       let bucket = far;

@@ -1,4 +1,4 @@
-"""Figures, drawn with matplotlib: heat maps, every head, the chain of steps, a model."""
+"""Draw figures with matplotlib: heat maps, every head, the chain of steps, a model."""
 
 from .canvas import can_draw
 from .effects import effects

@@ -1,4 +1,4 @@
-"""One panel drawn on matplotlib axes: figure size, cells, and the labels beside and above them."""
+"""Draw a panel on matplotlib axes: figure size, cells, and the labels beside and above them."""
 
 import math
 import textwrap
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
 
 ACCENT = "#14637f"
-ANNOTATED = 12  # rows and columns up to which every cell carries its number
-LABELLED = 40  # positions up to which every one has its label
-HATCHED = 64  # rows and columns up to which the hatching of blocked cells can be seen
+ANNOTATED = 12  # most rows and columns for which every cell has its number
+LABELLED = 40  # most positions for which every one has its label
+HATCHED = 64  # most rows and columns for which blocked cells are hatched
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed; without it clearhead draws no figures."""
+    """Return whether matplotlib is installed; without it clearhead draws no figures."""
     try:
         import matplotlib.figure  # noqa: F401  # only whether it can be imported
     except ImportError:
@@ -34,11 +34,11 @@ def can_draw() -> bool:
 
 
 def require_matplotlib() -> None:
-    """Raises `Missing`, which says what to install, where matplotlib is missing."""
+    """Raise `Missing` if matplotlib is not installed."""
     if not can_draw():
         raise Missing(
-            "A figure was asked for, and matplotlib is not installed.",
-            "figures are drawn with matplotlib, which clearhead does not require.",
+            "A figure was requested, and matplotlib is not installed.",
+            "figures need matplotlib.",
             how_to_install("plot"),
         )
 
@@ -46,7 +46,7 @@ def require_matplotlib() -> None:
 def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
-    # Matrices keep square cells, and this layout removes the space that fixed shapes leave.
+    # Matrices have square cells, and this layout removes the space around fixed shapes.
     figure = Figure(figsize=(width, height), layout="compressed")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr, call-arg]  # the compressed layout has pads
     return figure
@@ -55,14 +55,13 @@ def new_figure(width: float, height: float) -> "Figure":
 def figure_for(
     figure: "Figure | SubFigure | None", ax: "Axes | None", width: float, height: float
 ) -> "Figure | SubFigure":
-    """The figure that was given; or a subfigure in the place of `ax`, whose axis lines go; or a new
-    figure of so many inches."""
+    """Return `figure`, a subfigure that replaces `ax`, or a new figure of this size in inches."""
     if ax is None:
         return figure or new_figure(width, height)
     ax.set_axis_off()
     spec, box = ax.get_subplotspec(), ax.get_position()
     subfigure = ax.figure.add_subfigure(spec or ax.figure.add_gridspec(1, 1)[0])
-    if spec is None:  # axes at a place of their own, outside any grid
+    if spec is None:  # axes outside any grid
         subfigure.bbox_relative.p0, subfigure.bbox_relative.p1 = box.p0, box.p1
     return subfigure
 
@@ -70,17 +69,18 @@ def figure_for(
 def wrap_title(
     text: str, figure: "Figure | SubFigure", points: float = 12.0, margin: float = 0.0
 ) -> str:
-    """The text in lines that fit the width of the figure less a margin in inches, at a font size in
-    points."""
+    """Wrap a text to the width of the figure less a margin in inches, at a font size in points."""
     inches = figure.bbox.width / figure.dpi - margin
     most = max(12, int(inches * 72 / (0.55 * points)))
-    lines = (line for given in text.split("\n") for line in textwrap.wrap(given, most) or [""])
+    lines = (line for part in text.split("\n") for line in textwrap.wrap(part, most) or [""])
     return "\n".join(lines)
 
 
 def size(panel: Panel, most: float = 7.0, rows: bool = True) -> tuple[float, float]:
-    """Width and height in inches: half an inch for each cell, up to `most`, and room for the labels
-    and the title. `rows` says whether the labels of the rows are drawn."""
+    """Return width and height in inches: half an inch per cell, up to `most`, plus the labels.
+
+    `rows` is whether the rows have labels.
+    """
     down, across = panel.values.shape
     row_label = max(map(len, _tokens(panel, 0)), default=0) * rows
     labels = _tokens(panel, 1)
@@ -98,9 +98,11 @@ def draw(
     rows: bool = True,
     labelled: int = LABELLED,
 ) -> "AxesImage":
-    """Draw the matrix of a panel on `ax`. `ink` are its colours and scale, None means its own.
-    `rows` says whether its rows are labelled, and `labelled` up to how many positions each gets a
-    label."""
+    """Draw the matrix of a panel on `ax`.
+
+    `ink` are its colours and scale; None means those of the panel. `rows` is whether rows have
+    labels, and `labelled` the most positions for which every one has a label.
+    """
     colours, scale = ink or ink_of([panel])
     values, blocked = panel.values.numpy(), panel.blocked.numpy()
     image = ax.imshow(
@@ -108,7 +110,7 @@ def draw(
         cmap=colours,
         norm=scale,
         interpolation="nearest",
-        # Square cells, unless a few tokens of many features would then be a thin line.
+        # Square cells, unless a few tokens with many features would become a thin line.
         aspect="equal" if max(values.shape) <= 4 * min(values.shape) else "auto",
     )
     if blocked.any() and max(values.shape) <= HATCHED:
@@ -126,7 +128,7 @@ def draw(
 
 
 def drawable(text: str) -> str:
-    """`text` with what the font cannot draw written out, as ``⟨4F60⟩`` for its code point."""
+    """Replace characters that the font cannot draw by their code points, such as ``⟨4F60⟩``."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties()))
@@ -178,15 +180,17 @@ def _label_rows(ax: "Axes", panel: Panel, most: int) -> None:
 
 
 def _ticks(panel: Panel, axis: int, most: int) -> tuple[list[int], list[str]]:
-    """At most `most` evenly spaced positions, and their tokens, or numbers without tokens."""
+    """Return at most `most` evenly spaced positions, and their tokens, or numbers if unknown."""
     size, first, tokens = panel.values.shape[axis], panel.first[axis], _tokens(panel, axis)
     positions = list(range(0, size, -(-size // most)))
     return positions, [tokens[i] if tokens else str(first + i) for i in positions]
 
 
 def _tokens(panel: Panel, axis: int) -> list[str]:
-    """The tokens beside the rows (0) or above the columns (1), if there are any; of a part of a
-    larger matrix, each after its position there."""
+    """Return the tokens of the rows (0) or columns (1), if known.
+
+    In a part of a larger matrix, each token follows its position there.
+    """
     tokens = [drawable(token) for token in (panel.rows, panel.columns)[axis] or ()]
     if not panel.is_part:
         return tokens
@@ -194,5 +198,5 @@ def _tokens(panel: Panel, axis: int) -> list[str]:
 
 
 def _rotated(labels: list[str], columns: int) -> bool:
-    """Whether labels are rotated: they are longer than their columns, of which many are narrow."""
+    """Return whether labels are rotated, because they are wider than their columns."""
     return max(map(len, labels), default=0) > (5 if columns <= ANNOTATED else 2)

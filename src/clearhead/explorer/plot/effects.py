@@ -1,4 +1,4 @@
-"""What edits did to a metric: a map of the heads, and estimates beside exact effects."""
+"""Draw the effects of edits: a map of the heads, and estimates over exact effects."""
 
 from typing import TYPE_CHECKING
 
@@ -14,20 +14,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def effects(found: Effects) -> "Figure":
-    """Heads by layer, coloured by their effect (blue raises the metric, brown lowers it), and a dot
-    for each edit: its estimate over its exact effect, on a line where they agree, hollow where the
-    estimate is not to be trusted. What is not known is not drawn. Raises `BadValue` for effects of
-    no single head and of one kind alone."""
+def effects(results: Effects) -> "Figure":
+    """Draw the effect of each head, and estimates over exact effects.
+
+    Heads by layer are coloured by their effect: blue raises the metric, brown lowers it. Each edit
+    is a dot, on a line if estimate and exact effect agree, and hollow if the estimate is not to be
+    trusted. A plot without data is left out. Raises `BadValue` if neither can be drawn: for
+    effects without single heads, and without both estimates and exact effects.
+    """
     require_matplotlib()
-    which = "exact" if any(e.exact is not None for e in found) else "estimate"
-    grid = found.grid(which).numpy()
-    pairs = [(e.exact, e.estimate, e.trusted) for e in found if e.trusted is not None]
+    which = "exact" if any(e.exact is not None for e in results) else "estimate"
+    grid = results.grid(which).numpy()
+    pairs = [(e.exact, e.estimate, e.trusted) for e in results if e.trusted is not None]
     if not grid.size and not pairs:
         raise BadValue(
-            f"{len(found)} effects were to be drawn.",
-            "drawn are effects of single heads, and estimates beside exact effects.",
-            "print them: print(found.table()).",
+            f"These {len(results)} effects cannot be drawn.",
+            "the figure shows effects of single heads, and estimates over exact effects.",
+            "print them: print(effects.table()).",
         )
     parts = bool(grid.size) + bool(pairs)
     figure = new_figure(4.6 * parts, 3.6)
@@ -42,7 +45,7 @@ def effects(found: Effects) -> "Figure":
         ax.set_yticks(range(grid.shape[0])[:: max(1, grid.shape[0] // 16)])
         if which == "estimate":
             ax.set_title("estimates, not checked", fontsize="medium")
-        figure.colorbar(image, ax=ax, label=f"change of {drawable(visible(found.metric, 30))}")
+        figure.colorbar(image, ax=ax, label=f"change of {drawable(visible(results.metric, 30))}")
     if pairs:
         ax = axes.pop(0)
         x, y, trusted = np.array(pairs, dtype=float).T
@@ -54,7 +57,7 @@ def effects(found: Effects) -> "Figure":
             label = f"not to be trusted: {(~sure).sum()} of {len(sure)}"
             ax.plot(x[~sure], y[~sure], "o", mfc="none", mew=1, label=label, **dot)
             ax.legend(fontsize="small", frameon=False)
-        rho = found.correlation
+        rho = results.correlation
         ax.set(xlabel="exact effect", ylabel="estimate from gradients")
         if rho is not None:
             ax.set_title(f"rank correlation {rho:.2f}", fontsize="medium")

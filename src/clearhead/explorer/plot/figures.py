@@ -1,6 +1,6 @@
-"""Figures of a trace: one head, every head, the chain of steps.
+"""Draw figures of a trace: one head, every head, the chain of steps.
 
-They use matplotlib's objects and not pyplot, so that no figure is shown or kept in global state.
+They use matplotlib's objects and not pyplot, so that no figure is in global state.
 """
 
 from pathlib import Path
@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-SMALL = 20  # positions up to which each gets a label, where several matrices share a figure
+SMALL = 20  # most positions for which every one has a label, in a figure of several matrices
 
-# By suffix, the metadata that is left out (program, date), so that a figure always gives the same
-# bytes.
+# The metadata to leave out (program, date), by suffix, so that a figure always has the same bytes.
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None" = None) -> "Axes":
-    """One head of one step: tokens beside and above, numbers in the cells where they fit.
+    """Draw one head of one step: tokens beside and above, numbers in the cells if they fit.
 
-    What the mask blocks is grey and hatched. A part of a larger matrix has its positions beside the
-    tokens, and the range of its colours in the title. Raises `BadValue` for a step or a head that
-    is not there, or a step without numbers.
+    Blocked cells are grey and hatched. A part of a larger matrix has positions beside the tokens,
+    and the range of its colours in the title. Raises `BadValue` for a step or a head that does not
+    exist, or a step without numbers.
     """
     require_matplotlib()
     panel = _panel(trace, step, head)
@@ -54,10 +53,11 @@ def heads(
     *,
     ax: "Axes | None" = None,
 ) -> "Figure | SubFigure | Axes":
-    """Every head of a step in one figure, all in the colours of one scale: weights on a square root
-    from 0 to 1, in a part of a larger matrix in the range of `text.heat`, other numbers around 0.
+    """Draw every head of a step in one figure, with one colour scale.
 
-    Returns the figure, or `ax` if it was given, which the drawing replaces.
+    The scale of weights is their square root, from 0 to 1, or in a part of a larger matrix the
+    range of `text.heat`. Other numbers have a scale around 0. Returns the figure, or `ax` if
+    passed, which the drawing replaces.
     """
     require_matplotlib()
     _panel(trace, step, 0)  # raises for a step without numbers
@@ -76,7 +76,7 @@ def heads(
         subplot.remove()
     ticks = ink[1].inverse(np.sqrt(WEIGHT_TICKS)) if drawn[0].is_share else None
     figure.colorbar(image, ax=axes[: len(drawn)], shrink=0.8, ticks=ticks)
-    about = f"{trace.about}\n" if trace.first else ""  # which part of a larger trace this is
+    about = f"{trace.about}\n" if trace.first else ""  # describes the part of a larger trace
     title = wrap_title(drawable(about) + _title(trace, step), figure)
     figure.suptitle(title, parse_math=False)
     return ax or figure
@@ -93,9 +93,9 @@ def steps(
     *,
     ax: "Axes | None" = None,
 ) -> "Figure | SubFigure | Axes":
-    """The chain of one head, from the scores to the output, side by side.
+    """Draw the steps of one head, from the scores to the output, side by side.
 
-    Returns the figure, or `ax` if it was given, which the drawing replaces.
+    Returns the figure, or `ax` if passed, which the drawing replaces.
     """
     require_matplotlib()
     names = trace.names
@@ -107,7 +107,7 @@ def steps(
     first_width, height = size(drawn[0], most=4.0)
     width = sum(size(panel, most=4.0, rows=False)[0] for panel in drawn[1:]) / down
     figure = figure_for(figure, ax, first_width + width, height * down + 0.7)
-    # In a single row, widths follow the number of columns, so that all cells have one height.
+    # In a single row, widths are proportional to columns, so that all cells have one height.
     columns = drawn[0].values.shape[1]
     ratios = (
         [min(max(panel.values.shape[1], 2, columns / 5), 2 * columns) for panel in drawn]
@@ -117,11 +117,11 @@ def steps(
     grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios)
     axes = grid.ravel().tolist()
     for i, (subplot, name, panel) in enumerate(zip(axes, chain, drawn, strict=False)):
-        # In two rows, cells of a matrix of another shape have another height: label its rows.
+        # In two rows, a matrix of another shape has cells of another height: label its rows.
         aligned = down == 1 or panel.values.shape == drawn[0].values.shape
         draw(subplot, panel, rows=i % across == 0 or not aligned, labelled=SMALL)
         arrow = "→ " if i else ""
-        # Each matrix has a scale of its own, which its title states.
+        # Each matrix has its own scale, which its title states.
         title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip())
         title += f"\n{_range_of(panel)}"
         subplot.set_title(title, fontsize=9, parse_math=False)
@@ -133,20 +133,23 @@ def steps(
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix of a figure's file, which is its format. Raises `BadValue` for an unknown one."""
+    """Return the suffix of a figure's file, its format. Raises `BadValue` for an unknown one."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise BadValue(
-            f"A figure was to be saved as {str(path)!r}.",
-            "the suffix says the format, which is one of " + ", ".join(FORMATS) + ".",
+            f"A figure cannot be saved as {str(path)!r}.",
+            "the suffix is the format, one of " + ", ".join(FORMATS) + ".",
             f"name it for example {path.stem + '.png'!r}.",
         )
     return suffix
 
 
 def save(figure: "Figure | Axes", path: str | Path) -> Path:
-    """Write a figure, or that of an Axes, as PNG, SVG or PDF, by the suffix; the same figure gives
-    the same bytes. Raises `BadType` for another type, `BadValue` if it cannot be written."""
+    """Write a figure, or that of an Axes, as PNG, SVG or PDF, by the suffix.
+
+    The same figure gives the same bytes. Raises `BadType` for another type, `BadValue` if it cannot
+    be written.
+    """
     require_matplotlib()
     import matplotlib
 
@@ -155,9 +158,9 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
     root: Any = getattr(figure, "figure", None)
     if not hasattr(root, "savefig"):
         raise BadType(
-            f"save was given {kind_of(figure)}.",
-            "it writes figures, and the figure of an Axes.",
-            "pass what heatmap(...), heads(...) or steps(...) returned.",
+            f"save got {kind_of(figure)}.",
+            "it writes a figure, or the figure of an Axes.",
+            "pass the result of heatmap(...), heads(...) or steps(...).",
         )
     try:
         with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
@@ -165,8 +168,8 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise BadValue(
             f"The figure could not be written to {str(path)!r} ({why_failed(error)}).",
-            "a figure is written to a file in a folder that exists and may be written to.",
-            "make the folder first, or name another file.",
+            "a figure is written to a file in an existing folder with write permission.",
+            "create the folder first, or name another file.",
         ) from error
     return path
 
@@ -177,7 +180,7 @@ def _panel(trace: Trace, step: str, head: int) -> Panel:
         return drawn[0]
     raise BadValue(
         f"The step {step!r} has the shape {trace.step(step).shape}.",
-        "a figure shows numbers, and here are none.",
+        "a figure shows numbers, and this step has none.",
         "explain at least one token of at least one feature.",
     )
 

@@ -1,4 +1,4 @@
-"""Figures of a report on a model: entropy by layer, received weight by token, every head's map."""
+"""Draw figures of a report: entropy by layer, received weight by token, every head's map."""
 
 from typing import TYPE_CHECKING, overload
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-POINT = f"{ACCENT}40"  # see-through, so that dots on each other show
+POINT = f"{ACCENT}40"  # transparent, so that overlapping dots are visible
 
 
 def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
-    """The mean entropy of every head, a dot each, by layer; a line through the means.
+    """Draw the mean entropy of every head as a dot, by layer, and a line through the means.
 
-    The dashed line is the largest entropy that the mask allows, that of uniform weights.
+    The dashed line is the entropy of uniform weights, the largest that the mask allows.
     """
     require_matplotlib()
     if ax is None:
@@ -52,10 +52,10 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
 
 
 def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
-    """How much weight each token receives from all queries of one head.
+    """Draw the weight that each token receives from all queries of one head.
 
-    1 is what every token would get if all got the same. Raises `BadValue` for a head that is not
-    there.
+    1 is the weight if all tokens received the same. Raises `BadValue` for a head that does not
+    exist.
     """
     require_matplotlib()
     label = report[layer, head].label
@@ -65,7 +65,7 @@ def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) ->
         ax = new_figure(max(4.0, min(12.0, 1.5 + 0.3 * count)), 3.4).add_subplot()
     if count <= 4 * LABELLED:
         ax.bar(range(count), weights, color=ACCENT, width=0.8)
-    else:  # bars thinner than a line: one filled curve, which stays small as a vector
+    else:  # bars would be thinner than a line; one filled curve is a small vector graphic
         ax.fill_between(range(count), weights, step="mid", color=ACCENT, linewidth=0)
     tokens = report.layers[layer].key_tokens or [str(i) for i in range(count)]
     positions = list(range(0, count, -(-count // LABELLED)))
@@ -84,10 +84,10 @@ def model(report: Report, *, ax: "Axes") -> "Axes": ...
 def model(
     report: Report, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
 ) -> "Figure | SubFigure | Axes":
-    """Every head's map in one figure: a row a layer, a column a head.
+    """Draw every head's map in one figure: a row per layer, a column per head.
 
-    Weights are drawn on a square root from 0 to 1, as on the page. Returns the figure, or
-    `ax` if it was given, which the drawing replaces.
+    The scale of weights is their square root, from 0 to 1, as on the page. Returns the figure, or
+    `ax` if passed, which the drawing replaces.
     """
     require_matplotlib()
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
@@ -111,8 +111,8 @@ def model(
                 subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
     legend = (
-        "queries down, keys across; dark where a query looks (the square root of the weight, from "
-        "0 to 1), grey where none may"
+        "queries down, keys across; dark: large weights (the square root, from 0 to 1), grey: "
+        "masked"
     )
     figure.suptitle(wrap_title(legend, figure, 7), fontsize=7)
     return ax or figure

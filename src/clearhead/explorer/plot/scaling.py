@@ -1,4 +1,4 @@
-"""Why scores are divided by √d, as a figure."""
+"""Draw why scores are divided by √d."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
@@ -24,20 +24,20 @@ def scaling(report: Scaling, *, ax: "Axes") -> "Axes": ...
 def scaling(
     report: Scaling, axes: "Sequence[Axes] | None" = None, *, ax: "Axes | None" = None
 ) -> "Figure | Axes":
-    """Why scores are divided by √d: four plots, each with and without it.
+    """Draw why scores are divided by √d: four plots, each with and without the division.
 
-    The variance of the scores, one query's softmax at `report.size`, the entropy of the softmax,
-    and the size of its gradient. Returns the figure, or `ax` if it was given, which the four plots
-    replace.
+    They show the variance of the scores, one query's softmax at `report.size`, the entropy of the
+    softmax, and the size of its gradient. Returns the figure, or `ax` if passed, which the four
+    plots replace.
     """
     require_matplotlib()
     if axes is None:
         axes = list(figure_for(None, ax, 10, 7).subplots(2, 2).ravel())
     if len(axes) != 4:
         raise BadValue(
-            f"scaling was given {len(axes)} axes.",
+            f"scaling got {len(axes)} axes.",
             "it draws four plots: variance, softmax, entropy and gradient.",
-            "pass four axes, or none for a figure of its own.",
+            "pass four axes, or None for a new figure.",
         )
     variance, softmax, entropy, gradient = axes
     _lines(variance, report.sizes, report.variance_raw, report.variance_scaled)

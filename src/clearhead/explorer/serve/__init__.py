@@ -1,8 +1,7 @@
-"""The explorer on a local server: a page that a model behind it computes anew.
+"""The explorer on a local server: a page that the server's model recomputes.
 
-`clearhead serve` starts it. A `Reader` reads text with a model, again and again; `server.app`
-answers the page's requests about it, one model run at a time. The widget of the notebook uses the
-same `Reader`.
+`clearhead serve` starts it. A `Reader` runs a model on texts, and `server.app` responds to the
+requests of the page, one model run at a time. The notebook's widget uses the same `Reader`.
 """
 
 from .reader import Reader

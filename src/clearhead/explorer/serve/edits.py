@@ -1,4 +1,4 @@
-"""Edits as a page asks for them: JSON in, edits of `clearhead.edits` out."""
+"""Parse the edits in a page's request: from JSON to edits of `clearhead.edits`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from ..html.edits import EDITS, fits
 
 @dataclass(frozen=True, eq=False, repr=False)
 class settings(edit.Edit):
-    """Other numbers in the call: `scale` and `softcap` (None: the model's own), and `dropout`
-    of the weights with a `seed`."""
+    """Change numbers of a call: `scale` and `softcap` (None: the model's own), and `dropout` of the
+    weights with a `seed`."""
 
     scale: float | None = None
     softcap: float | None = None
@@ -24,8 +24,8 @@ class settings(edit.Edit):
 
     def arguments(self) -> list[str]:
         values = {name: getattr(self, name) for name in ("scale", "softcap", "dropout")}
-        given = [f"{name}={value:g}" for name, value in values.items() if value]
-        return [*given, f"seed={self.seed}"] if self.dropout else given
+        printed = [f"{name}={value:g}" for name, value in values.items() if value]
+        return [*printed, f"seed={self.seed}"] if self.dropout else printed
 
     def edit_problem(
         self, problem: Problem, inputs: Inputs, site: EditSite
@@ -40,52 +40,51 @@ class settings(edit.Edit):
         return replace(problem, **changes), inputs  # type: ignore[arg-type]  # each of its own kind
 
 
-def read_edits(given: object) -> list[edit.Edit]:
-    """The edits that a page asks for, in the order in which they apply.
+def read_edits(request: object) -> list[edit.Edit]:
+    """Return the edits of a request, in the order in which they apply.
 
     >>> read_edits({"off": [[0, 7], [0, 3]], "temperature": 2, "mask": "window(3, 0)"})
     [keep_only(window(before=3, after=0)), temperature(2), ablate(layers=[0], heads=[3, 7])]
     >>> read_edits({"softcap": 30, "dropout": 0.1, "seed": 7})
     [settings(softcap=30, dropout=0.1, seed=7)]
 
-    `given` may have: off, a list of [layer, head]; temperature; scale; mask, the notation of
-    `masks.parse`; softcap; dropout; seed. What is left out, or None, is as the model does it.
+    `request` may have: off, a list of [layer, head]; temperature; scale; mask, the notation of
+    `masks.parse`; softcap; dropout; seed. Missing entries, and None, do not change the model.
     Raises `BadType` or `BadValue` for anything else.
     """
-    if given is None:
+    if request is None:
         return []
-    if not isinstance(given, Mapping) or set(given) - set(EDITS):
-        found = sorted(map(str, given)) if isinstance(given, Mapping) else kind_of(given)
+    if not isinstance(request, Mapping) or set(request) - set(EDITS):
+        got = sorted(map(str, request)) if isinstance(request, Mapping) else kind_of(request)
         raise BadType(
-            f"edits are {str(found)[:200]}.",
+            f"edits are {str(got)[:200]}.",
             f"edits are an object that may have {', '.join(EDITS)}.",
             'send for example {"off": [[0, 7]], "temperature": 2}.',
         )
-    return [*_mask(given.get("mask")), *_settings(given), *_off(given.get("off"))]
+    return [*_mask(request.get("mask")), *_settings(request), *_off(request.get("off"))]
 
 
-def _mask(given: object) -> list[edit.Edit]:
-    if given is None:
+def _mask(notation: object) -> list[edit.Edit]:
+    if notation is None:
         return []
-    if not isinstance(given, str) or len(given) > MOST_MASK_LETTERS:
+    if not isinstance(notation, str) or len(notation) > MOST_MASK_LETTERS:
         raise BadValue(
-            f"The mask is {kind_of(given)}"
-            + (f" of {len(given):,} letters." if isinstance(given, str) else "."),
-            f"a mask is written in at most {MOST_MASK_LETTERS:,} letters, such as "
-            "'causal & window(3, 0)'.",
-            "write a shorter one; in Python a mask can be of any size.",
+            f"The mask is {kind_of(notation)}"
+            + (f" of {len(notation):,} letters." if isinstance(notation, str) else "."),
+            f"a mask has at most {MOST_MASK_LETTERS:,} letters, such as 'causal & window(3, 0)'.",
+            "write a shorter one; in Python, a mask can have any size.",
         )
-    return [edit.keep_only(masks.parse(given))]
+    return [edit.keep_only(masks.parse(notation))]
 
 
-def _settings(given: Mapping[str, object]) -> list[edit.Edit]:
-    found: list[edit.Edit] = []
+def _settings(request: Mapping[str, object]) -> list[edit.Edit]:
+    edits: list[edit.Edit] = []
     temperature, scale, softcap, dropout = (
-        _number(given, name) for name in ("temperature", "scale", "softcap", "dropout")
+        _number(request, name) for name in ("temperature", "scale", "softcap", "dropout")
     )
     if temperature not in (None, 1.0):
-        found.append(edit.temperature(temperature))
-    seed = given.get("seed")
+        edits.append(edit.temperature(temperature))
+    seed = request.get("seed")
     seed = as_count(
         "seed",
         0 if seed is None else seed,
@@ -94,34 +93,34 @@ def _settings(given: Mapping[str, object]) -> list[edit.Edit]:
         most=MOST_SEED,
     )
     if scale is not None or softcap is not None or dropout:
-        found.append(settings(scale, softcap, dropout or 0.0, seed))
-    return found
+        edits.append(settings(scale, softcap, dropout or 0.0, seed))
+    return edits
 
 
-def _number(given: Mapping[str, object], name: str) -> float | None:
-    value, offered = given.get(name), EDITS[name]
+def _number(request: Mapping[str, object], name: str) -> float | None:
+    value, offered = request.get(name), EDITS[name]
     if value is None:
         return None
     rule = f"the {name} is {offered['rule']}."
-    way = f"leave it out, or send for example {offered['example']}."
-    return as_number(name, value, rule, way, lambda x: fits(x, offered))
+    hint = f"leave it out, or send for example {offered['example']}."
+    return as_number(name, value, rule, hint, lambda x: fits(x, offered))
 
 
-def _off(given: object) -> list[edit.Edit]:
-    """One edit for each layer that has heads off."""
-    pairs = [] if given is None else given
+def _off(heads_off: object) -> list[edit.Edit]:
+    """Return an edit for each layer with heads that are off."""
+    pairs = [] if heads_off is None else heads_off
     if not isinstance(pairs, list) or len(pairs) > MOST_HEADS_OFF:
         raise BadValue(
             f"off is {kind_of(pairs)}"
             + (f" of {len(pairs):,}." if isinstance(pairs, list) else "."),
-            f"the heads that are off are a list of at most {MOST_HEADS_OFF:,} pairs.",
+            f"off is a list of at most {MOST_HEADS_OFF:,} pairs.",
             "send for example [[0, 7]].",
         )
     heads: dict[int, set[int]] = {}
-    rule, way = "a head that is off is [layer, head], numbered from 0.", "send for example [0, 7]."
+    rule, hint = "a head that is off is [layer, head], numbered from 0.", "send for example [0, 7]."
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise BadType(f"off has {str(pair)[:80]!r}.", rule, way)
-        layer, head = (as_count("off has a number", x, rule, way) for x in pair)
+            raise BadType(f"off has {str(pair)[:80]!r}.", rule, hint)
+        layer, head = (as_count("off has a number", x, rule, hint) for x in pair)
         heads.setdefault(layer, set()).add(head)
     return [edit.ablate(layers=[n], heads=sorted(some)) for n, some in sorted(heads.items())]

@@ -1,4 +1,4 @@
-"""A model that reads one text after another, for a page that asks for them."""
+"""Run a model on one text after another, for the requests of a page: `Reader`."""
 
 import hashlib
 import threading
@@ -28,24 +28,27 @@ OnProgress: TypeAlias = Callable[[int, int | None], None]
 
 
 class Cancelled(BaseException):
-    """Nobody waits for this run any more. No `Exception`, so that no model's error handling keeps
-    it."""
+    """Ends a run whose client has disconnected.
+
+    It is not an `Exception`, so that the error handling of a model does not catch it.
+    """
 
 
 def no_progress(done: int, total: int | None) -> None:
-    """The `on_progress` of who wants none: the run goes on."""
+    """Default callback: does nothing."""
 
 
 class Reader:
-    """A model, and what it makes of texts.
+    """A model that runs on texts with edits.
 
     Args:
-        model: as for `clearhead look`, a folder or file: a Hugging Face checkpoint or a
-            storyteller. None means the storyteller that comes with clearhead.
+        model: a folder or file, as for `clearhead look`: a Hugging Face checkpoint or a
+            storyteller. None means the included storyteller.
 
-    The methods take `edits` as `read_edits` does. ``on_progress(done, total)`` is called when a run
-    starts and after each attention call: so many were made, of so many, None if that is unknown.
-    What it raises ends the run. One run at a time: calls from several threads take turns.
+    The methods accept `edits` in the format of `read_edits`. ``on_progress(done, total)`` is called
+    when a run starts and after each attention call, with the number of calls; `total` is None if
+    unknown. An exception in it ends the run. There is one run at a time: calls from several threads
+    wait for each other.
 
     Raises `BadValue` for a model that cannot be loaded.
     """
@@ -64,21 +67,23 @@ class Reader:
         *,
         progress: bool | None = False,
     ) -> Report:
-        """What every head does with the text, under the edits, with its `outputs`. `progress` is as
-        in `report`."""
+        """Return the report of the edited model on a text, with its `outputs`.
+
+        `progress` is as in `report`.
+        """
         outputs = hashlib.sha256()
 
         def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
             outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
 
         with self._reading(text, edits, on_progress), listening(listen):
-            found = report(self.model, text, progress=progress)
-        return replace(found, outputs=outputs.hexdigest())
+            result = report(self.model, text, progress=progress)
+        return replace(result, outputs=outputs.hexdigest())
 
     def snapshot(
         self, text: str, edits: object = None, on_progress: OnProgress = no_progress
     ) -> Snapshot:
-        """The same as what a page holds."""
+        """Return the report as data for a page."""
         return snapshot(self.report(text, edits, on_progress))
 
     def tile(
@@ -91,13 +96,13 @@ class Reader:
         edits: object = None,
         on_progress: OnProgress = no_progress,
     ) -> Trace:
-        """The exact weights of a part of one head: see `report.tile`."""
+        """Return the exact weights of a part of one head, as `report.tile`."""
         with self._reading(text, edits, on_progress):
             return tile(self.model, text, layer, head, queries, keys)
 
     @contextmanager
     def _reading(self, text: str, edits: object, on_progress: OnProgress) -> Iterator[None]:
-        """The model's turn: under the edits, calling `on_progress` after each attention call."""
+        """Wait for other runs, then edit the model and call `on_progress` inside the block."""
         _must_be_readable(text)
         parsed = read_edits(edits)
         done = 0
@@ -116,16 +121,16 @@ class Reader:
             if not seen.times(number):
                 raise BadValue(
                     f"{edit!r} never applied.",
-                    f"an edit applies in layers that the model has: {done} called attention.",
-                    "name layers from 0 on that are there.",
+                    f"an edit applies in layers that exist: {done} called attention.",
+                    f"use layer indices 0 to {done - 1}.",
                 )
 
 
 def _must_be_readable(text: object) -> None:
     rule = f"a text has at least one word and at most {MOST_LETTERS:,} letters."
     if not isinstance(text, str):
-        raise BadValue(f"The text is {kind_of(text)}.", rule, "type one.")
+        raise BadValue(f"The text is {kind_of(text)}.", rule, "send a text.")
     if not text.strip():
-        raise BadValue("The text is empty.", rule, "type one.")
+        raise BadValue("The text is empty.", rule, "type a text.")
     if len(text) > MOST_LETTERS:
         raise BadValue(f"The text has {len(text):,} letters.", rule, "send a shorter text.")

@@ -1,5 +1,7 @@
-"""Error responses of the server (a line of JSON for the page's script, a page for a person), and
-the headers of every response."""
+"""Error responses of the server, and the headers of every response.
+
+An error is a line of JSON for the page's script, or a page for a person.
+"""
 
 import html
 
@@ -10,13 +12,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ...errors import AttentionError, BadValue
 from ...formatting import visible_in_browser
 from ..html.document import as_json
-from .answer import Answer, said
+from .answer import Answer, error_for_page
 
 NDJSON = "application/x-ndjson"
 
 HEADERS = {  # of every response
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # the page has the rest of its own
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself has the rest
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -37,10 +39,12 @@ PAGE = """<!doctype html>
 
 
 def refusal(error: AttentionError, status: int, method: str) -> Response:
-    """Return the error as a response. Scripts send POST and read JSON; a browser that opens an
-    address sends GET and shows a page."""
+    """Return the error as a response.
+
+    Scripts send POST and read JSON; a browser that opens an address sends GET and shows a page.
+    """
     if method == "POST":
-        return Response(line(said(error)), status, media_type=NDJSON)
+        return Response(line(error_for_page(error)), status, media_type=NDJSON)
     parts = (error.gave, error.rule, error.hint)
     return HTMLResponse(PAGE.format(*(html.escape(visible_in_browser(x)) for x in parts)), status)
 
@@ -51,10 +55,11 @@ def line(value: Answer) -> bytes:
 
 
 class Connection(H11Protocol):
-    """A connection whose response to malformed HTTP, which no application sees, has the headers.
+    """A connection whose response to malformed HTTP, which the application never sees, has the
+    headers.
 
-    A client may also send it after the response has begun; then the connection just closes. When
-    the server ends, so do its connections, without waiting for the model.
+    If a client sends it after the response has begun, the connection closes. When the server ends,
+    its connections end too, without waiting for the model.
     """
 
     def shutdown(self) -> None:

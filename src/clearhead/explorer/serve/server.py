@@ -1,7 +1,8 @@
-"""The server of one page: who may ask, what is asked, and how the answer is streamed.
+"""The server of one page: check requests, run the model, stream the responses.
 
-It listens on loopback. An address holds a random token, `Host` and `Origin` must be its own, and
-texts and bodies are bounded. The model runs in one thread of its own; who goes away ends the run.
+It listens on loopback. The address has a random token, `Host` and `Origin` are checked, and texts
+and bodies are bounded. The model runs in a dedicated thread; a run is cancelled when its client
+disconnects.
 """
 
 import asyncio
@@ -31,24 +32,24 @@ from .answer import Answer, answer
 from .reader import Cancelled, OnProgress, Reader
 from .refusal import HEADERS, NDJSON, Connection, line, refusal
 
-LOOK_UP = 0.25  # seconds after which a silent answer looks whether anybody is still there
+POLL_SECONDS = 0.25  # between checks whether the client has disconnected
 
 Job: TypeAlias = Callable[[OnProgress], Answer]
 
 
 def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
-    """The server: ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` a snapshot of a text under edits,
-    ``/TOKEN/tile`` exact weights of a part of one head."""
+    """Return the application: ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` the snapshot of a text
+    with edits, ``/TOKEN/tile`` exact weights of a part of one head."""
     model = _Model()
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page)
 
     async def compute(request: Request) -> Response:
-        return await _answered(request, model, reader, "compute")
+        return await _response(request, model, reader, "compute")
 
     async def tile(request: Request) -> Response:
-        return await _answered(request, model, reader, "tile")
+        return await _response(request, model, reader, "tile")
 
     routes = [
         Route("/{token}/", show),
@@ -60,16 +61,16 @@ def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
 
 
 def start(served: ASGIApp, listener: socket.socket) -> None:
-    """Answer what comes to the socket, until Ctrl-C."""
+    """Serve requests on the socket, until Ctrl-C."""
     with suppress(KeyboardInterrupt):
         server_of(served).run(sockets=[listener])
 
 
 def server_of(served: ASGIApp) -> uvicorn.Server:
-    """Return the server that speaks HTTP for the application."""
+    """Return the HTTP server of the application."""
     config = uvicorn.Config(
         served,
-        access_log=False,  # addresses hold the token
+        access_log=False,  # addresses contain the token
         log_level="error",  # malformed requests are not reported: any program may send them
         http=Connection,
         lifespan="off",
@@ -81,11 +82,11 @@ def server_of(served: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-# ---- who may ask -----------------------------------------------------------------------
+# ---- access ----------------------------------------------------------------------------
 
 
 class Guard:
-    """Refuses every request but those of the page itself, and adds headers to every answer."""
+    """Refuses every request except those of the page, and adds headers to every response."""
 
     def __init__(self, inner: ASGIApp, token: str, hosts: tuple[str, ...]) -> None:
         self.inner, self.token, self.hosts = inner, token, hosts
@@ -97,12 +98,15 @@ class Guard:
             await send(message)
 
         error = self.why_not(scope)
-        answers = self.inner if error is None else refusal(error, 403, scope["method"])
-        await answers(scope, receive, send_with_headers)
+        application = self.inner if error is None else refusal(error, 403, scope["method"])
+        await application(scope, receive, send_with_headers)
 
     def why_not(self, scope: Scope) -> BadValue | None:
-        """Why a request is refused. A page from elsewhere, whose name was made to lead here, has
-        another host; one that asks across origins says so; neither knows the token."""
+        """Return why a request is refused, or None.
+
+        DNS rebinding gives another host, a cross-origin request another origin, and neither has the
+        token.
+        """
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self.hosts:
@@ -111,8 +115,8 @@ class Guard:
             return _not_ours(f"The request comes from {origin[:100]!r}")
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return _not_ours("The request comes from another site")
-        given = scope["path"].partition("/")[2].partition("/")[0]  # of "*" nothing
-        if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
+        token = scope["path"].partition("/")[2].partition("/")[0]  # empty for "*"
+        if not secrets.compare_digest(token.encode(errors="replace"), self.token.encode()):
             return _not_ours("The address has no token, or another one")
         return None
 
@@ -120,34 +124,34 @@ class Guard:
 def _not_ours(gave: str) -> BadValue:
     return BadValue(
         f"{gave}.",
-        "only the address that clearhead serve printed is answered.",
+        "the server responds only to the address that clearhead serve printed.",
         "open that address; it changes with every start.",
     )
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
-    """Respond to a path or a method that no route has."""
+    """Respond to an unknown path or method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         gave = f"The method is {request.method[:20]}."
-        rule = "the page is read with GET, and sends POST to compute."
+        rule = "a browser loads the page with GET, and the page sends POST to compute."
     else:
         gave, rule = "The address has another path.", "the address of the page ends in its token."
-    shown = BadValue(gave, rule, "open the address that clearhead serve printed.")
-    response = refusal(shown, error.status_code, request.method)
+    refused = BadValue(gave, rule, "open the address that clearhead serve printed.")
+    response = refusal(refused, error.status_code, request.method)
     response.headers.update(error.headers or {})
     return response
 
 
-# ---- what is asked ---------------------------------------------------------------------
+# ---- requests --------------------------------------------------------------------------
 
 
 class TooLarge(BadValue):
-    """A request of too many bytes."""
+    """A request with too many bytes."""
 
 
 async def _body(request: Request) -> object:
-    """The JSON of a request. Raises `BadValue` for one that is too large, or is none."""
+    """Return the JSON of a request. Raises `BadValue` if it is too large or not JSON."""
     body = b""
     async for part in request.stream():
         body += part
@@ -158,56 +162,56 @@ async def _body(request: Request) -> object:
                 "send a shorter text.",
             )
     try:
-        given = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadValue(
-            f"The request is no JSON: {error}.",
+            f"The request is not JSON: {error}.",
             'a request is an object such as {"text": "a text"}.',
-            "send one.",
+            "send an object.",
         ) from error
-    return given
+    return parsed
 
 
-# ---- how it is answered ----------------------------------------------------------------
+# ---- responses -------------------------------------------------------------------------
 
 
 class _Model:
-    """The one thread in which the model runs, and how many requests run in it or wait."""
+    """The thread in which the model runs, and the number of requests that run in it or wait."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "model")
         self.requests = 0
 
 
-async def _answered(request: Request, model: _Model, reader: Reader, path: str) -> Response:
+async def _response(request: Request, model: _Model, reader: Reader, path: str) -> Response:
     try:
-        given = await _body(request)
+        body = await _body(request)
     except TooLarge as error:
         return refusal(error, 413, request.method)
     except AttentionError as error:
         return refusal(error, 400, request.method)
     except ClientDisconnect:
-        return Response(status_code=400)  # which nobody receives
+        return Response(status_code=400)  # nobody receives it
     if model.requests >= MOST_REQUESTS:
         busy = BadValue(
             f"{model.requests} requests wait for the model.",
-            "the model reads one text at a time.",
-            "wait until it is done, and ask again.",
+            "the model runs on one text at a time.",
+            "wait until it is done, and try again.",
         )
         return refusal(busy, 503, request.method)
-    run = _Run(model, partial(answer, reader, path, given))
-    # Of a client that goes away at once, `lines` never starts, and so cannot end the run.
+    run = _Run(model, partial(answer, reader, path, body))
+    # If a client disconnects at once, `lines` never starts, and cannot end the run.
     return StreamingResponse(
         run.lines(request), media_type=NDJSON, background=BackgroundTask(run.ended.set)
     )
 
 
 class _Run:
-    """A request that the model's thread answers, when its turn comes."""
+    """A request that runs in the model's thread, after those before it."""
 
     def __init__(self, model: _Model, job: Job) -> None:
         self.job, self.ended = job, threading.Event()
-        self._loop, self._told = asyncio.get_running_loop(), asyncio.Queue[Answer]()
+        self._loop, self._messages = asyncio.get_running_loop(), asyncio.Queue[Answer]()
         model.requests += 1
         self._loop.run_in_executor(model.thread, self._run).add_done_callback(
             lambda _: setattr(model, "requests", model.requests - 1)
@@ -216,29 +220,29 @@ class _Run:
     def _run(self) -> None:
         with suppress(Cancelled):
             if not self.ended.is_set():
-                self._tell(self.job(self._on_progress))
+                self._send(self.job(self._on_progress))
 
     def _on_progress(self, done: int, total: int | None) -> None:
         if self.ended.is_set():
             raise Cancelled
-        self._tell({"progress": [done, total]})
+        self._send({"progress": [done, total]})
 
-    def _tell(self, told: Answer) -> None:
+    def _send(self, message: Answer) -> None:
         with suppress(RuntimeError):  # the server has ended, and its loop is closed
-            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
+            self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
     async def lines(self, request: Request) -> AsyncIterator[bytes]:
-        """Progress, then the answer or an error. If the page goes away, the run ends."""
+        """Yield progress, then the result or an error. If the page disconnects, end the run."""
         try:
             while True:
                 try:
-                    told = await asyncio.wait_for(self._told.get(), LOOK_UP)
+                    message = await asyncio.wait_for(self._messages.get(), POLL_SECONDS)
                 except asyncio.TimeoutError:
                     if await request.is_disconnected():
                         return
                     continue
-                yield line(told)
-                if "progress" not in told:
+                yield line(message)
+                if "progress" not in message:
                     return
         finally:
             self.ended.set()

@@ -1,4 +1,4 @@
-"""Attention in the terminal: every step (`show`), one query in full (`follow`), maps (`heat`)."""
+"""Show attention in a terminal: every step (`show`), one query (`follow`), maps (`heat`)."""
 
 from .as_json import to_json
 from .follow import follow

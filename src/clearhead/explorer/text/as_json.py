@@ -1,13 +1,13 @@
-"""A trace as JSON, for programs."""
+"""Convert a trace to JSON, for programs."""
 
 from ...formatting import without_nan
 from ...trace import Trace
 
 
 def to_json(trace: Trace) -> dict[str, object]:
-    """The trace as dicts, lists, strings and numbers.
+    """Return the trace as dicts, lists, strings and numbers.
 
-    Strict JSON has no infinity, so what is not finite is a string: "inf", "-inf" or "nan".
+    Strict JSON has no infinity, so numbers that are not finite are strings: "inf", "-inf", "nan".
     """
     settings = {
         name: value if isinstance(value, str | int | float | None) else repr(value)

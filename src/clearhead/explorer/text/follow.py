@@ -1,4 +1,4 @@
-"""One query in full: every product, exponential and sum that leads to its output."""
+"""Print one query in full: every product, exponential and sum up to its output."""
 
 import math
 import re
@@ -18,7 +18,7 @@ from ..panels import choose_heads, panels
 from .layout import check_trace, indented, print_batch_note, unwrapped
 from .show import heading
 
-MOST = 12  # terms of a sum, and keys, that are written out
+MOST = 12  # printed terms of a sum, and printed keys
 
 
 class Line(NamedTuple):
@@ -41,13 +41,15 @@ def follow(
     head: int = 0,
     decimals: int = 4,
 ) -> None:
-    """Print how one query comes to its output: q · k term by term, the softmax, the weighted sum of
-    values; before these, if the trace holds them, embedding plus position, and the projection.
+    """Print how the output of one query is computed.
 
-    `query` is a position or a token; of a token that occurs more than once, the first is taken.
-    Everything is recomputed in float64, and the last line says how much the trace differs. Of many
-    keys, those with the largest weights are written out. Raises `BadValue` for a query or a head
-    that is not there.
+    It prints q · k term by term, the softmax, and the weighted sum of values; before these,
+    embedding plus position, and the projection, if the trace has them.
+
+    `query` is a position or a token; for a repeated token, its first position. Everything is
+    recomputed in float64, and the last line has the largest difference from the trace. If there are
+    many keys, only those with the largest weights are printed. Raises `BadValue` for a query or a
+    head that does not exist.
     """
     check_trace(trace, decimals)
     positions = find(trace, query)
@@ -66,23 +68,23 @@ def follow(
             out.print(heading(ordinal, step))
             out.print(indented(_table(lines)))
             elided |= any("…" in line.position + line.sum for line in lines)
-            errors = (one.given(step.name)[row] - result).abs()
+            errors = (one.traced(step.name)[row] - result).abs()
             largest_error = max([largest_error, *errors[errors.isfinite()].tolist()])
         out.print()
         if elided:
-            out.print(Text("… stands for what is in the sums but not written out."))
+            out.print(Text("… replaces terms that are in the sums but not printed."))
         out.print(
             Text(
-                "Computed in float64 and rounded where it is printed; no step of the trace differs "
-                f"by more than {largest_error:.0e}."
+                "Computed in float64 and rounded for printing; no step of the trace differs by "
+                f"more than {largest_error:.0e}."
             )
         )
 
 
 def find(trace: Trace, query: int | str) -> list[int]:
-    """The positions of `query`, the one to follow first.
+    """Return the positions of `query`; the first one is followed.
 
-    A string is a token if the trace has such a token, else the digits of a position.
+    A string is a token if the trace has it, else the digits of a position.
     """
     size = trace.size("q") or 0
     labels = trace.labels("q", size)
@@ -98,33 +100,35 @@ def find(trace: Trace, query: int | str) -> list[int]:
         "…" if i is None else f"{i} {visible(labels[i])}" if trace.queries else str(i)
         for i in ends(size, 2 * MOST)
     )
-    given = f"“{visible(query, 60)}”" if isinstance(query, str) else str(query)
+    name = f"“{visible(query, 60)}”" if isinstance(query, str) else str(query)
     raise BadValue(
-        f"There is no query {given} in this trace.",
+        f"There is no query {name} in this trace.",
         "a query is one of the tokens, or its position counted from 0.",
-        f"ask for one of these: {known}." if size else "explain a text of at least one token.",
+        f"pass one of these: {known}." if size else "explain a text of at least one token.",
     )
 
 
 class Query:
-    """One query of one head. Each method computes the step of its name from the step before, and
-    gives its lines and its result."""
+    """One query of one head.
+
+    Each method computes the step of its name from the step before, and returns lines and result.
+    """
 
     def __init__(self, trace: Trace, row: int, head: int, decimals: int):
         self.trace, self.row, self.head, self.decimals = trace, row, head, decimals
-        self.q = self.given("query")[row]
-        self.k, self.v = self.given("key"), self.given("value")
-        self.keys = _largest(self.given("weights")[row])
+        self.q = self.traced("query")[row]
+        self.k, self.v = self.traced("key"), self.traced("value")
+        self.keys = _largest(self.traced("weights")[row])
         self.x = self.weights = torch.zeros(0)  # the scores so far, and the weights
 
     def inputs(self) -> tuple[list[Line], Tensor]:
-        a, b = self.given("embeddings")[self.row], self.given("positions")[self.row]
+        a, b = self.traced("embeddings")[self.row], self.traced("positions")[self.row]
         return self.each_feature(
             lambda i: f"{self.signed(a[i])} + {self.signed(b[i])}", a + b
         ), a + b
 
     def query(self) -> tuple[list[Line], Tensor]:
-        x, matrix = self.given("inputs")[self.row], self.given("W_query")
+        x, matrix = self.traced("inputs")[self.row], self.traced("W_query")
         terms = ends(len(x), MOST)
         q = x @ matrix
         return self.each_feature(lambda i: self.products(x, matrix[:, i], terms), q), q
@@ -147,17 +151,17 @@ class Query:
         ), self.x
 
     def biased(self) -> tuple[list[Line], Tensor]:
-        # The trace holds the sums but not the bias, which is their difference.
+        # The trace has the sums but not the bias, which is their difference.
         names = self.trace.names
-        earlier = self.given(names[names.index("biased") - 1])[self.row]
-        before, bias = self.x, self.given("biased")[self.row] - earlier
+        earlier = self.traced(names[names.index("biased") - 1])[self.row]
+        before, bias = self.x, self.traced("biased")[self.row] - earlier
         self.x = before + bias
         return self.each_key(
             lambda j: f"{self.signed(before[j])} + {self.signed(bias[j])}", self.x
         ), self.x
 
     def masked(self) -> tuple[list[Line], Tensor]:
-        blocked = self.given("masked")[self.row] == -math.inf
+        blocked = self.traced("masked")[self.row] == -math.inf
         self.x = self.x.masked_fill(blocked, -math.inf)
         return self.each_key(
             lambda j: "✗ may not look" if blocked[j] else "✓ may look", self.x
@@ -168,11 +172,11 @@ class Query:
         top = x.max()
         if top == -math.inf:
             self.weights = torch.zeros_like(x)
-            return [Line("", "", "this query may see nothing, so every weight is", write(0))], x * 0
+            return [Line("", "", "this query is fully masked, so every weight is", write(0))], x * 0
         exps = torch.exp(x - top)
-        # A sink adds its exponential to the sum: the weights of the trace then sum to less than 1.
-        share = float(self.given("weights")[self.row].sum())
-        sink = float(exps.sum()) * (1 / share - 1) if share else math.inf
+        # A sink adds its exponential to the sum, so the weights of the trace sum to less than 1.
+        total_weight = float(self.traced("weights")[self.row].sum())
+        sink = float(exps.sum()) * (1 / total_weight - 1) if total_weight else math.inf
         sink = sink if sink > 1e-5 else 0.0
         total = exps.sum() + sink
         self.weights = exps / total
@@ -186,7 +190,7 @@ class Query:
 
     def dropped(self) -> tuple[list[Line], Tensor]:
         before, p = self.weights, self.setting("dropout")
-        zeroed = (self.given("dropped")[self.row] == 0) & (before > 0)
+        zeroed = (self.traced("dropped")[self.row] == 0) & (before > 0)
         self.weights = torch.where(zeroed, 0.0, before / (1 - p))
         return self.each_key(
             lambda j: "dropped" if zeroed[j] else f"{self.write(before[j])} / (1 − {p:g})",
@@ -239,18 +243,18 @@ class Query:
             return value
         raise BadValue(
             f"The settings of this trace lack {name!r}.",
-            "a query is followed with the settings that the trace was made with.",
-            f"make the trace with explain, or put {name!r} into its settings.",
+            "follow needs the settings of the call.",
+            f"create the trace with explain, or add {name!r} to its settings.",
         )
 
-    def given(self, name: str) -> Tensor:
-        """The matrix of this head that the trace holds at a step."""
-        shown = panels(self.trace, self.trace.step(name), [self.head])
-        if shown:
-            return shown[0].values
+    def traced(self, name: str) -> Tensor:
+        """Return the matrix of this head at a step of the trace."""
+        drawn = panels(self.trace, self.trace.step(name), [self.head])
+        if drawn:
+            return drawn[0].values
         raise BadValue(
             f"The step {name!r} has the shape {self.trace.step(name).shape}.",
-            "a query is followed through numbers, and here are none.",
+            "follow needs numbers, and this step has none.",
             "explain at least one token of at least one feature.",
         )
 
@@ -269,12 +273,12 @@ COMPUTED = {
 }
 
 
-# Steps that are computed only if the trace holds what they are computed from.
+# Steps that are computed only if the trace has their inputs.
 REQUIRED = {"inputs": {"embeddings", "positions"}, "query": {"inputs", "W_query"}}
 
 
 def _largest(weights: Tensor) -> list[int | None]:
-    """The keys of the `MOST` largest weights, by position, with a None for each gap."""
+    """Return the keys of the `MOST` largest weights, by position, with a None for each gap."""
     chosen = sorted(weights.argsort(descending=True, stable=True)[:MOST].tolist())
     keys: list[int | None] = []
     for before, j in zip([-1, *chosen], chosen, strict=False):
@@ -288,7 +292,7 @@ def _title(trace: Trace, positions: list[int], head: int) -> str:
     name = f"The query “{visible(label)}” at {at}" if trace.queries else f"The query at {at}"
     of_head = f", head {head}" if (trace.size("h") or 1) > 1 else ""
     others = ", ".join(map(str, positions[1:]))
-    also = f" (it stands at {others} too; this is the first)" if others else ""
+    also = f" (the first of several; also at {others})" if others else ""
     return f"{name}{of_head}, in full{also}"
 
 
@@ -300,7 +304,7 @@ def _table(lines: list[Line]) -> Table:
     if labels:
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    # Where a sum takes several lines, its result stands at the end of the last.
+    # The result is at the end of the last line of a sum.
     table.add_column(no_wrap=True, vertical="bottom")
     table.add_column(justify="right", no_wrap=True, vertical="bottom", style="bold")
     for line in lines:

@@ -1,4 +1,4 @@
-"""The heat maps of every head, small, side by side, in the terminal."""
+"""Draw small heat maps of every head, side by side, in a terminal."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from .layout import check_trace, coloured, print_batch_note, shade, unwrapped
 from .show import heading
 
 BLOCKS = " ░▒▓█"
-PAGE_WIDTH = 100  # characters, where there is no terminal
-MOST_ROWS = 50  # of characters; a taller map is pooled, so that it can be seen at once
+PAGE_WIDTH = 100  # characters, without a terminal
+MOST_ROWS = 50  # of characters; a taller map is pooled to fit a screen
 BETWEEN = "   "
-BLOCKED = "rgb(58,58,58)"  # half a character, which has no room for a mark
+BLOCKED = "rgb(58,58,58)"  # for half a character, which is too small for a mark
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,32 @@ def heat(
 ) -> None:
     """Print a map of each head: dark to bright in a terminal with colours, ░ to █ elsewhere.
 
-    All maps share one range, so that heads can be compared: from 0, or from the smallest number
-    where that is more than half of the largest. A map too large for the page is pooled
-    by its maximum, and the text says so. The titles name the `layer`, if it is given. Raises
-    `BadValue` for a step or a head that is not there.
+    All maps have one range, so that heads can be compared: from 0, or from the smallest number if
+    that is more than half of the largest. A map too large for the page is pooled by its maximum,
+    which is printed. The titles have the `layer`, unless it is None. Raises `BadValue` for a step
+    or a head that does not exist.
     """
     check_trace(trace, 0)
-    shown = panels(trace, trace.step(step), heads)
+    drawn = panels(trace, trace.step(step), heads)
     if layer is not None:
-        shown = [
+        drawn = [
             replace(panel, title=f"layer {layer}, {panel.title}".removesuffix(", "))
-            for panel in shown
+            for panel in drawn
         ]
     with unwrapped(console) as out:
         out.print(heading(None, trace.step(step)))
         print_batch_note(out, trace)
-        if not shown:
-            out.print(Text("There are no numbers in it."))
+        if not drawn:
+            out.print(Text("This step has no numbers."))
             return
         in_colour = coloured(out)
         page_width = out.width if out.is_terminal else PAGE_WIDTH
-        layout = _layout(shown[0], page_width, in_colour)
-        low, high = map_range(shown)
-        width = max(layout.columns * layout.cell_width, *(len(panel.title) for panel in shown))
+        layout = _layout(drawn[0], page_width, in_colour)
+        low, high = map_range(drawn)
+        width = max(layout.columns * layout.cell_width, *(len(panel.title) for panel in drawn))
         per_row = max(1, (page_width - layout.margin + len(BETWEEN)) // (width + len(BETWEEN)))
-        for start in range(0, len(shown), per_row):
-            row = shown[start : start + per_row]
+        for start in range(0, len(drawn), per_row):
+            row = drawn[start : start + per_row]
             out.print()
             if any(panel.title for panel in row):
                 titles = [Text(panel.title, style="bold") for panel in row]
@@ -90,7 +90,7 @@ def heat(
             for label, *lines in zip(layout.labels, *maps, strict=True):
                 out.print(_beside(Text(label), lines, layout.margin, width))
         out.print()
-        for note in _notes(shown, layout, low, high, in_colour):
+        for note in _notes(drawn, layout, low, high, in_colour):
             out.print(note)
 
 
@@ -104,11 +104,11 @@ def _layout(panel: Panel, page_width: int, in_colour: bool) -> Layout:
     unpooled = Layout((1, 1), 2, False, labels, columns, panel.first[1])
     if rows <= MOST_ROWS and unpooled.margin + 2 * columns <= page_width:
         return unpooled
-    # In colour, the upper and the lower half of a character are cells of their own.
+    # In colour, the upper and the lower half of a character are separate cells.
     cell_width, rows_per_line = (1, 2) if in_colour else (2, 1)
     most_columns = max(1, (page_width - digits - 1) // cell_width)
     pool = (-(-rows // (MOST_ROWS * rows_per_line)), -(-columns // most_columns))
-    if rows == columns:  # so that the diagonal of a square matrix stays a diagonal
+    if rows == columns:  # the diagonal of a square matrix stays a diagonal
         pool = (max(pool), max(pool))
     labels = [f"{panel.first[0] + i:>{digits}}" for i in range(0, rows, pool[0] * rows_per_line)]
     return Layout(pool, cell_width, in_colour, labels, -(-columns // pool[1]), panel.first[1])
@@ -117,47 +117,49 @@ def _layout(panel: Panel, page_width: int, in_colour: bool) -> Layout:
 def _map(panel: Panel, layout: Layout, low: float, high: float, in_colour: bool) -> list[Text]:
     values = _pooled(panel.values.masked_fill(panel.blocked, -math.inf), layout.pool)
     spread = (high - low) or 1.0
-    shares = [[(x - low) / spread for x in row] for row in values.tolist()]
+    fractions = [[(x - low) / spread for x in row] for row in values.tolist()]
     if layout.halves:
-        pairs = [shares[i : i + 2] for i in range(0, len(shares), 2)]
-        return [_halves(*pair) for pair in pairs]
+        pairs = [fractions[i : i + 2] for i in range(0, len(fractions), 2)]
+        return [_half_blocks(*pair) for pair in pairs]
     if not in_colour and low == 0.0:
-        shares = [[math.sqrt(x) if x > 0 else x for x in row] for row in shares]
+        fractions = [[math.sqrt(x) if x > 0 else x for x in row] for row in fractions]
     cell = _colour_cell if in_colour else _text_cell
-    return [Text.assemble(*(cell(share) for share in row)) for row in shares]
+    return [Text.assemble(*(cell(x) for x in row)) for row in fractions]
 
 
 def _pooled(values: Tensor, pool: tuple[int, int]) -> Tensor:
     return F.max_pool2d(values[None], pool, ceil_mode=True)[0] if pool != (1, 1) else values
 
 
-def _text_cell(share: float) -> str:
-    if not math.isfinite(share):
-        return " ·" if share < 0 else " ?"
-    return 2 * BLOCKS[min(int(share * len(BLOCKS)), len(BLOCKS) - 1)]
+def _text_cell(fraction: float) -> str:
+    if not math.isfinite(fraction):
+        return " ·" if fraction < 0 else " ?"
+    return 2 * BLOCKS[min(int(fraction * len(BLOCKS)), len(BLOCKS) - 1)]
 
 
-def _colour_cell(share: float) -> tuple[str, Style | str]:
-    return ("  ", shade(share)) if math.isfinite(share) else (_text_cell(share), "dim")
+def _colour_cell(fraction: float) -> tuple[str, Style | str]:
+    return ("  ", shade(fraction)) if math.isfinite(fraction) else (_text_cell(fraction), "dim")
 
 
-def _halves(upper: list[float], lower: list[float] | None = None) -> Text:
-    """Two rows in one line of half blocks: the upper is the foreground, the lower the background
-    of each character."""
+def _half_blocks(upper: list[float], lower: list[float] | None = None) -> Text:
+    """Return two rows of a map as one line of half blocks.
 
-    def colour(share: float) -> str:
-        background = shade(share).bgcolor if math.isfinite(share) else None
+    The upper row is the foreground of each character, the lower row the background.
+    """
+
+    def colour(fraction: float) -> str:
+        background = shade(fraction).bgcolor if math.isfinite(fraction) else None
         return background.name if background else BLOCKED
 
     cells = []
-    for i, share in enumerate(upper):
+    for i, fraction in enumerate(upper):
         background = f" on {colour(lower[i])}" if lower else ""
-        cells.append(("▀", colour(share) + background))
+        cells.append(("▀", colour(fraction) + background))
     return Text.assemble(*cells)
 
 
 def _ruler(layout: Layout) -> str:
-    """The numbers of the columns, above them, as many as there is room for."""
+    """Return the numbers of the columns, as many as fit above them."""
     size, pool, width = layout.columns, layout.pool[1], layout.cell_width
     longest = len(str(layout.first + (size - 1) * pool))
     every = next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * width > longest)
@@ -179,16 +181,16 @@ def _beside(label: Text, parts: list[Text], margin: int, width: int) -> Text:
 
 
 def _short(x: float) -> str:
-    """A number with four digits after the point at most: 0.04, not 0.0400."""
+    """Write a number with at most four decimals: 0.04, not 0.0400."""
     text = number(x, 4)
     return text if "e" in text or "." not in text else text.rstrip("0").rstrip(".")
 
 
 def _notes(
-    shown: list[Panel], layout: Layout, low: float, high: float, in_colour: bool
+    drawn: list[Panel], layout: Layout, low: float, high: float, in_colour: bool
 ) -> list[Text]:
-    # Five blocks tell few numbers apart, and weights among many keys are small: from 0 on, blocks
-    # follow the square root of the number, so that small ones differ.
+    # There are only five blocks, and weights on many keys are small. If the range begins at 0,
+    # blocks follow the square root of the number, so that small numbers differ.
     if in_colour:
         ramp = [("  ", shade(i / 15)) for i in range(16)]
         legend = Text.assemble(number(low, 4), " ", *ramp, " ", number(high, 4))
@@ -198,10 +200,10 @@ def _notes(
         named = list(zip(["blank", *BLOCKS[1:]], map(_short, edges), strict=True))
         (block, edge), *others = named[1:] if low == 0.0 else named
         legend = Text(", ".join([f"{block} from {edge}", *map(" ".join, others)]))
-    if any(bool(panel.blocked.any()) for panel in shown):
+    if any(bool(panel.blocked.any()) for panel in drawn):
         legend.append("; · may not look" if not layout.halves else "; grey may not look")
     notes = [legend]
-    first = shown[0]
+    first = drawn[0]
     if layout.pool != (1, 1):
         rows = axis_size(layout.pool[0], first.down)
         columns = axis_size(layout.pool[1], first.across)

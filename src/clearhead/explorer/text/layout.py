@@ -1,4 +1,4 @@
-"""How the terminal views are laid out: the width of a line, colours, and a matrix as columns."""
+"""Lay out terminal views: the width of a line, colours, and a matrix as columns."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from ...trace import Trace
 from ..colours import viridis
 from ..panels import Panel
 
-UNLIMITED = 1_000_000  # columns where there is no terminal: nothing is wrapped or cut there
+UNLIMITED = 1_000_000  # columns without a terminal, where nothing is wrapped or cut
 INDENT = 3
 GAP = "…"
 MOST_DECIMALS = 12
@@ -25,34 +25,38 @@ EMPTY: Cell = ("", "")
 
 
 def check_trace(trace: object, decimals: int) -> None:
-    """Raises `BadType` for what is no trace and `BadValue` for a number of decimals that cannot be
-    shown, before anything is printed."""
+    """Raise `BadType` for anything but a trace, and `BadValue` for an invalid number of decimals.
+
+    Called before anything is printed.
+    """
     if not isinstance(trace, Trace):
         raise BadType(
-            f"A view was given {kind_of(trace)}.",
+            f"A view got {kind_of(trace)}.",
             "views show the steps of a Trace.",
-            "pass what explain(...) returns.",
+            "pass the result of explain(...).",
         )
     rule = f"decimals are the digits after the point, from 0 to {MOST_DECIMALS}."
     as_count("decimals", decimals, rule, "pass for example decimals=4.", most=MOST_DECIMALS)
 
 
 def at_least_one(name: str, value: object) -> int:
-    """`value`, if it is a whole number from 1 on."""
-    rule = f"{name} is how many rows and columns are written out, 1 or more."
+    """Return `value` if it is a whole number from 1 on; raise `BadValue` otherwise."""
+    rule = f"{name} is the number of printed rows and columns, 1 or more."
     return as_count(name, value, rule, f"pass for example {name}=12.", least=1)
 
 
 def print_batch_note(out: Console, trace: Trace) -> None:
-    """Print which sequence of a batch is shown, where there are several."""
+    """Print which sequence of a batch is shown, if there are several."""
     if (count := trace.size("b") or 1) > 1:
         out.print(Text(f"A batch of {count}: the first is shown; trace.sequence(1) is the second."))
 
 
 @contextmanager
 def unwrapped(console: Console | None) -> Iterator[Console]:
-    """The console to write on (None means standard output). One that is no terminal wraps no line
-    inside the `with` block."""
+    """Yield the console to write to; None means standard output.
+
+    Unless it is a terminal, it wraps no lines inside the `with` block.
+    """
     console = console or Console()
     if console.is_terminal:
         yield console
@@ -66,27 +70,26 @@ def unwrapped(console: Console | None) -> Iterator[Console]:
 
 
 def coloured(console: Console) -> bool:
-    """Whether colour can carry meaning here; where it cannot, characters must."""
+    """Return whether the console shows colours; if not, characters are used instead."""
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
-def shade(share: float) -> Style:
-    """The background of a number between 0 (dark) and 1 (bright), and black or white text that can
-    be read on it."""
-    red, green, blue = viridis(share)
-    text = "rgb(0,0,0)" if share > 0.55 else "rgb(255,255,255)"
+def shade(fraction: float) -> Style:
+    """Return the background of a number between 0 (dark) and 1 (bright), with readable text."""
+    red, green, blue = viridis(fraction)
+    text = "rgb(0,0,0)" if fraction > 0.55 else "rgb(255,255,255)"
     return Style.parse(f"{text} on rgb({red},{green},{blue})")
 
 
 def indented(what: RenderableType) -> Padding:
-    """What belongs to a step, indented below its name."""
+    """Indent the content of a step below its name."""
     return Padding(what, (0, 0, 0, INDENT), expand=False)
 
 
 def matrix(
     out: Console, panel: Panel, cell: Callable[[int, int], Cell], most: int, sums: bool = False
 ) -> Text:
-    """`panel` as a table whose cells come from `cell(row, column)`, elided to `most` each way.
+    """Return a table of a panel with cells `cell(row, column)`, elided to `most` rows and columns.
 
     In a terminal it is elided further until it fits. `sums` adds a column: `cell(row, -1)`.
     """
@@ -104,10 +107,10 @@ def matrix(
         names: list[Cell] = [("row", "dim"), ("sum", "dim")]
         right = [[*names[-len(above) :], *[(GAP, "") if i is None else cell(i, -1) for i in rows]]]
     for count in range(min(most, width), 0, -1):
-        shown = [*left, *[columns[j] for j in ends(width, count)], *right]
-        if INDENT + sum(map(_width, shown)) + len(shown) - 1 <= out.width:
+        parts = [*left, *[columns[j] for j in ends(width, count)], *right]
+        if INDENT + sum(map(_width, parts)) + len(parts) - 1 <= out.width:
             break
-    return _join_columns(shown, len(left))
+    return _join_columns(parts, len(left))
 
 
 def _column(
@@ -124,9 +127,12 @@ def _width(column: list[Cell]) -> int:
 
 
 def _join_columns(columns: list[list[Cell]], labels: int) -> Text:
-    """Columns beside one another. The first `labels` name the rows: a number, and perhaps a token,
-    which is aligned left where numbers are aligned right."""
-    # rich's own tables take a tenth of a millisecond for each cell, and pad the ends of lines.
+    """Join columns side by side.
+
+    The first `labels` columns name the rows: a number, aligned right, and perhaps a token, aligned
+    left.
+    """
+    # rich's tables take a tenth of a millisecond per cell, and pad the ends of lines.
     widths = [_width(column) for column in columns]
     table = Text(no_wrap=True, overflow="ellipsis")
     for i, row in enumerate(zip(*columns, strict=True)):

@@ -1,4 +1,4 @@
-"""Every step of a trace: its name, formula, shape, reason and numbers."""
+"""Print every step of a trace: its name, formula, shape, reason and numbers."""
 
 import re
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ def show(
 ) -> None:
     """Print each step: its number, name and formula, its shape, its reason, its numbers.
 
-    Rows and columns beyond `most` are elided in the middle, and in a terminal columns beyond its
-    width too. Without a terminal the text is plain and never cut. `console=None` writes to standard
-    output, `heads=None` shows all. Raises `BadValue` for a head that is not there.
+    Rows and columns beyond `most` are elided in the middle; in a terminal, columns beyond its width
+    too. Without a terminal the text is plain and never cut. ``console=None`` writes to standard
+    output, and ``heads=None`` shows all heads. Raises `BadValue` for a head that does not exist.
     """
     check_trace(trace, decimals)
     most = at_least_one("most", most)
@@ -59,15 +59,15 @@ def show(
                 out.print(Text(letters, style="dim"))
         print_batch_note(out, trace)
         for ordinal, step in enumerate(trace, 1):
-            shown = panels(trace, step, heads)
+            drawn = panels(trace, step, heads)
             out.print()
             out.print(heading(ordinal, step))
             out.print(indented(Text(shape(step))))
             if step.why:
                 out.print(indented(Text(step.why, style="italic")))
             if step.name == "masked":
-                _ticks(out, shown, most)
-            for panel in shown:
+                _ticks(out, drawn, most)
+            for panel in drawn:
                 out.print()
                 if panel.title:
                     out.print(indented(Text(panel.title, style="bold")))
@@ -75,21 +75,21 @@ def show(
 
 
 def _letters(about: str) -> str:
-    """What the letters of a line like ``B=1 H=2 Tq=6`` stand for."""
+    """Return the meanings of the letters of a line like ``B=1 H=2 Tq=6``."""
     meanings = (f"{letter} {LETTERS[letter]}" for letter in re.findall(r"\b(\w+)=", about)
                 if letter in LETTERS)  # fmt: skip
     return ", ".join(meanings)
 
 
 def heading(ordinal: int | None, step: Step) -> Text:
-    """For example ``4. scores = Q Kᵀ``; without a number where a step is shown alone."""
+    """Return a heading such as ``4. scores = Q Kᵀ``, without a number if there is only one step."""
     formula = f" = {step.formula}" if step.formula else ""
     name = step.name if ordinal is None else f"{ordinal}. {step.name}"
     return Text.assemble((name, "bold"), formula)
 
 
 def shape(step: Step) -> str:
-    """For example ``2 heads × 5 queries × 5 keys``."""
+    """Return a shape such as ``2 heads × 5 queries × 5 keys``."""
     return " × ".join(
         axis_size(size, step.axis_name(letter))
         for letter, size in zip(step.axes.split(), step.shape, strict=True)
@@ -98,8 +98,8 @@ def shape(step: Step) -> str:
 
 def _numbers(out: Console, step: Step, panel: Panel, decimals: int, most: int) -> Text:
     digits = decimals if step.tensor.is_floating_point() else 0
-    shares = step.name in ("weights", "dropped")
-    shaded = coloured(out) and shares
+    are_weights = step.name in ("weights", "dropped")
+    shaded = coloured(out) and are_weights
     largest = max(value_range([panel])[1], 1e-30)
     values, blocked, sums = panel.values.numpy(), panel.blocked.numpy(), panel.values.sum(1).numpy()
 
@@ -109,14 +109,14 @@ def _numbers(out: Console, step: Step, panel: Panel, decimals: int, most: int) -
             return text, ""
         return text, "dim" if blocked[i, j] else shade(values[i, j] / largest)
 
-    return matrix(out, panel, cell, most, sums=shares)
+    return matrix(out, panel, cell, most, sums=are_weights)
 
 
-def _ticks(out: Console, shown: list[Panel], most: int) -> None:
-    """The mask as ticks and crosses, once where every head has the same."""
-    same = all(torch.equal(panel.blocked, shown[0].blocked) for panel in shown)
-    for panel in shown[:1] if same else shown:
-        whose = "every head" if same and len(shown) > 1 else panel.title
+def _ticks(out: Console, drawn: list[Panel], most: int) -> None:
+    """Print the mask as ticks and crosses, only once if all heads have the same mask."""
+    same = all(torch.equal(panel.blocked, drawn[0].blocked) for panel in drawn)
+    for panel in drawn[:1] if same else drawn:
+        whose = "every head" if same and len(drawn) > 1 else panel.title
         title = f"{whose}: ".lstrip(": ") + "✓ may look, ✗ may not"
         width = len(str(panel.values.shape[1] - 1))
 

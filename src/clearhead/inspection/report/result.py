@@ -149,7 +149,7 @@ class Report(ShownInNotebook, Savable):
                 "NaN: its attention weights are NaN, because an input or a weight of the model is "
                 "NaN or infinite."
             )
-        entropy = "entropy: of its weights, in nats. keys: the effective number, exp(entropy)."
+        entropy = "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy)."
         if self.effect_metric:
             caused = EFFECTS.get(self.effect_metric, f"how much {self.effect_metric} changes")
             entropy = f"entropy: of its weights, in nats. effect: {caused} without the head."
