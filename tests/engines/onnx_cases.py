@@ -42,8 +42,7 @@ def answer_of(
         k, v = torch.cat([given["past_key"], k], 2), torch.cat([given["past_value"], v], 2)
 
     # ONNX computes the softmax in `softmax_precision`, clearhead in float32, or in float64 for
-    # float64
-    # inputs. So only a precision of float64 needs other inputs; no precision is less than
+    # float64 inputs. So only a precision of float64 needs other inputs; no precision is less than
     # requested.
     dtype, wish = q.dtype, said.get("softmax_precision")
     wide = torch.float64 if wish == onnx.TensorProto.DOUBLE else within or dtype

@@ -88,9 +88,8 @@ def attention(
         parameters.
 
     Raises:
-        BadValue, BadType: if `clearhead.attention` raises it, or if shards do not fit the layout.
-        It
-            is raised on every rank if the arguments differ, or if one rank raises it.
+        BadValue, BadType: if `clearhead.attention` raises it, or if shards do not fit the layout;
+            on every rank if the arguments differ, or if one rank raises it.
         RankLost: if a rank died, stalled or failed; it is a `BadValue` and a `ConnectionError`.
 
     Source: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers"; the layout

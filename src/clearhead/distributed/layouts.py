@@ -79,7 +79,7 @@ def _written_out(ranges: tuple[range, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which positions each rank holds: for every rank a list of ranges, in rising order.
+    """The positions of each rank: for every rank a list of ranges, in increasing order.
 
     Exactly one rank holds each position from 0 on; a rank may hold none. Create a layout by
     `contiguous`, `head_tail`, `by_document` or `balanced`, or from your own ranges. Raises

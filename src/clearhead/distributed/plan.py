@@ -120,8 +120,7 @@ def plan(
         world: the number of ranks.
         layout, key_layout, mask: as in `attention`.
         heads: as in `attention`. None tries every number that divides the number of ranks and G,
-        and
-            chooses the one with the fewest bytes received by a rank in the forward pass. Among
+            and chooses the one with the fewest bytes received by a rank in the forward pass. Among
             equal ones it chooses the smallest, since a ring overlaps with the work and the exchange
             does not.
 

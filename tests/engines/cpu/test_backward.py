@@ -189,8 +189,7 @@ def test_scores_of_ten_thousand_and_long_rows(level):
 @pytest.mark.parametrize("Tq", [1, 7])
 def test_few_rows_with_large_scores(Tq, level):
     """They are decoded, but the backward pass recomputes their scores, and its weights must sum to
-    1
-    too. The bound comes from torch's fused function, which also stores a log-sum-exp."""
+    1 too. The bound comes from torch's fused function, which also stores a log-sum-exp."""
     squared = dict.fromkeys(("q", "k", "v"), (0.0, 0.0))
     for seed in range(20):
         qkv, dout = make_qkv(Tq=Tq, Tk=37, D=64, seed=seed), draw(1, 2, Tq, 64, seed=seed + 100)
