@@ -10,6 +10,7 @@ import clearhead as ch
 from clearhead.errors import BadValue
 from clearhead.hf import Checkpoint
 from clearhead.hf.pre_tokenizers import ADDS_BOS, RULES
+from clearhead.inspection.whatif import whatif
 from tests.hf.tiny_gguf import PUBLISHED, TEXTS, ByteLevel, SentencePiece, llama, write
 
 
@@ -128,6 +129,9 @@ def test_quantised_weights_are_their_exact_float32(tmp_path):
     assert loaded.dtype == torch.float32 and not torch.equal(loaded, x)
     nameless = file.rename(tmp_path / "model.gguf")
     assert Checkpoint(nameless).name == "Tiny Llama (Q4_1, dequantised)"
+    assert checkpoint.explain("the man").about.startswith("tiny (Q4_1, dequantised), layer 0: ")
+    changed = str(whatif(checkpoint, "the man", [ch.edits.ablate(layers=[0])]))
+    assert changed.startswith("tiny (Q4_1, dequantised)\n")
     report = ch.report(nameless, "the man", progress=False)
     assert report.name == "Tiny Llama (Q4_1, dequantised)" and report.folder == str(nameless)
 

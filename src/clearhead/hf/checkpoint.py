@@ -329,9 +329,11 @@ class Checkpoint:
                 else "use a model that uses transformers' attention interface.",
             )
         trace = explain_problem(*call, tokens=tokens)
-        kind = visible(str(getattr(self.model.config, "model_type", "model")), 60)
-        part = " encoder" if self.has_decoder else ""
-        return replace(trace, about=f"{kind}{part}, layer {layer}: {trace.about}")
+        kind = str(getattr(self.model.config, "model_type", "model"))
+        name = f"{kind} encoder" if self.has_decoder else kind
+        if self._about.get("quantization"):
+            name = self.name  # which has the quantisation
+        return replace(trace, about=f"{visible(name, 200)}, layer {layer}: {trace.about}")
 
 
 def use_clearhead(config: Any) -> None:

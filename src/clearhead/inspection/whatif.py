@@ -39,7 +39,7 @@ class WhatIf:
     None for a model that predicts no next token. Only for such a model, `turns` is (T,): how far
     the vector of each token after the last layer turns, ``1 - cosine``. `moved` is (layers, heads):
     the fraction of attention weight that moves to other keys, the mean over queries of half the sum
-    of ``|w' - w|``.
+    of ``|w' - w|``. `name` is that of the model.
     """
 
     tokens: tuple[str, ...]
@@ -48,9 +48,11 @@ class WhatIf:
     guesses: tuple[tuple[tuple[str, float], ...], ...] | None
     moved: Tensor
     done: Intervention
+    name: str = ""
 
     def __str__(self) -> str:
-        lines = [repr(self.done), ""]
+        lines = [visible(self.name, 200)] if self.name else []
+        lines += [repr(self.done), ""]
         if self.losses is not None:
             lines.append(f"{'loss of':<18}{'before':>9}{'after':>9}{'change':>9}")
             losses = zip(self.tokens[1:], self.losses.T.tolist(), strict=True)
@@ -106,10 +108,10 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     logits = [getattr(output, "logits", output) for output in outputs]
     if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
         distances = turns(*outputs)[0] if hasattr(outputs[0], "last_hidden_state") else None
-        return WhatIf(tuple(tokens), None, distances, None, moved, done)
+        return WhatIf(tuple(tokens), None, distances, None, moved, done, model.name)
     guesses = tuple(most_probable(x[0, -1:], model.words, GUESSES)[0] for x in logits)
     losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
-    return WhatIf(tuple(tokens), losses, None, guesses, moved, done)
+    return WhatIf(tuple(tokens), losses, None, guesses, moved, done, model.name)
 
 
 def _matrices(seen: Recording) -> Tensor:
