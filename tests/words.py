@@ -2,8 +2,8 @@
 
 The check reads what people read: Markdown, docstrings, comments, and the text of strings, such as
 those of errors and of the page. It reports phrases and names that readers found hard, sentences of
-more than 35 words, and sentences of documentation with more than three numbers. Tables, formulas
-and code have no sentences. `EXCEPTIONS` lists what stays as it is, with the reason.
+more than 35 words, sentences of documentation with more than three numbers, and docstrings without
+a verb. Tables, formulas and code have no sentences. `EXCEPTIONS` lists what stays, with the reason.
 """
 
 import ast
@@ -46,6 +46,9 @@ PHRASES = {
     r"\bnowhere said\b": "undocumented",
     r"\binside of\b": "inside",
 }  # fmt: skip
+
+# A docstring of a function begins with a verb, or asks what a predicate answers.
+NOT_VERBS = ("The", "A", "An", "What", "Which", "How", "Of", "Where", "As", "In", "With", "Whether")
 
 # Names that do not state what they hold.
 NAMES = {
@@ -209,6 +212,17 @@ def names(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
+def without_verb(text: str) -> Iterator[tuple[int, str]]:
+    """Docstrings of functions that begin with another word than a verb, such as an article."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+            docstring = ast.get_docstring(node) or ""
+            attribute = decorators & {"property", "cached", "cached_property"}
+            if not attribute and docstring.startswith((*(f"{x} " for x in NOT_VERBS), "`", "(")):
+                yield node.lineno, docstring.split("\n")[0]
+
+
 def faults_in(path: Path) -> list[Fault]:
     file, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
     documentation = path.suffix in (".md", ".txt")
@@ -229,6 +243,8 @@ def faults_in(path: Path) -> list[Fault]:
         for line, name in names(text):
             if name.lstrip("_") in NAMES:
                 faults.append(Fault(file, line, name, "a name that states what it holds"))
+        for line, docstring in without_verb(text):
+            faults.append(Fault(file, line, docstring, "begin with a verb: return, compute"))
     excepted = [part for name, part, _ in EXCEPTIONS if name == file]
     return [fault for fault in faults if not any(part in fault.text for part in excepted)]
 

@@ -146,7 +146,7 @@ def matrix_of(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
 
 
 def readable_matrix(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
-    """As `matrix_of`, in the dtype of the weights, without a copy."""
+    """Return the result of `matrix_of` in the dtype of the weights, without a copy."""
     weight = getattr(linear, "weight", None)
     on_meta = isinstance(weight, Tensor) and weight.is_meta
     if obstacle := _obstacle(linear) or ("is on the meta device" if on_meta else ""):

@@ -295,7 +295,7 @@ class _Watcher:
 
 
 def _needs_values(statistic: Statistic) -> bool:
-    """Whether weights are to be multiplied by the norms of what the values write."""
+    """Does the statistic multiply weights by the norms of values after the output projection?"""
     return statistic.factors is not None and statistic.factors.numbers is None
 
 

@@ -83,7 +83,7 @@ def core_stats(
 
 
 def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
-    """The numbers that a statistic multiplies weights by, (B, H, Tk), as the core reads them."""
+    """Return the numbers by which a statistic multiplies weights, (B, H, Tk), for the core."""
     if statistic.factors is None:
         return None
     x = statistic.factors.of(p)
@@ -91,7 +91,7 @@ def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
 
 
 def _top_offsets(statistic: topk, p: Problem, unit: float) -> Tensor | None:
-    """What is added to the raw scores of the core, so that it ranks by weight times number."""
+    """Return offsets to add to the core's raw scores, so that it ranks by weight times number."""
     numbers = _numbers(statistic, p)
     return None if numbers is None else numbers.log() / unit
 

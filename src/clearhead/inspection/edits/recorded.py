@@ -70,7 +70,7 @@ class FromRecording(Edit):
         return [f"<{len(self.recording)} calls>"]
 
     def for_copy(self, batch: range) -> Edit | None:
-        """As in `Edit`; None if each text of the batch has its own recording."""
+        """Limit the edit to these rows, or return None if each text has its own recording."""
         one = all(len(x) == 1 for call in self.recording for x in _recorded(call))
         return super().for_copy(batch) if one else None
 

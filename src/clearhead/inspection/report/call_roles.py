@@ -1,4 +1,4 @@
-"""From an attention call to the roles of its heads, by the exact weights of some of its queries."""
+"""Find the roles of the heads of an attention call, from the exact weights of some queries."""
 
 import math
 from dataclasses import replace
@@ -18,8 +18,10 @@ from .roles import HeadWeights, find_roles
 
 
 class CallRoles(NamedTuple):
-    """Of each head its roles, what it is nearly called, and its mean weight on the keys of
-    `REPEATS`, (H,), over the queries that may look at such keys; NaN over too few."""
+    """The roles of each head, the role that it nearly has, and its mean weight on `REPEATS`, (H,).
+
+    The mean is over the queries that may look at such keys, and NaN if they are too few.
+    """
 
     roles: list[tuple[Role, ...]]
     nearest: list[str]
@@ -29,10 +31,11 @@ class CallRoles(NamedTuple):
 def role_keys(
     problem: Problem, site: CallSite, first: int, offset: int | None
 ) -> tuple[RoleKeys, ...]:
-    """The roles of keys under each mask of a call: one, or one a head.
+    """Return the roles of keys under each mask of a call: one mask, or one for each head.
 
-    `offset` is the position of query 0 among the keys, None if they are of two texts. Of a long
-    text some queries are used, evenly spaced, and some of those whose word occurred before.
+    `offset` is the position of query 0 among the keys, or None if they are from two texts. In a
+    long text only some queries are used: evenly spaced ones, and some whose word has an earlier
+    copy.
     """
     Tq, Tk = problem.Tq, problem.Tk
     key_words = torch.arange(Tk) if site.key_tokens is None else word_numbers(site.key_tokens)
@@ -58,7 +61,7 @@ def role_keys(
 def roles_of(
     problem: Problem, inputs: Inputs, masks: tuple[RoleKeys, ...], top: Tensor
 ) -> CallRoles:
-    """The roles of the heads of a call; `top`, (H, Tq, n), are the keys of the largest weights."""
+    """Find the roles of the heads of a call; `top`, (H, Tq, n), has the keys of the top weights."""
     queries, H = masks[0].queries, problem.H
     heads = [slice(h, h + 1) for h in range(H)] if len(masks) > 1 else [slice(0, H)]
     weights = [HeadWeights(top[part][:, queries].long()) for part in heads]

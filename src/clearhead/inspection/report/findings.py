@@ -27,11 +27,11 @@ class Link:
 class Role:
     """A group of keys that holds much of a head's weight, more than chance explains.
 
-    `mass` is the mean weight on these keys over the `queries` that have a choice between them and
-    others, and `low` to `high` its 95 % interval, in which queries of one word count as one. Of the
-    queries, `hits` have their largest weight there, apart from what lies on other roles; they count
-    as `words` different words. `chance` is at most how probable that is for a head whose weights
-    depend on the words alone. `name` is the key of `label`: "window8" of "local window".
+    `mass` is the mean weight on these keys, over the `queries` that have a choice between them and
+    other keys. `low` to `high` is its 95 % interval, which counts the queries of one word as one.
+    `hits` of the queries have their largest weight on these keys, except for keys of other roles,
+    and have `words` different words. `chance` bounds the probability of this for a head whose
+    weights depend only on the words. `name` is the key of `label`: "window8" for "local window".
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which keys play a role for a query, and how probable it is to look at one of them by chance."""
+"""Find the keys of each role for a query, and the probability to look at one of them by chance."""
 
 import re
 import unicodedata
@@ -12,7 +12,7 @@ from torch import Tensor
 OFFSETS = {"same": 0, "previous": -1, "before2": -2, "next": 1}
 REPEATS = ("induction", "duplicate")
 COLUMNS = ("first", "separators", "special")  # roles of keys that are the same for every query
-WINDOWS = {f"window{n}": n for n in (8, 16, 32)}  # so many tokens to either side, with itself
+WINDOWS = {f"window{n}": n for n in (8, 16, 32)}  # the first distance outside, on either side
 VOTED = (*OFFSETS, *REPEATS, *WINDOWS)
 LABELS = {
     "induction": "induction",
@@ -32,7 +32,7 @@ MOST_CHANCE = 0.5
 
 
 def is_special(token: str) -> bool:
-    """Whether a token is special, like [SEP] and </s>.
+    """Is the token special, like [SEP] and </s>?
 
     >>> [is_special(t) for t in ("[SEP]", "<|end|>", ",", "cat")]
     [True, True, False, False]
@@ -41,7 +41,7 @@ def is_special(token: str) -> bool:
 
 
 def is_separator(token: str) -> bool:
-    """Whether a token is punctuation or the end of a line.
+    """Is the token punctuation or the end of a line?
 
     >>> [is_separator(t) for t in (",", "Ġ.", "Ċ", "[SEP]", "##s", "cat")]
     [True, True, True, False, False, False]
@@ -57,8 +57,10 @@ def is_separator(token: str) -> bool:
 
 
 def columns(tokens: Sequence[str] | None, Tk: int, first: int) -> dict[str, Tensor]:
-    """The keys of `COLUMNS`, (Tk,) each. A key has one such role; "special" only if there is one,
-    and no separators if the tokens are not known."""
+    """Return the keys of the roles in `COLUMNS`, (Tk,) each; a key has at most one of them.
+
+    "special" is absent without special tokens. Without tokens, no key is a separator.
+    """
     is_first = torch.arange(Tk) == first
     known = [] if tokens is None else list(tokens)
     separators = torch.tensor([is_separator(x) for x in known] or [False] * Tk) & ~is_first
@@ -68,7 +70,7 @@ def columns(tokens: Sequence[str] | None, Tk: int, first: int) -> dict[str, Tens
 
 
 def word_numbers(tokens: Sequence[str]) -> Tensor:
-    """A number for each token, (T,); the same token has the same number.
+    """Number the tokens, (T,); equal tokens have equal numbers.
 
     >>> word_numbers(["a", "b", "a"]).tolist()
     [0, 1, 0]
@@ -78,8 +80,9 @@ def word_numbers(tokens: Sequence[str]) -> Tensor:
 
 
 def repeated(ids: Tensor, first: int) -> Tensor:
-    """Which tokens occurred before, (T,): at the key `first` or later, and not as the token just
-    before.
+    """Return which tokens have an earlier copy, (T,), from the key `first` on.
+
+    The previous token does not count.
 
     >>> repeated(word_numbers("a b b a a".split()), 0).tolist()
     [False, False, False, True, True]
@@ -94,9 +97,10 @@ def repeated(ids: Tensor, first: int) -> Tensor:
 class RoleKeys:
     """The roles of keys for n queries under one mask.
 
-    `queries`, (n,), are their numbers, and `at` their positions among the keys, None if queries and
-    keys are of two texts. `words`, (n,), and `key_words`, (Tk,), number the words. `keep`, (n, Tk),
-    is the mask. `columns` are those of `columns`. `repeats` says whether the words are known.
+    `queries`, (n,), are their numbers, and `at` their positions among the keys, or None if queries
+    and keys are from two texts. `words`, (n,), and `key_words`, (Tk,), number the words. `keep`,
+    (n, Tk), is the mask. `columns` is the result of the function `columns`. `repeats` is True if
+    the words are known.
     """
 
     queries: Tensor
@@ -110,13 +114,12 @@ class RoleKeys:
 
     @cached_property
     def choices(self) -> Tensor:
-        """How many keys a query may look at, (n,)."""
+        """The number of keys that a query may look at, (n,)."""
         return self.keep.sum(-1)
 
     @cached_property
     def voted(self) -> dict[str, Tensor]:
-        """For each role with `votes`, whether a key has it for a query, (n, Tk). The first key has
-        none: what it receives is a role of its own."""
+        """The keys of each role in `VOTED`, (n, Tk), without the first key: it has its own role."""
         if self.at is None:
             return {}
         keys = torch.arange(self.keep.shape[1])
@@ -142,8 +145,11 @@ class RoleKeys:
 
     @cached_property
     def chance(self) -> dict[str, Tensor]:
-        """The probability that a query which prefers some word, drawn from those it may look at,
-        looks at a key of the role, (n,); or, if it is larger, that of a key drawn at random."""
+        """The probability that a query looks at a key of the role by chance, (n,).
+
+        It is the larger of two: for a word drawn from those that the query may look at, and for a
+        key drawn from these.
+        """
         return {
             name: torch.maximum(
                 self._words_among(cell) / self._words_among(self.keep).clamp(min=1),
@@ -153,12 +159,14 @@ class RoleKeys:
         }
 
     def voters(self, name: str) -> Tensor:
-        """Which queries have a vote on a role, as indices: they may look at a key that has it, and
-        have a choice."""
+        """Return the indices of the queries that vote on a role.
+
+        They may look at a key of the role, and also have enough other keys.
+        """
         vote = self.voted[name].any(-1) & (self.chance[name] <= MOST_CHANCE)
         return vote.nonzero().flatten()
 
     def _words_among(self, cells: Tensor) -> Tensor:
-        """How many different words the keys of each query have, (n,)."""
+        """Count the different words among the keys of each query, (n,)."""
         seen = torch.zeros(len(cells), int(self.key_words.max()) + 1)
         return (seen.index_add_(1, self.key_words, cells.float()) > 0).sum(-1)

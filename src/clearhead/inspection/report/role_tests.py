@@ -1,5 +1,7 @@
-"""The two tests of a role, and the interval of its mass. All count words, not queries: two queries
-of one word look alike whatever the head does."""
+"""Test roles, and compute the interval of their mass.
+
+The tests count words instead of queries, because queries of the same word look alike in any head.
+"""
 
 import math
 from functools import lru_cache
@@ -9,8 +11,10 @@ from torch import Tensor
 
 
 def chance_of_votes(rate: Tensor, words: Tensor, chance: float) -> Tensor:
-    """At most how probable it is that the mean of `words` independent votes, each from 0 to 1 and
-    `chance` on average, is `rate` or more: exp(-n KL(rate || chance)). Hoeffding 1963, theorem 1.
+    """Bound the probability that the mean of `words` independent votes is at least `rate`.
+
+    Votes are from 0 to 1, and `chance` on average. The bound is exp(-n KL(rate || chance)), by
+    Hoeffding 1963, theorem 1.
 
     >>> chance_of_votes(torch.tensor([1.0, 0.5]), torch.tensor([6, 6]), 0.5).tolist()
     [0.015625, 1.0]
@@ -21,15 +25,15 @@ def chance_of_votes(rate: Tensor, words: Tensor, chance: float) -> Tensor:
     return torch.exp(-words * distance).where(rate > chance, 1.0)
 
 
-def chance_of_column(excess: Tensor, is_role: Tensor, counted: Tensor) -> Tensor:
-    """How probable it is that words of a role receive so much more than the others by chance, (H,):
-    a two-sample t test over the words, one-sided.
+def chance_of_column(excess: Tensor, is_role: Tensor, included: Tensor) -> Tensor:
+    """Compute the probability that words of a role receive this much more weight by chance, (H,).
 
-    `excess`, (H, words), is the logarithm of what a word receives, relative to uniform weights.
-    `is_role`, (words,), says which have the role, and `counted`, (H, words), which count. The
-    preferences of a head for words are taken to be normal.
+    It is a one-sided two-sample t test over words. `excess`, (H, words), is the logarithm of the
+    weight that a word receives, relative to uniform weights. `is_role`, (words,), selects the words
+    of the role, and `included`, (H, words), the words of the test. The test assumes that the
+    preferences of a head for words are normal.
     """
-    role, others = counted & is_role, counted & ~is_role
+    role, others = included & is_role, included & ~is_role
     n, m = role.sum(-1), others.sum(-1)
     mean_role = _mean(excess, role)
     mean_others = _mean(excess, others)
@@ -51,7 +55,7 @@ def _mean(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 def interval(mass: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of a mass over queries, and half the width of its 95 % interval, (H,) each.
+    """Return the mean of a mass over queries, and half the width of its 95 % interval, (H,) each.
 
     `mass` is (H, n), and `words`, (n,), numbers the word of each query. Queries of a word are one
     cluster: the variance is the sum of squares of the clusters' summed deviations, divided by n²
@@ -68,8 +72,9 @@ def interval(mass: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def t_tail(t: float, free: int) -> float:
-    """The probability that Student's t of `free` degrees of freedom is more than `t`. Abramowitz
-    and Stegun 1964, 26.7.3 and 26.7.4.
+    """Compute the probability that Student's t with `free` degrees of freedom exceeds `t`.
+
+    Source: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4.
 
     >>> round(t_tail(2.228, 10), 4), round(t_tail(-1.0, 1), 4)
     (0.025, 0.75)
@@ -89,7 +94,7 @@ def t_tail(t: float, free: int) -> float:
 
 @lru_cache(maxsize=1024)
 def t_quantile(free: int) -> float:
-    """The t which is exceeded with probability 0.025.
+    """Find the t that is exceeded with probability 0.025.
 
     >>> round(t_quantile(10), 3)
     2.228

@@ -1,17 +1,17 @@
-"""The roles of heads: groups of keys that hold much of a head's weight, more than chance explains.
+"""Find the roles of heads: groups of keys with more of a head's weight than chance explains.
 
-A role holds of a head if
-1. its keys have at least `MIN_MASS` of the weight, and `TIMES_UNIFORM` times that of uniform
-   weights, of the queries that have a choice; and
-2. chance explains it with a probability of at most 1 in 1000, divided among all roles.
+A head has a role if
+1. the queries that have a choice put at least `MIN_MASS` of their weight on its keys, and
+   `TIMES_UNIFORM` times as much as uniform weights would; and
+2. chance explains this with a probability of at most 1 in 1000, divided among all roles.
 
-Roles that depend on the query are voted on: does the largest weight lie there? Queries of one word
-are one vote, and so are queries that look at one word; the smaller number of words counts, and the
-smaller share of votes (`chance_of_votes`). Roles of fixed keys are tested by how much more their
-words receive than other words (`chance_of_column`).
+For roles that depend on the query, each query votes: is its largest weight on a key of the role?
+Queries of one word are one vote, and so are queries that look at one word. The smaller number of
+words counts, and the smaller fraction of votes (`chance_of_votes`). Roles of fixed keys are tested
+by how much more weight their words receive than other words (`chance_of_column`).
 
-The keys of a role that holds are set aside, and the others are tested again on the rest, until no
-role is added. So a head may have several, and what lies on a sink hides nothing.
+The keys of a found role are set aside, and the other roles are tested again on the rest, until no
+role is added. So a head may have several roles, and weight on a sink does not hide the others.
 """
 
 import math
@@ -25,20 +25,22 @@ from .role_keys import COLUMNS, LABELS, OFFSETS, REPEATS, VOTED, WINDOWS, RoleKe
 from .role_tests import chance_of_column, chance_of_votes, interval
 
 MIN_MASS, TIMES_UNIFORM = 0.2, 2.0
-# The largest probability that a head without a role is given one: of all roles that are voted on,
-# and of all roles of fixed keys, in equal parts (Bonferroni).
+# The largest probability that a head without a role gets one, for all roles with votes and for all
+# roles of fixed keys, in equal parts (Bonferroni).
 VOTED_CHANCE, COLUMN_CHANCE = 6e-4, 4e-4
-FEWEST_QUERIES = 8  # that may look at a word; what it receives of fewer depends too much on them
+FEWEST_QUERIES = 8  # that may look at a word, because its weight depends too much on fewer
 SPREAD, SHARP = 0.8, 0.35  # entropy divided by that of uniform weights
-NEARLY_ALL = 0.9  # of the mass of a larger window, for a smaller one to be named
+NEARLY_ALL = 0.9  # the fraction of the mass of a larger window that selects a smaller one
 
 
 @dataclass
 class HeadWeights:
-    """What the roles of heads are found from: `mass[role]` is the weight of each query on its keys,
-    (H, n), `received[""]` what each key receives of the queries farther away than any offset, in
-    units of uniform weights, (H, Tk), `received[role]` the part of it on keys of `REPEATS`, and
-    `top` the keys of the largest weights of each query, falling, (H, n, m), -1 where there is none.
+    """The weights from which the roles of heads are found.
+
+    `mass[role]` is the weight of each query on the keys of a role, (H, n). `received[""]` is the
+    weight that each key receives from queries beyond all offsets, relative to uniform weights,
+    (H, Tk). `received[role]` is its part on the keys of a role in `REPEATS`. `top` has the keys of
+    the largest weights of each query in falling order, (H, n, m), and -1 for no key.
     """
 
     top: Tensor
@@ -63,8 +65,10 @@ class HeadWeights:
 
 
 def find_roles(weights: HeadWeights, keys: RoleKeys) -> tuple[list[tuple[Role, ...]], list[str]]:
-    """The roles of each head, the leading one first, and for each head which role is nearest to one
-    that holds, in words; "" if none has the mass."""
+    """Find the roles of each head, the leading one first, and the nearest role that it lacks.
+
+    The latter is a text, or "" if no other role has the mass.
+    """
     return _Search(weights, keys).run()
 
 
@@ -74,8 +78,8 @@ class _Search:
         self.mass = {name: torch.cat(parts, 1) for name, parts in weights.mass.items()}
         self.received = weights.received
         self.H = len(self.top)
-        self.free = (self.top >= 0) & (self.top != keys.first)  # not of a role that holds
-        self.found: list[dict[str, Role]] = [{} for _ in range(self.H)]
+        self.free = (self.top >= 0) & (self.top != keys.first)  # not on keys of a found role
+        self.roles: list[dict[str, Role]] = [{} for _ in range(self.H)]
         self.nearest: list[tuple[float, str]] = [(0.0, "")] * self.H
         self.chooses = (keys.choices > 1).nonzero().flatten()
         self.voters = {name: keys.voters(name) for name in VOTED if name in keys.voted}
@@ -93,7 +97,7 @@ class _Search:
         ]
 
     def _try(self, name: str) -> bool:
-        """Give a role to the heads of which it holds; returns whether there is a new one."""
+        """Give a role to the heads that have it, and return whether there is a new one."""
         new = ~self._having(name)
         if not new.any():
             return False
@@ -111,8 +115,10 @@ class _Search:
         return bool(holds.any())
 
     def _try_windows(self) -> None:
-        """Give the smallest window that holds nearly all that the largest one does, besides the
-        offsets of the head that are in it."""
+        """Give each head the smallest window with nearly all of the mass of its largest window.
+
+        The offsets of the head in the window do not count.
+        """
         tested = {}
         for name in (name for name in WINDOWS if len(self.voters.get(name, ()))):
             rest = self.mass[name].clone()
@@ -127,15 +133,15 @@ class _Search:
                 self._give(name, tested[name], torch.arange(self.H) == h)
 
     def _having(self, name: str) -> Tensor:
-        """Which heads have the role, (H,)."""
-        return torch.tensor([name in found for found in self.found])
+        """Return which heads have the role, (H,)."""
+        return torch.tensor([name in roles for roles in self.roles])
 
     def _give(self, name: str, role: "_Tested", heads: Tensor) -> None:
         for h in heads.nonzero().flatten().tolist():
-            self.found[h][name] = role.of_head(name, h)
+            self.roles[h][name] = role.of_head(name, h)
 
     def _among_top(self, name: str) -> Tensor:
-        """Which of the largest weights lie on keys of the role, (H, n, m)."""
+        """Return which of the largest weights are on keys of the role, (H, n, m)."""
         cells = self.keys.voted[name].expand(self.H, -1, -1)
         return cells.gather(2, self.top.clamp(min=0)) & (self.top >= 0)
 
@@ -146,7 +152,7 @@ class _Search:
         looks = free.any(-1)
         hit = self._among_top(name)[:, voters].gather(2, best).squeeze(-1) & looks
         key = self.top[:, voters].gather(2, best).squeeze(-1).clamp(min=0)
-        none = int(keys.key_words.max()) + 1  # stands for "at no key" among the words
+        none = int(keys.key_words.max()) + 1  # the number that means no key
         seen = keys.key_words[key].where(looks, none)
         words = keys.words[voters].unique(return_inverse=True)[1]
         rate, count = _by_word(hit.float(), words.expand(self.H, -1), int(words.max()) + 1)
@@ -167,7 +173,7 @@ class _Search:
             received -= self.received[other] * has
             queries -= (keys.voted[other] & keys.far).sum(0) * has
         unit = keys.key_words + 1
-        unit[keys.first] = 0  # the first key is a word of its own
+        unit[keys.first] = 0  # the first key counts as a separate word
         size = int(unit.max()) + 1
         received, queries = (
             torch.zeros(self.H, size).index_add_(1, unit, x) for x in (received, queries)
@@ -186,23 +192,26 @@ class _Search:
         return _tested(mass, words, uniform, probability, level, count, None)
 
     def _ordered(self, head: int) -> tuple[Role, ...]:
-        """By falling mass; but the sink only leads a role to whose queries it gives more."""
-        roles = sorted(self.found[head].values(), key=lambda role: -role.mass)
-        sink = self.found[head].get("first")
+        """Sort roles by falling mass; the sink leads only if the first role's queries prefer it."""
+        roles = sorted(self.roles[head].values(), key=lambda role: -role.mass)
+        sink = self.roles[head].get("first")
         others = [role for role in roles if role is not sink]
         if sink is None or not others:
             return tuple(roles)
         leads = others[0]
-        asked = self.voters.get(leads.name, self.chooses)
-        if float(self.mass["first"][head, asked].mean()) <= leads.mass:
+        queries = self.voters.get(leads.name, self.chooses)
+        if float(self.mass["first"][head, queries].mean()) <= leads.mass:
             return (leads, *(role for role in roles if role is not leads))
         return (sink, *others)
 
 
 @dataclass
 class _Tested:
-    """A role of all heads: its mass with the half width of its interval, its probability by chance,
-    and the queries that look there most, of how many, of how many different words. (H,) each."""
+    """The test of a role for all heads, (H,) each.
+
+    `half` is half the width of the interval of `mass`. `hits` counts the queries with their largest
+    weight on keys of the role, of `queries`, and `words` their different words.
+    """
 
     mass: Tensor
     half: Tensor
@@ -253,8 +262,7 @@ def _tested(
 
 
 def _by_word(x: Tensor, words: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The mean over different words of the means over their queries, and how many words there are,
-    of x and words (H, n)."""
+    """Average x (H, n) over the queries of each word, and then over words; also count the words."""
     total = torch.zeros(len(x), size).scatter_add_(1, words, x)
     count = torch.zeros(len(x), size).scatter_add_(1, words, torch.ones_like(x))
     different = (count > 0).sum(-1)
@@ -262,7 +270,7 @@ def _by_word(x: Tensor, words: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def with_sink_logit(roles: tuple[Role, ...], mass: float, queries: int) -> tuple[Role, ...]:
-    """The roles, and that of a sink logit, which is of no word, so chance cannot explain it."""
+    """Add the role of a sink logit, which has no word, so chance cannot explain it."""
     if not mass >= MIN_MASS:
         return roles
     sink = Role("sink", LABELS["sink"], mass, mass, mass, 0.0, queries, queries, 0)
@@ -270,7 +278,7 @@ def with_sink_logit(roles: tuple[Role, ...], mass: float, queries: int) -> tuple
 
 
 def label_of_evenness(evenness: float) -> str:
-    """What a head without a role is called, from its entropy divided by that of uniform weights."""
+    """Return the label of a head without a role, from its entropy over that of uniform weights."""
     if math.isnan(evenness):
         return NOT_NUMBERS
     return "spread" if evenness >= SPREAD else "sharp" if evenness <= SHARP else "mixed"
