@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .errors import BadType, BadValue, Missing, how_to_install, kind_of, why_failed
+from .errors import BadType, BadValue, kind_of, needs, why_failed
 from .torch_state import LOADABLE
 
 if TYPE_CHECKING:
@@ -152,12 +152,6 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def data_frame(rows: Sequence[Mapping[str, object]]) -> "pandas.DataFrame":
     """Return a DataFrame of pandas with these rows. Raises `Missing` without pandas."""
-    try:
+    with needs("pandas", "to_pandas returns a DataFrame, and clearhead does not require pandas."):
         import pandas
-    except ImportError as error:
-        raise Missing(
-            "pandas is not installed.",
-            "to_pandas returns a DataFrame, and clearhead does not require pandas.",
-            how_to_install("pandas"),
-        ) from error
     return pandas.DataFrame(list(rows))

@@ -62,16 +62,10 @@ def serve(
 
 
 def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
-    from clearhead.errors import Missing, how_to_install
+    from clearhead.errors import needs
 
-    try:
+    with needs("serve", "the server needs starlette and uvicorn."):
         from clearhead.explorer.serve.server import app, start
-    except ImportError as error:
-        raise Missing(
-            f"{error.name} is not installed.",
-            "the server needs starlette and uvicorn.",
-            how_to_install("serve"),
-        ) from error
     return start, app
 
 

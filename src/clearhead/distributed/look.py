@@ -232,8 +232,8 @@ def _rows(
         *inputs._replace(q=few),
         Options(mask=dense(keep=keep), bias=bias, scale=p.scale, softcap=p.softcap),
     )
-    requested = ["lse", exact_rows(range(len(queries)))]
-    results = compute_stats(part, few_inputs, requested).finish()
+    rows = exact_rows(range(len(queries)))
+    results = compute_stats(part, few_inputs, ["lse", rows]).finish()
     lse, weights = results["lse"], results["exact_rows"]
     assert isinstance(lse, Tensor) and isinstance(weights, Tensor)
     total = torch.stack(transport.all_gather(lse)).logsumexp(0)

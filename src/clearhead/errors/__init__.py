@@ -9,7 +9,8 @@ import shlex
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -101,6 +102,18 @@ def how_to_install(extra: str) -> str:
     return shlex.join(
         [sys.executable, "-m", "pip", "install", *(needed or [f"clearhead[{extra}]"])]
     )
+
+
+@contextmanager
+def needs(extra: str, rule: str) -> Iterator[None]:
+    """Raise `Missing` with this rule if the block imports a library that is not installed.
+
+    `extra` is the optional part of clearhead that requires it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed.", rule, how_to_install(extra)) from error
 
 
 def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) -> NoReturn:

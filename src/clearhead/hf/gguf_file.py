@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..errors import BadValue, Missing, how_to_install
+from ..errors import BadValue, needs
 from .gguf_settings import (
     check_numbers,
     check_settings,
@@ -61,15 +61,9 @@ def converted(file: Path) -> Path:
     """
     import transformers
 
-    try:
+    with needs("hf", "transformers reads GGUF files with the packages gguf and accelerate."):
         import accelerate  # noqa: F401  # transformers needs it
         import gguf
-    except ImportError as error:
-        raise Missing(
-            f"{error.name} is not installed.",
-            "transformers reads GGUF files with the packages gguf and accelerate.",
-            how_to_install("hf"),
-        ) from error
     with file.open("rb") as opened:
         digest = hashlib.sha256()
         while chunk := opened.read(1 << 24):

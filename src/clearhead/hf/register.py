@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import Missing, how_to_install
+from ..errors import needs
 from .attention import attention_forward
 from .internals import check_internals
 from .masks import attention_mask
@@ -35,14 +35,8 @@ def register() -> None:
 
 def transformers() -> Any:
     """Import and return transformers. Raises `Missing` if it is not installed."""
-    try:
+    with needs("hf", "reading a Hugging Face checkpoint needs it."):
         import transformers
-    except ImportError as error:
-        raise Missing(
-            "transformers is not installed.",
-            "reading a Hugging Face checkpoint needs it.",
-            how_to_install("hf"),
-        ) from error
     return transformers
 
 

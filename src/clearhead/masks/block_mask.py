@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .key_ranges import KeyRanges
+from .key_ranges import KeyRanges, coverage
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -53,8 +53,8 @@ def blocks(ranges: KeyRanges, height: int, width: int) -> tuple[Tensor, Tensor]:
         for x in (lo, hi)
     )
     # Two ranges of a query never fill a block together, because they do not touch.
-    touching = _coverage(lo // width, torch.where(lo < hi, -(-hi // width), 0), columns)
-    filling = _coverage(-(-lo // width), hi // width, columns)
+    touching = coverage(lo // width, torch.where(lo < hi, -(-hi // width), 0), columns)
+    filling = coverage(-(-lo // width), hi // width, columns)
     return touching > 0, filling == height
 
 
@@ -62,18 +62,6 @@ def _count(ranges: KeyRanges, queries: slice, width: int) -> Tensor:
     """Count the allowed pairs in each block of these queries, (B|1, H|1, columns)."""
     keys = ranges.to_bool(queries).sum(2)
     return F.pad(keys, (0, -ranges.Tk % width)).unflatten(-1, (-1, width)).sum(-1)
-
-
-def _coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """Count, for each of `count` positions, the ranges [first, last), (..., n), that cover it.
-
-    Ranges whose bounds cross are ignored.
-    """
-    real = (first < last).int()
-    change = torch.zeros(*first.shape[:-1], count + 1, dtype=torch.int32, device=first.device)
-    change.scatter_add_(-1, first.clamp(max=count), real)
-    change.scatter_add_(-1, last.clamp(0, count), -real)
-    return change.cumsum(-1, dtype=torch.int32)[..., :count]
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,7 +108,7 @@ class KeyRanges:
         lo, hi = self.ranges_of(queries)
         rows = lo[..., 0].numel()
         touched, filled = self._tile_ranges(lo.flatten(), hi.flatten(), width)
-        return _coverage(*touched, count) > 0, _coverage(*filled, count) == rows
+        return coverage(*touched, count) > 0, coverage(*filled, count) == rows
 
     def _tile_ranges(self, lo: Tensor, hi: Tensor, width: int) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the tiles [first, last) that each range touches, and those that it fills.
@@ -287,16 +287,16 @@ def _count_covered(first: Tensor, last: Tensor, least: int) -> int:
     return int((ends.diff(dim=-1) * (depth[..., :-1] >= least)).sum())
 
 
-def _coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """Count, for each of `count` positions, the ranges [first, last) that cover it.
+def coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
+    """Count, for each of `count` positions, the ranges [first, last), (..., n), that cover it.
 
     Ranges whose bounds cross are ignored.
     """
-    real = first < last
-    ones = torch.ones_like(first)  # ignored ranges begin and end at 0
-    change = torch.zeros(count + 1, dtype=torch.long, device=first.device)
-    change = change.index_add(0, torch.where(real, first, 0), ones)
-    return change.index_add(0, torch.where(real, last, 0), -ones).cumsum(0)[:count]
+    real = (first < last).int()
+    change = torch.zeros(*first.shape[:-1], count + 1, dtype=torch.int32, device=first.device)
+    change = change.scatter_add(-1, first.clamp(0, count), real)
+    change = change.scatter_add(-1, last.clamp(0, count), -real)
+    return change.cumsum(-1, dtype=torch.int32)[..., :count]
 
 
 def _inside(lo: Tensor, hi: Tensor, start: int, stop: int) -> Tensor:

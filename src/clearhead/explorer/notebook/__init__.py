@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import Missing, how_to_install
+from ...errors import needs
 from ...inspection.text_model import TextModel
 from ...trace import Trace
 
@@ -36,12 +36,6 @@ def explore(
         BadValue, BadType: a model that cannot be loaded; a text that it cannot read; a trace with a
             text, or a model without one.
     """
-    try:
+    with needs("notebook", "the explorer in a notebook needs anywidget."):
         from .widget import Explorer
-    except ImportError as error:
-        raise Missing(
-            f"{error.name} is not installed.",
-            "the explorer in a notebook needs anywidget.",
-            how_to_install("notebook"),
-        ) from error
     return Explorer(model, text)
