@@ -40,7 +40,8 @@ from .inspection.circuits import Circuits, circuits
 from .inspection.effect_table import Effect, Effects
 from .inspection.effects import effects
 from .inspection.intervene import Intervention, intervene
-from .inspection.logit_attribution import LogitAttribution, logit_attribution
+from .inspection.logit_attribution import logit_attribution
+from .inspection.logit_parts import LogitAttribution
 from .inspection.metrics import logit_difference
 from .inspection.recording import Recording
 from .inspection.report import Report, report

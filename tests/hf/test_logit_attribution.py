@@ -216,6 +216,7 @@ def test_a_model_in_bfloat16():
     exact = ch.logit_attribution(model, ids(), 5)
     rounded = ch.logit_attribution(model.bfloat16(), ids(), 5)
     assert rounded.heads.dtype == torch.float32 and rounded.check() < 0.06
+    assert rounded.sources(1, 2, -1).shape == (T,)
     assert torch.allclose(rounded.heads, exact.heads, atol=0.1 * float(exact.heads.abs().max()))
 
 

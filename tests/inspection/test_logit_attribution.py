@@ -111,6 +111,21 @@ def test_the_model_that_ships():
     assert f"{T - 1} positions" in repr(found)
 
 
+def test_the_largest_sources_are_those_of_every_query(monkeypatch):
+    monkeypatch.setattr("clearhead.inspection.logit_parts.STRIP_CELLS", 3 * 7 * 2)
+    found = ch.logit_attribution(randomised(Small("pre")), ids(), 4)
+    parts, keys = found.largest_sources(3)
+    assert parts.shape == keys.shape == (2, 3, 7, 3)
+    for layer, head, query in [(0, 2, 6), (1, 1, 3), (1, 0, 1)]:
+        sources = found.sources(layer, head, query)
+        want = sources.abs().argsort(descending=True)[:3]
+        seen = min(3, query + 1)
+        assert keys[layer, head, query].tolist() == want[:seen].tolist() + [-1] * (3 - seen)
+        assert torch.allclose(parts[layer, head, query], sources[want])
+    with pytest.raises(BadValue, match="n=8"):
+        found.largest_sources(8)
+
+
 def test_the_run_changes_nothing():
     model = randomised(Small("pre"))
     with torch.no_grad():

@@ -22,38 +22,14 @@ from ..hf.projections import (
     output_projection,
     readable_matrix,
 )
-from ..nn import RotaryPositions
 from ..nn.token_ids import run_with_known_ids
 from ..problem.problem import Inputs, Problem
 from .layers import Layers, module_hooks, no_attention_call
 from .metrics import logits_of
 from .norms import Norm, is_norm, read_norm
+from .rotations import Rotary, rotations_of
 
 _IDS = 8  # the number of ids of the run
-
-
-class Rotary(NamedTuple):
-    """A rotation of pairs of features by their position times a frequency.
-
-    r/2 frequencies rotate the first r features. The pairs are i and i + r/2, or 2i and 2i + 1 if
-    `interleaved`.
-    """
-
-    frequencies: Tensor
-    interleaved: bool
-
-    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x, (..., D), at `positions`, which broadcast to x without its last dimension."""
-        r = 2 * len(self.frequencies)
-        angles = positions.unsqueeze(-1) * self.frequencies.to(x.dtype)
-        cos, sin = angles.cos(), angles.sin()
-        if self.interleaved:
-            a, b = x[..., :r].unflatten(-1, (-1, 2)).unbind(-1)
-            first = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        else:
-            a, b = x[..., :r].chunk(2, -1)
-            first = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([first, x[..., r:]], -1)
 
 
 class HeadWeights(NamedTuple):
@@ -195,7 +171,7 @@ class _Run:
 
     def layer(self, call: _Call) -> HeadWeights:
         p = call.problem
-        rotaries = [None, *_rotaries(self.model)]
+        rotaries = [None, *rotations_of(self.model)]
         q = self._find(call, "queries", call.inputs.q, rotaries)
         k = self._find(call, "keys", call.inputs.k, [q.rotary])
         v = self._find(call, "values", call.inputs.v, [None])
@@ -341,23 +317,6 @@ def _proportional(a: Tensor, b: Tensor, wanted_eps: torch.dtype) -> bool:
     factor = float((a * b).sum() / a.square().sum().clamp(min=1e-30))
     tolerance = max(1e-4, 8 * torch.finfo(wanted_eps).eps)
     return factor > 0 and bool((a * factor - b).abs().max() <= tolerance * b.abs().max())
-
-
-def _rotaries(model: nn.Module) -> list[Rotary]:
-    """Return the rotations that the modules of a model may apply."""
-    frequencies: list[Tensor] = []
-    for module in model.modules():
-        if isinstance(module, RotaryPositions):
-            half = torch.arange(0, module.head_size, 2, dtype=torch.float64)
-            frequencies.append(module.base ** (-half / module.head_size))
-        frequencies += [x for n, x in module.named_buffers(recurse=False) if n.endswith("inv_freq")]
-    distinct: list[Tensor] = []
-    for x in frequencies:
-        x = x.detach().double()
-        if not any(x.shape == y.shape and torch.allclose(x, y, rtol=1e-6) for y in distinct):
-            distinct.append(x)
-    # NanoChat rotates in the other direction.
-    return [Rotary(y, paired) for x in distinct for y in (x, -x) for paired in (False, True)]
 
 
 def _not_linear(module: str, what: str, rest: str) -> BadValue:

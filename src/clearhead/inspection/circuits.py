@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, as_index, kind_of, whole_number
 from ..functional.sharding import must_not_be_sharded
-from .attention_weights import ModelWeights, Rotary, read_weights
+from .attention_weights import ModelWeights, read_weights
 from .intervene import refuse_compiled
 from .norms import Norm
+from .rotations import Rotary
 
 Kind = Literal["Q", "K", "V"]
 

@@ -4,110 +4,23 @@ Letters: L attention calls (layers), H heads, T tokens, d model size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, as_index, kind_of
-from ..functional.sharding import must_not_be_sharded, statistics_of
+from ..errors import BadType, BadValue, kind_of
+from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
-from ..problem.problem import Inputs, Problem
-from ..stats import exact_rows
 from .direct_paths import AttentionCall, DirectPaths, Part
 from .intervene import refuse_compiled
 from .layers import no_attention_call
+from .logit_parts import LogitAttribution, Source
 from .metrics import logits_of
 from .random_numbers import no_random_numbers
 from .unembedding import find_unembedding, parse_target, wide_dtype
 
 _TOLERANCE = 1e-4  # for the residue over the sum of absolute parts; larger in 16-bit types
-
-
-class _Source(NamedTuple):
-    """The data that split the heads of a layer by source token."""
-
-    problem: Problem
-    inputs: Inputs
-    direction: Tensor  # (H, T, Dv): the derivative of the logit by each value
-
-
-@dataclass(frozen=True, repr=False)
-class LogitAttribution:
-    """The parts of the target's logit that each part of a model writes, at each position.
-
-    `heads` is (L, H, T) and `mlps` (L, T), where a layer is an attention call, as in `watch`, and
-    `modules` names its module. `mlps[l]` has all modules in the block of layer l except its heads,
-    with their biases. `embedding`, (T,), is the part of the stream before the first layer. `bias`,
-    (T,), is that of the biases of output projections, norms and the unembedding. All parts sum to
-    `logit`, (T,). `target` has the target's id at each position; for a difference of logits, the
-    positive id.
-
-    The part of a head includes the bias of V. The parts are exact for the scales of the norms in
-    the run; without a part, these scales would also change.
-    """
-
-    heads: Tensor
-    mlps: Tensor
-    embedding: Tensor
-    bias: Tensor
-    logit: Tensor
-    target: Tensor
-    modules: tuple[str, ...]
-    _sources: tuple[_Source, ...] = field(repr=False)
-
-    def check(self) -> float:
-        """Return the largest difference between `logit` and the sum of the parts.
-
-        It is relative to the sum of the absolute parts.
-        """
-        parts = torch.cat([self.heads.flatten(0, 1), self.mlps, self.embedding[None],
-                           self.bias[None]]).double()  # fmt: skip
-        residue = (parts.sum(0) - self.logit.double()).abs()
-        return float((residue / parts.abs().sum(0).clamp(min=1e-30)).max())
-
-    def sources(self, layer: int, head: int, query: int) -> Tensor:
-        """Split the part of a head at a query by source token, (Tk,).
-
-        A number is the weight of a key times the part of its value in the logit. They sum to
-        ``heads[layer, head, query]``.
-
-        Raises `BadValue` for a layer, head or query that does not exist.
-        """
-        named = {"Layer": layer, "Head": head, "Query": query}
-        layer, head, query = (
-            as_index(what, x, size, f"it is a number from 0 to {size - 1}.", "pass one of these.")
-            for (what, x), size in zip(named.items(), self.heads.shape, strict=True)
-        )
-        problem, inputs, direction = self._sources[layer]
-        with torch.no_grad():
-            rows = statistics_of(problem, inputs, [exact_rows([query])])["exact_rows"]
-            assert isinstance(rows, Tensor)
-            values = inputs.v[0, head // (problem.H // problem.G)].to(direction.dtype)
-            parts = rows[0, head, 0].to(values) * (values @ direction[head, query])
-        missed = float((parts.sum() - self.heads[layer, head, query]).abs())
-        if missed > 1e-3 * float(parts.abs().sum()) + 1e-6:
-            raise BadValue(
-                f"The sources of head {head} in layer {layer} miss its part by {missed:.3g}.",
-                "sources are weights times values, without an edit of the output.",
-                "call logit_attribution without edits of outputs.",
-            )
-        return parts
-
-    def __repr__(self) -> str:
-        L, H, T = self.heads.shape
-        named = [("embedding", self.embedding[-1]), ("bias", self.bias[-1])]
-        named += [(f"layer {at}  mlp", x) for at, x in enumerate(self.mlps[:, -1])]
-        named += [
-            (f"layer {at}  head {h}", x)
-            for at, row in enumerate(self.heads[..., -1])
-            for h, x in enumerate(row)
-        ]
-        largest = sorted(named, key=lambda part: -abs(float(part[1])))[:10]
-        lines = [f"  {float(x):+8.3f}  {name}" for name, x in largest]
-        head = f"{L} layers x {H} heads, {T} positions; the largest parts at the last position:"
-        return "\n".join([head, *lines, f"  {float(self.logit[-1]):+8.3f}  the logit"])
 
 
 def logit_attribution(
@@ -212,7 +125,7 @@ def _assembled(
         weight = call.projection.weight.to(wide_dtype(call.z))
         along = torch.einsum("hvd,td->htv", weight, gradient.to(weight))
         rows.append(torch.einsum("htv,htv->ht", call.z[0, :, :n].to(weight), along))
-        sources.append(_Source(call.problem, call.inputs, along))
+        sources.append(Source(call.problem, call.inputs, along))
         if call.projection.bias is not None:
             biases = biases + (gradient.double() @ call.projection.bias.double())
     layer_of = _layers_by_block(reached)

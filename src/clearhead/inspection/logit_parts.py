@@ -1,0 +1,135 @@
+"""What `logit_attribution` returns: the parts of logits, and their sources.
+
+Letters: L attention calls (layers), H heads, T tokens, Dv value size.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import BadValue, as_count, as_index
+from ..errors.limits import STRIP_CELLS
+from ..functional.matrix import Matrix
+from ..problem.problem import Inputs, Problem, repeat_heads
+
+
+class Source(NamedTuple):
+    """The data that split the heads of a layer by source token."""
+
+    problem: Problem
+    inputs: Inputs
+    direction: Tensor  # (H, T, Dv): the derivative of the logit by each value
+
+
+class LargestSources(NamedTuple):
+    """The largest parts of each head at each query, by absolute value, and the tokens that they
+    come from, (L, H, T, n) both; -1 where a query sees fewer."""
+
+    parts: Tensor
+    keys: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class LogitAttribution:
+    """The parts of the target's logit that each part of a model writes, at each position.
+
+    `heads` is (L, H, T) and `mlps` (L, T), where a layer is an attention call, as in `watch`, and
+    `modules` names its module. `mlps[l]` has all modules in the block of layer l except its heads,
+    with their biases. `embedding`, (T,), is the part of the stream before the first layer. `bias`,
+    (T,), is that of the biases of output projections, norms and the unembedding. All parts sum to
+    `logit`, (T,). `target` has the target's id at each position; for a difference of logits, the
+    positive id.
+
+    The part of a head includes the bias of V. The parts are exact for the scales of the norms in
+    the run; without a part, these scales would also change.
+    """
+
+    heads: Tensor
+    mlps: Tensor
+    embedding: Tensor
+    bias: Tensor
+    logit: Tensor
+    target: Tensor
+    modules: tuple[str, ...]
+    _sources: tuple[Source, ...] = field(repr=False)
+
+    def check(self) -> float:
+        """Return the largest difference between `logit` and the sum of the parts.
+
+        It is relative to the sum of the absolute parts.
+        """
+        parts = torch.cat([self.heads.flatten(0, 1), self.mlps, self.embedding[None],
+                           self.bias[None]]).double()  # fmt: skip
+        residue = (parts.sum(0) - self.logit.double()).abs()
+        return float((residue / parts.abs().sum(0).clamp(min=1e-30)).max())
+
+    def sources(self, layer: int, head: int, query: int) -> Tensor:
+        """Split the part of a head at a query by source token, (Tk,).
+
+        A number is the weight of a key times the part of its value in the logit. They sum to
+        ``heads[layer, head, query]``.
+
+        Raises `BadValue` for a layer, head or query that does not exist.
+        """
+        named = {"Layer": layer, "Head": head, "Query": query}
+        layer, head, query = (
+            as_index(what, x, size, f"it is a number from 0 to {size - 1}.", "pass one of these.")
+            for (what, x), size in zip(named.items(), self.heads.shape, strict=True)
+        )
+        parts = self._parts(layer, slice(query, query + 1))[head, 0]
+        missed = float((parts.sum() - self.heads[layer, head, query]).abs())
+        tolerance = max(1e-3, 8 * torch.finfo(self._sources[layer].inputs.v.dtype).eps)
+        if missed > tolerance * float(parts.abs().sum()) + 1e-6:
+            raise BadValue(
+                f"The sources of head {head} in layer {layer} miss its part by {missed:.3g}.",
+                "sources are weights times values, without an edit of the output.",
+                "call logit_attribution without edits of outputs.",
+            )
+        return parts
+
+    def largest_sources(self, n: int = 5) -> LargestSources:
+        """Find the n largest sources of every head at every query, without a matrix of all pairs.
+
+        It computes the weights again, in plain torch and a block of queries at a time, so it takes
+        much longer than the run. Raises `BadValue` for an n below 1 or above Tk.
+        """
+        L, H, T = self.heads.shape
+        Tk = self._sources[0].problem.Tk
+        n = as_count("n", n, f"there are {Tk} tokens.", f"pass 1 to {Tk}.", 1, Tk)
+        size = max(1, STRIP_CELLS // (H * Tk))
+        found: list[list[LargestSources]] = [[] for _ in range(L)]
+        for layer in range(L):
+            for start in range(0, T, size):
+                parts = self._parts(layer, slice(start, min(T, start + size)))
+                keys = parts.abs().topk(n, dim=-1).indices
+                found[layer].append(LargestSources(parts.gather(-1, keys), keys))
+        parts, keys = (
+            torch.stack([torch.cat([block[at] for block in blocks], 1) for blocks in found])
+            for at in (0, 1)
+        )
+        return LargestSources(parts, keys.masked_fill(parts == 0, -1))
+
+    def _parts(self, layer: int, queries: slice) -> Tensor:
+        """What the heads of a layer write at some queries, by source token, (H, n, Tk)."""
+        problem, inputs, direction = self._sources[layer]
+        with torch.no_grad():
+            values = repeat_heads(inputs.v, problem.H)[0].to(direction.dtype)
+            per_weight = direction[:, queries] @ values.mT
+            rows = Matrix(problem, inputs).rows(queries)
+            return rows.reshape(per_weight.shape).to(direction.dtype) * per_weight
+
+    def __repr__(self) -> str:
+        L, H, T = self.heads.shape
+        named = [("embedding", self.embedding[-1]), ("bias", self.bias[-1])]
+        named += [(f"layer {at}  mlp", x) for at, x in enumerate(self.mlps[:, -1])]
+        named += [
+            (f"layer {at}  head {h}", x)
+            for at, row in enumerate(self.heads[..., -1])
+            for h, x in enumerate(row)
+        ]
+        largest = sorted(named, key=lambda part: -abs(float(part[1])))[:10]
+        lines = [f"  {float(x):+8.3f}  {name}" for name, x in largest]
+        head = f"{L} layers x {H} heads, {T} positions; the largest parts at the last position:"
+        return "\n".join([head, *lines, f"  {float(self.logit[-1]):+8.3f}  the logit"])
