@@ -139,7 +139,7 @@ def test_edits_are_those_of_intervene(compute, teller, edits, python):
     ("text", "edits", "words"),
     [
         ("  ", {}, "has no words"),
-        ("the " * 129, {}, "at most 128"),
+        ("the " * 129, {}, "context of this model is 128"),
         (SHE, {"mask": "causl"}, "no mask is called 'causl'"),
         (SHE, {"mask": "window"}, "needs its numbers"),
         (SHE, {"mask": "window(x=1)"}, "'x' is not an argument"),
@@ -289,7 +289,7 @@ def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
         )
     assert "kept=model" in tab.evaluate("location.hash")
     shorter = ch.report(teller, "She slept.", progress=False)
-    with pytest.raises(ch.BadValue, match="are of 'Once upon"):
+    with pytest.raises(ch.BadValue, match="have the texts 'Once upon"):
         html.report_page(found, beside=shorter)
 
 
@@ -340,7 +340,9 @@ def test_while_a_text_is_refused_the_one_before_is_dimmed(visit, teller):  # noq
     faded = "getComputedStyle(byId('{}')).opacity"
     long = "the " * 129
     tab.locator("#text").fill(long)
-    tab.wait_for_function("() => byId('typed').textContent.includes('at most 128')")
+    tab.wait_for_function(
+        "() => byId('typed').textContent.includes('context of this model is 128')"
+    )
     for part in ("strip", "grid", "view", "reading"):
         assert float(tab.evaluate(faded.format(part))) < 0.5, part
     tab.locator("[data-place='1.7']").click()
@@ -442,7 +444,7 @@ def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
     ask(tab, "mask", "everything")
     tab.wait_for_function("() => chosen.edits.mask === 'everything'")
     assert tab.evaluate("edited") is None
-    assert "stays as it was" in tab.locator("#edit-said").text_content()
+    assert "changes no number" in tab.locator("#edit-said").text_content()
     ask(tab, "mask", "causal & window(3, 0)")
     tab.wait_for_function("() => edited !== null")
     assert tab.locator("#edit-said").text_content() == ""

@@ -162,7 +162,9 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
     text = "There was a quiet queen and a young wizard . She danced in the castle ."
     tab = visit(ch.report(storyteller.load(), text))
     said = tab.locator("#sentence").text_content()
-    assert said.startswith("She looks at queen (99 %): this head finds the antecedent of a pronoun.")
+    assert said.startswith(
+        "She looks at queen (99 %): this head finds the antecedent of a pronoun."
+    )
     assert title(tab).endswith("antecedent")
     assert "#layer=0&head=7&query=she" in tab.evaluate("go({}); location.hash")
     tab.locator("#word-4").click()
