@@ -1,8 +1,8 @@
-"""clearhead, other implementations and the hardware's ceilings, timed in one run.
+"""Time clearhead, other implementations and the hardware's ceilings in one run.
 
-The cases (`cases`, `minilm`), the implementations (`peers`), the clock (`timing`), the run
-(`measure`), all of these on a GPU (`gpu`), and the table and figures (`show`).
-`bench/LOG.md` in the repository records what was measured and tried.
+`cases` and `minilm` define the cases, `peers` the implementations, `timing` the clock and the
+ceilings, and `measure` the run. `gpu` has all of these for a GPU, and `show` the table and figures.
+`bench/LOG.md` is the log of measurements and experiments.
 """
 
 from .gpu import GROUPS as GPU_GROUPS, measure_gpu

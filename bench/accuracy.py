@@ -1,9 +1,9 @@
-"""The largest errors of attention and its gradients, by dtype and instruction set.
+"""Print the largest errors of attention and its gradients, by dtype and instruction set.
 
     python bench/accuracy.py > docs/accuracy.md
 
-A table in Markdown: the largest distance from float64, of each level that this machine has and of
-plain torch, on the same tensors.
+The output is a table in Markdown: the largest distance from float64, for each instruction-set level
+of this machine and for plain torch, on the same tensors.
 """
 
 import torch

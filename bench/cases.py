@@ -46,8 +46,10 @@ class Case:
         return tuple(x.requires_grad_(self.training) for x in (q, k, v))  # type: ignore[return-value]  # three of them
 
     def work(self, problem: Problem) -> float:
-        """What a rate counts: the bytes of decoding, else the operations. The backward pass has
-        five matrix products to the two of the forward pass."""
+        """The work that a rate counts: the bytes of decoding, or else the operations.
+
+        The forward pass has two matrix products, and the backward pass five.
+        """
         if self.decode:
             return problem.bytes
         return problem.flops * (3.5 if self.training else 1)

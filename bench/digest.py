@@ -1,4 +1,4 @@
-"""Digests of what every engine computes: outputs, gradients and statistics, bit for bit.
+"""Print digests of the outputs, gradients and statistics of every engine, bit for bit.
 
     python bench/digest.py            # a line for each engine, instruction set and dtype
     python bench/digest.py --triton   # also the Triton kernels, interpreted (minutes)
@@ -28,7 +28,7 @@ STATISTICS = (
 
 
 def tensors(case: Case, engine: str) -> Iterator[Tensor]:
-    """What one engine returns for a problem; nothing where it declines."""
+    """Compute the results of one engine for a problem; none if it declines."""
     inputs = [x.clone().requires_grad_() for x in case.tensors]
     try:
         out = ch.attention(*inputs, **case.keywords, engine=engine)
@@ -49,7 +49,7 @@ def tensors(case: Case, engine: str) -> Iterator[Tensor]:
 
 
 def digest(engine: str, dtype: torch.dtype) -> tuple[str, int]:
-    """The digest of an engine over all named problems, and how many it answered."""
+    """Return the digest of an engine over all named problems, and how many it computed."""
     total, answered = hashlib.sha256(), 0
     for number, build in enumerate(PROBLEMS.values()):  # names may change, numbers may not
         results = [x for x in tensors(build(dtype, 0), engine) if x is not None]

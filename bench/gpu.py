@@ -1,13 +1,14 @@
-"""The benchmark on a GPU: clearhead, torch's kernels by name, and the device's ceilings in one run.
+"""Time clearhead, torch's kernels by name and the device's ceilings on a GPU, in one run.
 
-Written without a GPU and not yet run on one: its logic is tested on a CPU, its times are not.
+It has not run on a GPU yet: its logic is tested on a CPU, its times are not.
 
-Times are those of the device, between two events, of calls that follow each other without a pause:
-they queue up while the device is kept busy, so that the host is not timed. Decoding reads copies
-of its keys and values in turn, more than a cache holds, as a model with many layers does.
+Times are those of the device between two events, for calls without a pause between them. They queue
+up while the device is busy, so the host is not timed. Decoding reads copies of its keys and values
+in turn, more than a cache holds, as a model with many layers does.
+
 A ceiling is measured before and after each peer: products of large random matrices of the case's
-dtype (of constants they would be faster), or, for decoding, a sum over more memory than the caches
-hold. A peer is timed only if some rows of its output are right; gradients are left to the tests.
+dtype (products of constants would be faster), or, for decoding, a sum over more memory than the
+caches hold. A peer is timed only if some rows of its output are right. Tests check the gradients.
 """
 
 import statistics
@@ -87,13 +88,13 @@ def measure_gpu(
     """Time clearhead, torch's kernels and the ceilings of the GPU in one run, interleaved.
 
     Args:
-        groups: of `GROUPS`; none means all.
+        groups: names in `GROUPS`; none means all.
         rounds: how often everything is timed; figures are medians.
-        on_result: is called with every result as soon as it is measured.
+        on_result: a function that is called with every result as soon as it is measured.
 
     Returns:
-        {"about": ..., "results": [...]}, as `measure` does. A result names under "engine" the one
-        that answers "clearhead", and under "declined" why a peer is not timed.
+        {"about": ..., "results": [...]}, as `measure` does. "engine" in a result is the engine of
+        "clearhead", and "declined" has the reasons of peers that are not timed.
 
     Raises:
         BadValue: an unknown group; there is no GPU; a peer left the GPU in an error.
@@ -101,15 +102,15 @@ def measure_gpu(
     for name in groups:
         if name not in GROUPS:
             raise BadValue(
-                f"bench was asked for the group {name!r} on a GPU.",
+                f"bench got the group {name!r} on a GPU.",
                 f"there are {', '.join(repr(group) for group in GROUPS)}.",
                 "name one of these, or none for every group.",
             )
     if DEVICE.type == "cuda" and not torch.cuda.is_available():
         raise BadValue(
-            "bench was asked to time a GPU.",
-            "torch finds no CUDA device here.",
-            "run it where there is one, or without --gpu, which times the CPU.",
+            "bench got --gpu, and torch finds no CUDA device.",
+            "with --gpu a CUDA device is timed.",
+            "run bench on a machine with one, or without --gpu, which times the CPU.",
         )
     results = []
     for group in groups or GROUPS:
@@ -121,7 +122,7 @@ def measure_gpu(
 
 
 def _about() -> dict[str, str | None]:
-    """The device, and the versions of what stands between it and a call."""
+    """Describe the device, and the versions of the software that uses it."""
     return {
         "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -140,13 +141,13 @@ def _triton() -> str | None:
 
 
 def _driver() -> str | None:
-    """The version of the driver, where its own program says it."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    """Return the version of the driver, if its program reports it."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return next(iter(said.split()), None)
+    return next(iter(done.stdout.split()), None)
 
 
 def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
@@ -197,14 +198,14 @@ def _one(case: Case, rounds: int, looks: bool) -> dict[str, Any]:
 
 
 def _in_turn(runs: list[Run]) -> Run:
-    """A call that is the next of these each time."""
+    """Return a function that calls the next of `runs` each time."""
     turns = cycle(runs)
     return lambda: next(turns)()
 
 
 def _reason(error: Exception) -> str:
-    said = str(error).strip().partition("\n")[0][:80]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    text = str(error).strip().partition("\n")[0][:80]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 # ------------------------------------------------------------------------------- values, the device
@@ -212,8 +213,11 @@ def _reason(error: Exception) -> str:
 
 @torch.no_grad()
 def _true_rows(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Some queries, and what each head gives them in float64, (B, H, queries, D). A head at a time:
-    what is formed is of the size of its keys. The mask is asked pair by pair, not for ranges."""
+    """Return some queries, and their outputs in float64, (B, H, queries, D).
+
+    One head is computed at a time, so tensors have the size of its keys. The mask is evaluated pair
+    by pair, instead of by its ranges.
+    """
     queries = torch.linspace(0, case.Tq - 1, ROWS).long().unique()
     zero = torch.zeros((), dtype=torch.long)
     grid = Grid(case.Tq, case.Tk)
@@ -230,8 +234,11 @@ def _true_rows(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 
 
 def _refuse_wrong(answer: Any, queries: Tensor, true: Tensor) -> None:
-    """Raise where a row is farther from its truth than four roundings of its length. In fp32, where
-    scores and sums round more than the output does, than 1e-4: products in tf32 are refused."""
+    """Raise if a row is farther from the float64 result than four roundings of its length.
+
+    In fp32 the limit is 1e-4, because scores and sums round more than the output. Products in tf32
+    exceed it.
+    """
     out = answer if isinstance(answer, Tensor) else answer.out
     allowed = max(4 * torch.finfo(out.dtype).eps, 1e-4)
     errors = (out.detach()[:, :, queries].double() - true).norm(dim=-1) / true.norm(dim=-1)
@@ -241,21 +248,20 @@ def _refuse_wrong(answer: Any, queries: Tensor, true: Tensor) -> None:
 
 
 def _wait() -> None:
-    """For the device, which then raises what its kernels did."""
+    """Wait for the device, which then raises the errors of its kernels."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
 
 def _check_device(case: Case, name: str, error: Exception) -> None:
-    """Raise where a peer's error is one that no later call of this process survives: the others
-    would be blamed for it."""
+    """Raise if a peer's error makes all later calls of this process fail, also those of others."""
     try:
         _wait()
     except Exception as lost:
         raise BadValue(
             f"{name!r} left the GPU in an error in the case {case.name!r}: {_reason(error)}.",
-            "after such a fault a process can use the GPU no more, so nothing else can be timed.",
-            "name the other groups, or look for the fault with CUDA_LAUNCH_BLOCKING=1.",
+            "after such an error a process cannot use the GPU, so nothing else can be timed.",
+            "name the other groups, or find the error with CUDA_LAUNCH_BLOCKING=1.",
         ) from lost
 
 
@@ -263,8 +269,11 @@ def _check_device(case: Case, name: str, error: Exception) -> None:
 
 
 def seconds_per_call(run: Run) -> float:
-    """Seconds of the device per call. Where so many calls do not fit in the queue of the device,
-    fewer are timed. A call that waits for the device itself never queues up: its waits count."""
+    """Measure the seconds of the device per call.
+
+    If the calls do not fit in the queue of the device, fewer are timed. A call that waits for the
+    device itself does not queue up, so its waits count.
+    """
     for _ in range(2):
         run()
     host = max(min(_host_seconds(run) for _ in range(3)), 1e-6)
@@ -285,8 +294,10 @@ def _host_seconds(run: Run) -> float:
 
 
 def _between_events(run: Run, calls: int, host: float) -> tuple[float, bool]:
-    """Seconds per call, and whether all were queued before the first began. The device pauses for
-    twice what the host takes to queue them, `host` each."""
+    """Measure the seconds per call, and whether all calls were queued before the first began.
+
+    The device first pauses for twice the time that the host needs to queue them, `host` for each.
+    """
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     pause = min(max(2 * calls * host, SHORTEST_PAUSE), LONGEST_PAUSE)
     torch.cuda._sleep(round(pause * CLOCK))
@@ -300,13 +311,13 @@ def _between_events(run: Run, calls: int, host: float) -> tuple[float, bool]:
 
 
 def product_ceiling(dtype: torch.dtype) -> float:
-    """Operations per second of torch's product of large matrices."""
+    """Measure the operations per second of torch's product of large matrices."""
     a, b = _matrices(dtype)
     return 2 * EDGE**3 / seconds_per_call(lambda: a @ b)
 
 
 def read_ceiling() -> float:
-    """Bytes per second of torch's sum over 16 times EDGE^2 bytes."""
+    """Measure the bytes per second of torch's sum over 16 times EDGE^2 bytes."""
     memory = _memory()
     return memory.numel() * 4 / seconds_per_call(memory.sum)
 
@@ -345,7 +356,7 @@ def _sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> R
 def _flex(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # What it reads of the mask, it reads on the device.
+    # FlexAttention reads the mask on the device.
     mask = documents(case.mask.ids.to(q.device)) if isinstance(case.mask, documents) else case.mask  # type: ignore[union-attr]  # a tensor by then
     block = mask.to_block_mask(case.Tq, case.Tk, device=q.device) if case.masked else None
     torch._dynamo.reset()  # after eight shapes it would stop compiling
@@ -375,13 +386,13 @@ PEERS: dict[str, Callable[..., Run]] = {
 
 
 def _looks() -> dict[str, Callable[..., Run]]:
-    """The output alone, and beside each of some statistics."""
+    """Return peers for the output alone, and together with some statistics."""
 
-    def seen(asked: list[Any], case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-        return lambda: look(q, k, v, mask=case.mask, stats=asked)
+    def with_statistics(stats: list[Any], case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
+        return lambda: look(q, k, v, mask=case.mask, stats=stats)
 
-    beside = {f"look {name}": partial(seen, asked) for name, asked in LOOKS.items()}
-    return {"clearhead": PEERS["clearhead"], **beside}
+    looks = {f"look {name}": partial(with_statistics, stats) for name, stats in LOOKS.items()}
+    return {"clearhead": PEERS["clearhead"], **looks}
 
 
 def _with_backward(run: Run, tensors: tuple[Tensor, ...]) -> Run:

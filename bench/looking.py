@@ -1,11 +1,11 @@
-"""What looking costs: the time of `look` as a multiple of `attention`'s, for each statistic.
+"""Measure the time of `look` as a multiple of `attention`'s, for each statistic.
 
     python -m bench.looking --tokens 16 128 1024 4096
 
-One thread, float32, 8 heads of 64, causal. In each round every statistic is timed in a random
-order, with `attention` just before it or just after it. A table has the medians of these ratios.
-Times are processor time, because other programs may share the machine. `attention` is also compared
-with itself: how far that row is from 1 shows how exact the others are.
+It uses one thread, float32, and 8 causal heads of size 64. In each round every statistic is timed
+in a random order, with `attention` just before or just after it. The table has the medians of these
+ratios. Times are processor times, because other programs may share the machine. `attention` is also
+compared with itself: the distance of that row from 1 shows the error of the others.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def ratios(tokens: int, rounds: int) -> dict[str, float]:
-    """For each entry of STATISTICS, the median of the time of `look` over that of `attention`."""
+    """Measure, for each entry of STATISTICS, the median of the time of `look` over `attention`."""
     q, k, v = (torch.randn(1, 8, tokens, 64) for _ in range(3))
     out = ch.attention(q, k, v, mask=ch.causal)
     problem, inputs = make_problem(q, k, v, Options(mask=ch.causal))

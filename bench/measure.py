@@ -1,8 +1,8 @@
-"""The run: every round times every peer once, and the ceiling before and after each peer.
+"""Time every peer once in every round, and the ceiling before and after each peer.
 
-A time is the median over the rounds. A share of the ceiling is the median of the shares of the
-rounds, each taken of the ceilings on both sides of the peer's sample: the speed of a machine that
-others use changes by up to two times from one second to the next.
+A time is the median over the rounds. The fraction of the ceiling is also a median over the rounds,
+in each of which the peer is compared with the ceilings before and after it. The speed of a shared
+machine changes by up to two times from one second to the next.
 """
 
 import platform
@@ -38,12 +38,12 @@ def measure(
     """Time clearhead, its peers and the hardware's ceilings in one run, interleaved.
 
     Args:
-        groups: of `NAMES`; none means all.
-        threads: for every peer; None means as many as torch has.
+        groups: names in `NAMES`; none means all.
+        threads: the number of threads of every peer; None means torch's.
         rounds: how often everything is timed; figures are medians.
-        peers: only these, of `PEERS`; none means all. A peer that is not installed or cannot answer
-            gives its reason under "declined".
-        on_result: is called with every result as soon as it is measured.
+        peers: names in `PEERS`; none means all. The reason of a peer that is not installed, or
+            cannot compute a case, is under "declined".
+        on_result: a function that is called with every result as soon as it is measured.
 
     Returns:
         {"about": ..., "results": [...]}, ready for JSON. Rates are per second, in 10^9.
@@ -51,24 +51,24 @@ def measure(
     Raises:
         BadValue: an unknown group or peer; clearhead is installed without its core.
     """
-    for given, known, what in ((groups, NAMES, "group"), (peers, tuple(PEERS), "peer")):
-        for name in given:
+    for names, known, what in ((groups, NAMES, "group"), (peers, tuple(PEERS), "peer")):
+        for name in names:
             if name not in known:
                 raise BadValue(
-                    f"bench was asked for the {what} {name!r}.",
+                    f"bench got the {what} {name!r}.",
                     f"there are {', '.join(map(repr, known))}.",
                     f"name one of these, or none for every {what}.",
                 )
     if core is None:
         raise BadValue(
-            "bench was asked to time clearhead, which is installed without its C++ core.",
-            "what is timed is the core, beside ceilings that the core measures.",
-            "install it where there is a C++ compiler; `clearhead doctor` says what is missing.",
+            "clearhead is installed without its C++ core.",
+            "bench times the core, and ceilings that the core measures.",
+            "install clearhead with a C++ compiler; `clearhead doctor` reports what is missing.",
         )
     if not level():
         raise BadValue(
-            f"bench was asked to time the C++ core, and {level_error()}.",
-            "what is timed is the core, on one of its instruction-set levels.",
+            f"bench cannot time the C++ core: {level_error()}.",
+            "bench times the core on one of its instruction-set levels.",
             "name one of these, or unset CLEARHEAD_CPU for the widest.",
         )
     before = torch.get_num_threads()
@@ -98,10 +98,10 @@ def measure(
 
 
 def count_results(groups: Sequence[str], threads: int | None) -> int:
-    """The number of results that `measure` gives."""
-    each = {name: len(_cases(name, threads or torch.get_num_threads())) for name in NAMES}
-    each["minilm"] = len(COUNTS)
-    return sum(each.get(name, 0) for name in groups or NAMES)
+    """Return the number of results of `measure`."""
+    counts = {name: len(_cases(name, threads or torch.get_num_threads())) for name in NAMES}
+    counts["minilm"] = len(COUNTS)
+    return sum(counts.get(name, 0) for name in groups or NAMES)
 
 
 def _cases(group: str, threads: int) -> list[Case]:
@@ -119,7 +119,7 @@ def _one(case: Case, ceilings: Ceilings, rounds: int, peers: Sequence[str]) -> d
         else:
             runs[name] = run
     problem, _ = make_problem(*tensors, Options(mask=case.mask))
-    # The same case without its mask is timed in every round, right after it.
+    # The same case without its mask is timed in every round, immediately after it.
     unmasked = None
     if case.masked and "clearhead" in runs:
         unmasked, _ = prepare("clearhead", replace(case, mask=everything), tensors)

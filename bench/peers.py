@@ -1,7 +1,6 @@
-"""The implementations that are timed: for each, a function without arguments that runs a case in
-the fastest way the implementation has.
+"""Define the implementations to time: each makes a function that runs a case as fast as it can.
 
-One that is not installed, or cannot compute a case, gives the reason instead.
+An implementation that is not installed, or cannot compute a case, raises the reason instead.
 """
 
 import os
@@ -28,7 +27,7 @@ NO_BFLOAT16 = "onnxruntime computes no bfloat16 on a CPU"
 
 
 class Declined(Exception):
-    """Why a peer is not timed in a case."""
+    """The reason why a peer is not timed in a case."""
 
 
 def _decline(condition: bool, reason: str) -> None:
@@ -44,15 +43,15 @@ def clearhead(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     planned = plan(q, k, v, mask=case.mask, engine="auto").engine
     if planned != "cpu":
         raise BadValue(
-            f"bench has a case that {planned} would answer: {case.name}.",
-            "what is timed as clearhead is its C++ core.",
-            "clearhead doctor says what the core is here.",
+            f"bench has a case that {planned} would compute: {case.name}.",
+            "bench times the C++ core as clearhead.",
+            "run `clearhead doctor`, which reports the state of the core.",
         )
     return lambda: attention(q, k, v, mask=case.mask)
 
 
 def core_alone(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    """The C++ core alone, without the checks of `attention`."""
+    """Return a call of the C++ core alone, without the checks of `attention`."""
     problem, inputs = make_problem(q, k, v, Options(mask=case.mask))
     return lambda: cpu.attend_or_record(problem, inputs, False)
 
@@ -110,7 +109,7 @@ def _session(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    # Its threads would spin for a while after a call and take processors from the next peer.
+    # Otherwise its threads spin after a call and take processors from the next peer.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not domain:
         onnx.checker.check_model(model)
@@ -120,7 +119,7 @@ def _session(
 
 
 def _declared(name: str, x: Tensor) -> Any:
-    """An input or output of a graph, of the dtype and shape of `x`."""
+    """Declare an input or output of a graph with the dtype and shape of `x`."""
     from onnx import TensorProto, helper
 
     kinds = {
@@ -173,7 +172,7 @@ def onnx_contrib(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
 
 
 def onnx_grouped(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
-    """One decode step; one buffer holds the past and the present keys and values."""
+    """Return a decode step with one buffer for past and present keys and values."""
     from onnx import helper
 
     _decline(case.dtype == torch.bfloat16, NO_BFLOAT16)
@@ -256,7 +255,7 @@ def _with_backward(run: Run, tensors: tuple[Tensor, ...]) -> Run:
 
 
 def prepare(name: str, case: Case, tensors: tuple[Tensor, ...]) -> tuple[Run | None, str]:
-    """The function to time, or None and why not."""
+    """Return the function to time, or None with the reason."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     if case.training and name not in TRAINING:
         return None, "not timed with gradients"

@@ -1,10 +1,10 @@
-"""Several processes of one thread each beside one process of as many threads, in turns.
+"""Compare several processes of one thread with one process of as many threads, in turns.
 
     python bench/ranks.py --processes 2 --tokens 32768 --rounds 5
 
-Prints the median time of one call for both, the share of the one process's speed that the others
-reach together, and the bytes a rank receives by the plan. Everything runs on this machine, over
-gloo; processes beyond its cores only show what the exchange costs.
+It prints the median time of one call for both, the speed of the processes as a fraction of that of
+the one process, and the bytes that a rank receives by the plan. Everything runs on this machine,
+over gloo. More processes than cores only show the cost of the exchange.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def rank(number: int, asked: argparse.Namespace, folder: str) -> None:
     engine = ch.plan(*whole, mask=mask).engine
 
     def alone() -> float:
-        """One process, as many threads; the other ranks wait without computing."""
+        """Run one process with as many threads, while the other ranks wait."""
         if number == 0:
             torch.set_num_threads(world)
             took = timed(lambda: ch.attention(*whole, mask=mask))

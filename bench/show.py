@@ -1,4 +1,4 @@
-"""The results of a benchmark as a table, and as figures of the cases and of the sweeps."""
+"""Show the results of a benchmark as a table, and as figures of the cases and of the sweeps."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SWEEPS = {
 
 
 def table(result: Result) -> str:
-    """One case: every peer, the fastest first, then those that were not timed and why."""
+    """Write one case: every peer, the fastest first, then those that were not timed and why."""
     unit, ceiling = result["unit"], result.get("ceiling")
     lines = [result["case"] + (f"   (ceiling {ceiling:.0f} {unit})" if ceiling else "")]
     for name, r in sorted(result["peers"].items(), key=lambda item: item[1]["seconds"]):
@@ -37,7 +37,7 @@ def _time(seconds: float) -> str:
 
 
 def figure(results: Sequence[Result]) -> "Figure":
-    """Shares of the ceiling by case, and a panel for every sweep.
+    """Draw the fractions of the ceiling by case, and a panel for every sweep.
 
     Raises `BadValue` where matplotlib is not installed.
     """
@@ -55,7 +55,7 @@ def figure(results: Sequence[Result]) -> "Figure":
 
 
 def shares(results: Sequence[Result], ax: "Axes") -> "Axes":
-    """A dot for every peer and case: its share of the ceiling measured beside it."""
+    """Draw a dot for every peer and case: its fraction of the ceiling measured beside it."""
     names = list(dict.fromkeys(name for r in results for name in r["peers"]))
     for i, name in enumerate(names):
         rows = [n for n, r in enumerate(results) if name in r["peers"]]
@@ -65,13 +65,13 @@ def shares(results: Sequence[Result], ax: "Axes") -> "Axes":
     ax.invert_yaxis()
     ax.axvline(1, color="gray", linewidth=0.8)
     ax.grid(axis="y", alpha=0.3)
-    ax.set_xlabel("share of the ceiling measured beside it")
+    ax.set_xlabel("fraction of the ceiling measured beside it")
     ax.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     return ax
 
 
 def sweep(results: Sequence[Result], over: str, ax: "Axes") -> "Axes":
-    """Milliseconds against what is swept, both on logarithmic axes."""
+    """Draw milliseconds against the swept number, both on logarithmic axes."""
     names = list(dict.fromkeys(name for r in results for name in r["peers"]))
     for i, name in enumerate(names):
         for causal, line in ((False, "-"), (True, "--")):
@@ -93,7 +93,7 @@ def sweep(results: Sequence[Result], over: str, ax: "Axes") -> "Axes":
 
 
 def _number(case: str) -> int:
-    """The swept number: the last one in the name of a case."""
+    """Return the swept number, which is the last number in the name of a case."""
     return int(re.findall(r"\d+", case)[-1])
 
 

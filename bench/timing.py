@@ -1,7 +1,7 @@
-"""Times and ceilings on a machine that other processes use, too.
+"""Measure times and ceilings on a machine that other processes also use.
 
-With one thread, time is the processor time of this process. With more, a sample during which the
-process did not have all its processors is discarded and taken again, a few times.
+With one thread, time is the processor time of this process. With more threads, a sample during
+which the process did not have all its processors is discarded and repeated, a few times.
 """
 
 import statistics
@@ -20,7 +20,7 @@ TRIES = 5
 
 
 def seconds_per_call(run: Callable[[], Any], threads: int) -> float:
-    """Seconds per call, from one undisturbed sample, or else the best of the disturbed ones."""
+    """Measure the seconds per call in one undisturbed sample, or else in the best disturbed one."""
     run()
     start = time.process_time()
     run()
@@ -41,22 +41,25 @@ def seconds_per_call(run: Callable[[], Any], threads: int) -> float:
 
 
 class Ceilings:
-    """The most operations or bytes per second that this machine reaches now."""
+    """The largest numbers of operations or bytes per second that this machine reaches now."""
 
     def __init__(self) -> None:
         self.memory = torch.ones(2**26)  # 256 MB; untouched zeros would share one page
 
     def fma(self, threads: int) -> float:
-        """Fused multiply-adds."""
+        """Measure fused multiply-adds."""
         return _most(lambda: core.fma_ceiling(threads, 0.02))
 
     def dot(self, threads: int) -> float:
-        """Dot products of bf16 pairs; fused multiply-adds if there is no such instruction."""
+        """Measure dot products of bf16 pairs, or fused multiply-adds if there are none."""
         return _most(lambda: core.dot_ceiling(threads, 0.02)) or self.fma(threads)
 
     def read(self, threads: int) -> float:
-        """Bytes read from memory. One sample, as for each peer: other processes use the memory,
-        too, and the best of several readings would be compared with an average of the peer."""
+        """Measure bytes read from memory, in one sample, as for each peer.
+
+        Other processes also use the memory. The best of several samples would be compared with an
+        average of the peer.
+        """
         address, size = self.memory.data_ptr(), self.memory.numel() * 4
         return core.read_ceiling(address, size, threads, SAMPLE_SECONDS)
 
@@ -69,8 +72,11 @@ def summary(
     shares: Mapping[str, list[float]],
     ours: list[float] | None,
 ) -> dict[str, Any]:
-    """The medians of a case: its ceiling and, of every peer, the time, the rate, the share of the
-    ceiling and the multiple of our time in the same round. Rates are in 10^9."""
+    """Compute the medians of a case: its ceiling, and the numbers of every peer.
+
+    These are the time, the rate in 10^9, the fraction of the ceiling, and the multiple of our time
+    in the same round.
+    """
     return {
         "case": case.name,
         "unit": "GB/s" if case.decode else "GFLOP/s",

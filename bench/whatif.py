@@ -1,11 +1,10 @@
-"""What edits of attention cost: a model as it is, with edges knocked out in every layer, and the
-same edit as a hook on eager attention.
+"""Measure the cost of edits: a model, the model with edges knocked out, and with an eager hook.
 
     python bench/whatif.py --tokens 2048 8192 32768
 
-A Llama-shaped model of 2 layers, 8 heads of 64 on 2, causal; the edit hides the first token from
-all later ones. Medians of rounds taken in turns, the engine that answered printed. Eager attention
-holds a matrix for each head, and is left out above `--eager-up-to` tokens.
+The model has the shape of Llama: 2 causal layers, 8 heads of size 64 and 2 key heads. The edit
+hides the first token from all later ones in every layer. It prints medians of rounds, and the engine.
+Eager attention holds a matrix for each head, and is left out above `--eager-up-to` tokens.
 """
 
 import argparse
@@ -80,7 +79,7 @@ def edited(model, ids):
 
 
 def eager(model, ids):
-    """The edit as people make it: an additive mask, a matrix of the whole text for each head."""
+    """Make the edit in the usual way: an additive mask, with a full matrix for each head."""
     T = ids.shape[1]
     hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
     hidden[1:, 0] = True
