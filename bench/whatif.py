@@ -2,8 +2,8 @@
 
     python bench/whatif.py --tokens 2048 8192 32768
 
-The model has the shape of Llama: 2 causal layers, 8 heads of size 64 and 2 key heads. The edit
-hides the first token from all later ones in every layer. It prints medians of rounds, and the engine.
+The model has the shape of Llama: 2 causal layers, 8 heads of size 64, 2 key heads. The edit hides
+the first token from all later ones in every layer. It prints medians of rounds, and the engine.
 Eager attention holds a matrix for each head, and is left out above `--eager-up-to` tokens.
 """
 
