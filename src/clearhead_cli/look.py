@@ -12,7 +12,10 @@ from .output import say, say_loading, say_written, wrapped
 from .text_input import read_text
 
 if TYPE_CHECKING:
+    from clearhead.inspection.report import Report
     from clearhead.inspection.text_model import TextModel
+
+SHORT_TABLE = 24  # heads of which the table fits a screen
 
 
 def look(
@@ -34,6 +37,16 @@ def look(
             "storyteller.",
         ),
     ] = False,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Also score each head on random tokens that are repeated."),
+    ] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Print the table of all heads, however many they are.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the table of all heads to this file.")
+    ] = None,
     random: Annotated[
         bool, typer.Option("--random", help="Use random weights, as before training.")
     ] = False,
@@ -71,6 +84,7 @@ def look(
       clearhead look "The cat sat because it was tired."
       clearhead look story.txt --model DIR --out pictures
       clearhead look "The cat sat." --model DIR --effects
+      clearhead look story.txt --model DIR --probe --csv heads.csv
       clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
       clearhead look story.txt --beside out/storyteller
       clearhead look "The cat sat" --random
@@ -90,7 +104,7 @@ def look(
     else:
         # The other model first: if it cannot be loaded, no report is computed.
         other = None if beside is None else load_text_model(beside)
-        _look_at_text(load_text_model(model), words, effects, out, other)
+        _look_at_text(load_text_model(model), words, effects, probe, all, csv, out, other)
 
 
 def _check_options(context: typer.Context, model: Path | None, random: bool) -> None:
@@ -108,7 +122,13 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
         refuse(context, ["tile"], "with --random", rule, hint)
     if random or context.params["tile"] is not None:
         rule, hint = "it applies to a report on a trained model.", "leave {} out."
-        refuse(context, ["beside", "effects"], "with --random or --tile", rule, hint)
+        refuse(
+            context,
+            ["beside", "effects", "probe", "all", "csv"],
+            "with --random or --tile",
+            rule,
+            hint,
+        )
     if not random:
         names = ("size", "heads", "seed", "mask", "positions")
         rule = "a trained model has its own size, heads, mask and weights."
@@ -117,22 +137,52 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
 
 
 def _look_at_text(
-    model: "TextModel", words: str, effects: bool, out: Path, other: "TextModel | None"
+    model: "TextModel",
+    words: str,
+    effects: bool,
+    probe: bool,
+    every: bool,
+    csv: Path | None,
+    out: Path,
+    other: "TextModel | None",
 ) -> None:
     from clearhead.explorer import text as terminal
     from clearhead.explorer.report_files import write
-    from clearhead.inspection.report import report
+    from clearhead.inspection.report import report, summary
 
     beside = None if other is None else report(other, words)
-    result = report(model, words, effects=effects or model.is_small)
+    result = report(model, words, effects=effects or model.is_small, probe=probe)
     written = write(result, out, beside=beside)  # before printing, because a pipe may close
-    typer.echo(str(result))
+    if csv is not None:
+        written["table"] = _write_csv(result, csv)
+    is_short = len(result.heads) <= SHORT_TABLE
+    typer.echo(summary(result))
+    if every or is_short:
+        typer.echo(f"\n{result}")
+    else:
+        typer.echo("\nAll heads: add --all for the table, --csv FILE for a file, or open the page.")
     for remark in model.remarks(words):
         typer.echo(f"\n{wrapped(remark.sentence)}")
         if remark.trace is not None:
             typer.echo()
             terminal.heat(remark.trace, heads=[remark.head], layer=remark.layer)
     say_written(written)
+
+
+def _write_csv(result: "Report", path: Path) -> Path:
+    """Write a row for each head."""
+    import csv
+
+    from clearhead.errors import writable_folder
+
+    writable_folder(path.parent, "the table is", "pass another path to --csv.")
+    rows = result.as_rows()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def _look_at_tile(model: "TextModel", words: str, tile: str, out: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line: its output, its files, and its errors."""
 
+import csv
 import io
 import json
 import os
@@ -21,6 +22,10 @@ from clearhead.nn.explain_text import explain_text
 from clearhead.nn.tokenize import tokenize
 from tests.explorer.serve.models import save_gpt2
 
+STORY = (
+    "Once upon a time there was a quiet queen and a young wizard. She danced in the castle because "
+    "she was proud. He gave his books to her."
+)
 SENTENCE = "The cat sat on the mat."
 
 
@@ -97,7 +102,9 @@ def test_pictures_and_page_are_written(run, tmp_path):
 
 
 def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, tmp_path):
-    code, out, err = run("look", "The zebra sat because it was tired.", "--out", tmp_path)
+    table = tmp_path / "heads.csv"
+    text = f"{STORY} The zebra sat because it was tired."
+    code, out, err = run("look", text, "--out", tmp_path, "--csv", table, "--probe")
     assert code == 0 and "zebra(?)" in out and "does not know" in out
     for relation in ("previous word", "subject", "antecedent"):
         assert f"{relation} (9" in out  # its rate on held-out stories
@@ -107,6 +114,10 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     found = json.loads((tmp_path / "storyteller-report.json").read_text())
     labels = {head["label"] for layer in found["layers"] for head in layer["heads"]}
     assert {"previous word", "subject", "antecedent"} <= labels
+    assert "Roles of heads" in out and "Most telling: layer" in out
+    assert "Largest scores on random tokens" in out
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert len(rows) == 16 and float(rows[1]["previous"]) > 0 and rows[1]["probe_previous"]
     # The table has both labels, and says how they differ.
     assert "previous token" in labels
     legend = " ".join(out.split())

@@ -5,15 +5,18 @@ text may be as long as the model's context.
 """
 
 from .exact_weights import tile
-from .findings import Head, Layer, Link
+from .findings import Head, Layer, Link, Role
 from .result import Report
 from .run import report
+from .summary import summary
 
 __all__ = [
     "Head",
     "Layer",
     "Link",
     "Report",
+    "Role",
     "report",
+    "summary",
     "tile",
 ]

@@ -77,15 +77,22 @@ class Report(ShownInNotebook, Savable):
             )
         return self.layers[layer].heads[head]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return a table with one row per head: where it is, its label, its numbers, and the
-        fraction of its weight on each group of keys. Raises `Missing` without pandas."""
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Return one row per head: where it is, its label, its roles with their masses, its
+        numbers, the fraction of its weight on each group of keys, and its scores of the probe."""
         rows = []
         for layer in self.layers:
             for head in layer.heads:
-                row = {n: x for n, x in vars(head).items() if n not in ("shares", "links")}
-                rows.append({"module": layer.module, **row, **head.shares})
-        return data_frame(rows)
+                parts = ("shares", "links", "roles", "probe")
+                row = {name: x for name, x in vars(head).items() if name not in parts}
+                roles = "; ".join(f"{role.label} {role.mass:.4f}" for role in head.roles)
+                probe = {f"probe_{name}": x for name, x in (head.probe or {}).items()}
+                rows.append({"module": layer.module, **row, "roles": roles, **head.shares, **probe})
+        return rows
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return `as_rows` as a table. Raises `Missing` without pandas."""
+        return data_frame(self.as_rows())
 
     def to_json(self) -> dict[str, Any]:
         """Return the report without maps and traces, for `json.dumps`; NaN and inf are None."""
@@ -118,7 +125,7 @@ class Report(ShownInNotebook, Savable):
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
             numbers = x.share_text, f"{x.entropy:.2f}", number
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
-        table = _columns(rows)
+        table = columns(rows)
         width = max(80, *map(len, table))
         legend = (part for line in self._legend() for part in textwrap.wrap(line, width))
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *legend])
@@ -174,10 +181,11 @@ class Report(ShownInNotebook, Savable):
             labels = ", ".join(f"{count} {label}" for label, count in falling)
             mean = sum(head.entropy for head in layer.heads) / max(1, len(layer.heads))
             rows.append((str(layer.number), f"{mean:.2f}", labels))
-        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *_columns(rows)])
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *columns(rows)])
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align the cells of a table; a line for each row."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [" ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
             for row in rows]  # fmt: skip

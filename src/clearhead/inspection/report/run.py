@@ -22,6 +22,7 @@ from ..progress import progress_bar
 from ..text_model import TextModel
 from .collect import Collector
 from .cross_attention import TextTracker
+from .probe import probe_scores
 from .result import Report
 
 # For a checkpoint, which is already loaded with attn_implementation="clearhead".
@@ -40,6 +41,7 @@ def report(
     decoder_tokens: Sequence[str] | None = None,
     name: str | None = None,
     effects: bool | str | Metric = False,
+    probe: bool = False,
     progress: bool | None = None,
 ) -> Report:
     """Run a model once on one text, and report what each of its heads looks at.
@@ -66,6 +68,8 @@ def report(
             layer turn without the head, the mean over tokens of 1 - cosine. If a text has no loss,
             because it is one token long, True gives a report without effects, with the reason in
             `effects_withheld`.
+        probe: also run the model on random tokens that are repeated, and report the induction,
+            duplicate and previous-token scores of each head there (`Head.probe`).
         progress: show a progress bar on stderr, one step per layer. None shows it only in a
             terminal.
 
@@ -110,7 +114,7 @@ def report(
             result = replace(result, effects_withheld=why)
     elif effects is not False:
         result = _with_effects(result, run, effects, progress)
-    return result
+    return _with_probe(result, run) if probe else result
 
 
 class ModelRun(NamedTuple):
@@ -217,3 +221,21 @@ def _with_effects(
         for layer in report.layers
     )
     return replace(report, layers=layers, effect_metric=measured.metric)
+
+
+def _with_probe(result: Report, run: ModelRun) -> Report:
+    """Return the report with the scores of each head on random repeated tokens."""
+    scores = probe_scores(run.module, run.inputs)
+    layers = tuple(
+        layer
+        if of_layer is None
+        else replace(
+            layer,
+            heads=tuple(
+                replace(head, probe=score)
+                for head, score in zip(layer.heads, of_layer, strict=True)
+            ),
+        )
+        for layer, of_layer in zip(result.layers, scores, strict=True)
+    )
+    return replace(result, layers=layers)

@@ -1,0 +1,61 @@
+"""A report on one screen: counts of roles, and the head and query that tell most."""
+
+import torch
+
+import clearhead as ch
+from clearhead.inspection.report import report, summary
+from clearhead.inspection.report.summary import matter_most, most_telling
+from tests.inspection.report.models import AttentionCalls, pointing
+
+
+def many_heads():
+    """On a text of two equal halves: an induction head, a previous-token head, 28 sinks."""
+    T = 40
+    tokens = [f"w{i % 20}" for i in range(T)]
+    made = [
+        pointing(T, lambda i: i - 19 if i >= 20 else 0),
+        pointing(T, lambda i: max(i - 1, 0)),
+        *[pointing(T, lambda i: 0)] * 28,
+    ]
+    q, k = (torch.stack(x)[None] for x in zip(*made, strict=True))
+    calls = AttentionCalls((q, k, {"mask": ch.causal}))
+    return report(calls, torch.zeros(1), tokens=tokens, name="toy")
+
+
+def test_a_summary_fits_a_screen_and_counts_roles():
+    result = many_heads()
+    text = summary(result)
+    assert len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 80
+    assert text.startswith("toy: 1 layer, 30 heads, 40 tokens")
+    flat = " ".join(text.split())
+    assert "1 induction, 1 previous token" in flat or "29 first token (sink)" in flat
+    assert "0 heads have none" in flat
+
+
+def test_the_most_telling_query_is_shown_in_its_sentence():
+    result = many_heads()
+    telling = most_telling(result)
+    assert telling.head is result[0, 0]
+    assert telling.key == telling.query - 19 and telling.weight > 0.9
+    flat = " ".join(summary(result).split())
+    assert "Most telling: layer 0, head 0: induction" in flat
+    assert f"[w{telling.key % 20}]" in flat and f"[w{telling.query % 20}]" in flat
+
+
+def test_heads_matter_by_their_effect_if_it_is_known():
+    from dataclasses import replace
+
+    result = many_heads()
+    assert [x.head for x in matter_most(result)] == [0, 1]  # and no sink
+    [layer] = result.layers
+    heads = tuple(replace(x, effect=float(x.head == 7)) for x in layer.heads)
+    result = replace(result, layers=(replace(layer, heads=heads),), effect_metric="loss")
+    assert matter_most(result)[0].head == 7 and "+1.000" in summary(result)
+
+
+def test_a_report_without_roles_has_a_summary():
+    q = torch.zeros(1, 2, 3, 4)
+    result = report(AttentionCalls((q, q, {})), torch.zeros(1))
+    assert most_telling(result) is None
+    text = " ".join(summary(result).split())
+    assert "2 heads have none" in text and "too few to tell" in text
