@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 BUDGETS = {
     "explorer": 3000,
     "demo": 510,
-    "inspection": 5500,  # roles, probe and summary of heads; logit attribution; circuits; recordings as tables and under other names
+    "inspection": 5500,  # logit attribution; circuits; recordings as tables; roles, probe, summary
     "hf": 1630,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2530,
     "nn": 1160,
