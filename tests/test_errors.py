@@ -470,7 +470,7 @@ def wrong_kinds():
         "a tile with a step": (lambda: ch.causal.tile(range(0, 4, 2), range(4)), "tile got q="),
         "no digits": (lambda: ch.views.text.show(trace, decimals=-1), "decimals=-1"),
         "no digits to follow": (lambda: ch.views.text.follow(trace, 0, decimals=99), "decimals=99"),
-        "a tensor to show": (lambda: ch.views.text.show(x), "A view was given a Tensor"),
+        "a tensor to show": (lambda: ch.views.text.show(x), "A view got a Tensor"),
         "nothing to attend to": (lambda: ch.attention(None, x, x), "q is None"),
         "slopes of yes and no": (lambda: ch.alibi(x > 0), "slopes of torch.bool"),
     }
