@@ -1,9 +1,9 @@
-"""What the heads of a layer do with a long text that is cut over processes.
+"""Look at the heads of a layer on a long text that is split over processes.
 
     torchrun --nproc-per-node 2 examples/look_at_long_text.py --tokens 8192
 
-Prints, for each head, how many keys a query spreads over and how much weight goes to the first
-tokens and to the nearest ones. The numbers are those of one machine; no process holds the text.
+It prints, for each head, the effective number of keys of a query, and its weight on the first
+tokens and on the nearest ones. The numbers are those of one machine; no process has the full text.
 """
 
 import argparse
@@ -15,25 +15,25 @@ import clearhead as ch
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    ask.add_argument("--tokens", type=int, default=8192)
-    ask.add_argument("--heads", type=int, default=4)
-    asked = ask.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--heads", type=int, default=4)
+    options = parser.parse_args()
 
     dist.init_process_group("gloo")
-    layout = ch.distributed.head_tail(asked.tokens, dist.get_world_size())
-    held = layout.positions[dist.get_rank()]
-    # Every process makes its own tokens, each from its position alone.
-    rows = [torch.Generator().manual_seed(position) for position in held.tensor().tolist()]
+    layout = ch.distributed.head_tail(options.tokens, dist.get_world_size())
+    own = layout.positions[dist.get_rank()]
+    # Every process makes its own tokens, from their positions alone.
+    rows = [torch.Generator().manual_seed(position) for position in own.tensor().tolist()]
     q, k, v = (
-        torch.stack([torch.randn(asked.heads, 32, generator=row) for row in rows], 1)
+        torch.stack([torch.randn(options.heads, 32, generator=row) for row in rows], 1)
         for _ in range(3)
     )
     groups = ch.mass({"the first 4": ch.prefix(4), "the last 64": ch.window(before=63, after=0)})
     seen = ch.distributed.look(
         q, k, v, mask=ch.causal, bias=ch.alibi(), layout=layout, stats=["effective", groups]
     )
-    numbers = torch.stack([seen.effective, *seen.mass.values()]).sum(-1) / asked.tokens
+    numbers = torch.stack([seen.effective, *seen.mass.values()]).sum(-1) / options.tokens
     dist.all_reduce(numbers)
     if dist.get_rank() == 0:
         for head, (keys, first, last) in enumerate(numbers.T.tolist()):

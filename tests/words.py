@@ -74,11 +74,6 @@ EXCEPTIONS = (
     ("src/clearhead/inspection/report/findings.py", "links", "a tuple of Link"),
 )
 
-# Beginnings of paths that are still to be rewritten. They are checked only when they are named.
-UNFINISHED: tuple[str, ...] = (
-    "examples/",
-)
-
 PATTERNS = (
     "*.md", "docs/**/*.md", "docs/llms.txt", "lessons/*.md", "src/**/*.py", "kernels/**/*.h",
     "kernels/**/*.cpp", "page/src/**/*.js", "bench/*.py", "examples/**/*.py",
@@ -254,9 +249,7 @@ def files() -> list[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    checked = [Path(name).resolve() for name in arguments] or [
-        path for path in files() if not path.relative_to(ROOT).as_posix().startswith(UNFINISHED)
-    ]
+    checked = [Path(name).resolve() for name in arguments] or files()
     faults = [fault for path in checked for fault in faults_in(path)]
     print(*faults, f"{len(faults)} faults in {len(checked)} files", sep="\n")
     return bool(faults)

@@ -1,8 +1,8 @@
-"""How the model that ships was made: a grammar, a training, and what its heads were measured to do.
+"""Make the included model: generate stories, train a decoder, and measure its heads.
 
-A grammar writes small stories, and knows the subject of each verb and the antecedent of each
-pronoun (`grammar`); a decoder of `clearhead.nn` learns to predict their next word (`train`); its
-heads are measured against what the grammar knows (`measure`, `ablate`, `causes`).
+`grammar` generates short stories with the subject of each verb and the antecedent of each pronoun.
+`train` trains a decoder of `clearhead.nn` to predict their next word. `measure`, `ablate` and
+`causes` compare its heads with these subjects and antecedents.
 """
 
 from .ablate import Ablation, ablate

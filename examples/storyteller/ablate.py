@@ -1,7 +1,7 @@
-"""Ablation: train without one part, and measure the loss and the heads.
+"""Train without one part of the model, and measure the loss and the heads.
 
 Every variant has the same seed and reads the same stories in the same order. The training is
-shorter than that of the shipped model, so compare these numbers with each other only.
+shorter than that of the included model, so compare these numbers only with each other.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One model: what it was trained without, its losses, its accuracy and its heads' rates.
+    """One model: the part it was trained without, its losses, its accuracy and its heads' rates.
 
-    `as_trained` is its held-out loss as it was trained: without the causal mask it sees the word
-    that it predicts. `causal` is its held-out loss with the causal mask, of which `accuracy` is the
-    accuracy.
+    `as_trained` is its held-out loss in the way it was trained: without the causal mask it sees the
+    word that it predicts. `causal` and `accuracy` are its held-out loss and accuracy with the
+    causal mask.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The results of `ablate`; prints itself as a table."""
+    """The results of `ablate`, which print as a table."""
 
     steps: int
     batch: int
@@ -85,9 +85,9 @@ def ablate(
 ) -> Ablation:
     """Train the `variants` for `steps` steps each and measure them like the shipped model.
 
-    Writes ``ablation.json`` and, if matplotlib is there, ``ablation.png`` and
-    ``ablation_losses.png`` to the folder `out`. `sizes` are those of `Config`.
-    Raises `BadValue` for a folder that cannot be written, and for sizes that do not fit.
+    Writes ``ablation.json`` and, with matplotlib, ``ablation.png`` and ``ablation_losses.png`` to
+    the folder `out`. `sizes` are those of `Config`. Raises `BadValue` for a folder that cannot be
+    written, and for sizes that do not fit.
     """
     directory = writable_folder(out, "checkpoints, weights and pictures are")
     training_stories, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
@@ -120,7 +120,7 @@ def _measured(
 
 
 def _with_causal_mask(model: Decoder) -> Decoder:
-    """The same weights, with the causal mask that they were trained without."""
+    """Return the model with the causal mask that it was trained without."""
     masked = untrained(replace(model.config, causal=True))
     masked.load_state_dict(model.state_dict())
     return masked.eval()

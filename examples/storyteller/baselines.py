@@ -1,4 +1,4 @@
-"""Baselines that only count: how common each word is, and how common after each word."""
+"""Predict the next word by counts: of each word, and of each word after another."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class Counted(ABC):
         word, following = self._pairs(stories)
         self.pairs.index_put_((word, following), torch.ones(len(word)), accumulate=True)
         counts = self.pairs.sum(0)
-        self.unigram = (counts + 1) / (counts.sum() + V)  # one more each, so that none is 0
+        self.unigram = (counts + 1) / (counts.sum() + V)  # + 1, so that no probability is 0
 
     def scores(self, stories: Sequence[Story]) -> tuple[float, float]:
-        """Nats per word, and the share of words predicted right."""
+        """Compute nats per word, and the fraction of words predicted correctly."""
         probabilities = self.probabilities()
         word, following = self._pairs(stories)
         loss = -float(probabilities[word, following].log().sum())
@@ -34,23 +34,23 @@ class Counted(ABC):
 
     @abstractmethod
     def probabilities(self) -> Tensor:
-        """(V, V): the probability of each next word after each word."""
+        """Return the probability of each next word after each word, (V, V)."""
 
     def _pairs(self, stories: Sequence[Story]) -> tuple[Tensor, Tensor]:
-        """All words, and the word after each."""
+        """Return all words, and the word after each."""
         ids, targets = pad(stories, self.vocabulary)
         return ids[targets != SKIP], targets[targets != SKIP]
 
 
 class Unigram(Counted):
-    """The same prediction everywhere: how common each word is."""
+    """Predicts each word with its frequency."""
 
     def probabilities(self) -> Tensor:
         return self.unigram.expand(len(self.unigram), -1)
 
 
 class Bigram(Counted):
-    """What came after this word in training, plus the unigram with the weight of one count."""
+    """Predicts by the words that followed in training, plus the unigram as one count."""
 
     def probabilities(self) -> Tensor:
         return (self.pairs + self.unigram) / (self.pairs.sum(-1, keepdim=True) + 1)

@@ -1,7 +1,7 @@
-"""The effect of one edge of each head, from a pronoun to its antecedent, on the next word.
+"""Measure the effect of one edge of each head, from a pronoun to its antecedent, on the next word.
 
-The word after a pronoun depends on the antecedent. `measure` says which head looks there; here the
-edge between the two is knocked out, head by head, and the loss of the next word shows its effect.
+The word after a pronoun depends on the antecedent. `measure` reports which head looks at it;
+`causes` knocks out the edge between the two in each head, and compares the loss of the next word.
 """
 
 from collections.abc import Sequence
@@ -22,20 +22,21 @@ from .data import pad
 from .grammar import Story, lexicon
 from .measure import hit_rates
 
-MOST = 0.5  # of the pronouns, whose antecedent a head must look at to count as looking at it
+MOST = 0.5  # a head looks at antecedents if it does so for more than this fraction of pronouns
 
 
 def causes(teller: Storyteller, *, stories: int = 100, seed: int = 1) -> Effects:
-    """The increase of the loss of the word after a pronoun, in nats, on held-out stories, when the
-    edge from the pronoun to its antecedent is knocked out: in each head, in those that look at the
-    antecedent of most pronouns, in all other heads, and in all heads.
+    """Measure the increase of the loss after a pronoun without the edge to its antecedent, in nats.
+
+    The edge is knocked out in each head, in the heads that look at the antecedents of most
+    pronouns, in all other heads, and in all heads. The stories are held out.
 
     Raises `BadValue` for a model that was not trained on stories.
     """
     if strange := set(lexicon()) - set(teller.vocabulary.words):
         raise BadValue(
             f"The model does not know {len(strange)} words of the stories.",
-            "the antecedents of pronouns are known for the stories of the grammar only.",
+            "the antecedents of pronouns are known only for the stories of the grammar.",
             "pass a model that was trained on stories.",
         )
     model, held_out = teller.model, data.stories(seed, stories, "held-out")
@@ -66,7 +67,7 @@ def causes(teller: Storyteller, *, stories: int = 100, seed: int = 1) -> Effects
 
 
 def links(stories: Sequence[Story], T: int) -> Dense:
-    """The edges from each pronoun to its antecedent, (B, 1, T, T)."""
+    """Return the edges from each pronoun to its antecedent, (B, 1, T, T)."""
     cells = torch.zeros(len(stories), 1, T, T, dtype=torch.bool)
     for b, story in enumerate(stories):
         for pronoun, noun in story.antecedents.items():

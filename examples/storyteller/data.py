@@ -1,8 +1,8 @@
-"""Training data: batches that depend on the seed and their number only.
+"""Make training batches, which depend only on the seed and their number.
 
-So a training that was killed goes on with the batches that it would have read, and its checkpoint
-need not hold the state of the data. Letters: B batch, T tokens. Targets are the next words; -100
-marks those that do not count.
+So a training that is started again continues with the same batches, without the state of the data
+in its checkpoint. Letters: B batch, T tokens. Targets are the next words; -100 marks targets that
+do not count.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from clearhead.errors import BadValue, why_failed
 from .grammar import Split, Story, lexicon, story
 
 SKIP = -100  # cross_entropy ignores these targets
-UNKNOWN_SHARE = 0.01  # of the words of a training batch, which are replaced by <unknown>
+UNKNOWN_FRACTION = 0.01  # of the words in a training batch, which are replaced by <unknown>
 
 
 class Batch(NamedTuple):
@@ -36,19 +36,19 @@ class Source(ABC):
 
     vocabulary: Vocabulary
     name: str
-    identity: str  # differs if the words differ, so that no training is continued on other data
+    identity: str  # depends on the words, so that training is not continued on other data
 
     @abstractmethod
     def batch(self, number: int, size: int) -> Batch:
-        """Training batch `number`."""
+        """Return training batch `number`."""
 
     @abstractmethod
     def held_out(self, size: int) -> Batch:
-        """One batch that is never trained on."""
+        """Return one batch that is never used for training."""
 
 
 class Stories(Source):
-    """Stories of the grammar: number i of `seed` is read once, in batch i // size."""
+    """Stories of the grammar: story i of `seed` is used once, in batch i // size."""
 
     name = identity = "stories"
 
@@ -65,8 +65,12 @@ class Stories(Source):
 
 
 class TextFile(Source):
-    """A text file: random passages of `context` words from its first nine tenths; the rest is held
-    out. Raises `BadValue` for a file that cannot be read, or with fewer than 100 words."""
+    """Random passages of `context` words from the first nine tenths of a file.
+
+    The rest of the file is held out.
+
+    Raises `BadValue` for a file that cannot be read, or that has fewer than 100 words.
+    """
 
     def __init__(self, path: str | Path, seed: int, context: int) -> None:
         try:
@@ -84,7 +88,7 @@ class TextFile(Source):
         if len(ids) < 100:
             raise BadValue(
                 f"The file {str(path)!r} has {len(ids)} words.",
-                "a text to train on has at least 100.",
+                "a text for training has at least 100.",
                 "pass a longer text, or leave it out to train on stories.",
             )
         cut = len(ids) * 9 // 10
@@ -106,27 +110,29 @@ class TextFile(Source):
 
 
 def stories(seed: int, count: int, split: Split, start: int = 0) -> list[Story]:
-    """Stories `start` to `start + count` of a seed and split."""
+    """Return stories `start` to `start + count` of a seed and split."""
     return [story(seed, number, split) for number in range(start, start + count)]
 
 
 def pad(stories: Sequence[Story], vocabulary: Vocabulary) -> Batch:
-    """Stories as one batch, padded to the longest. After the last word comes <end>; the causal mask
-    keeps what follows it from having any effect, and it does not count as a target."""
+    """Make one batch of stories, padded to the longest with <end> after the last word.
+
+    The padding has no effect because of the causal mask, and is not a target.
+    """
     end = vocabulary.number[END]
-    T = max(len(each.words) for each in stories)
+    T = max(len(story.words) for story in stories)
     ids, targets = torch.full((len(stories), T), end), torch.full((len(stories), T), SKIP)
-    for row, each in enumerate(stories):
-        words = torch.tensor([*vocabulary.encode(each.words).ids, end])
+    for row, one in enumerate(stories):
+        words = torch.tensor([*vocabulary.encode(one.words).ids, end])
         ids[row, : len(words) - 1], targets[row, : len(words) - 1] = words[:-1], words[1:]
     return Batch(ids, targets)
 
 
 def with_unknown_words(batch: Batch, random: Random) -> Batch:
-    """The batch with a few words replaced by <unknown>, so that a model learns to read past one."""
+    """Replace a few words by <unknown>, so that a model learns to read texts with such words."""
     ids = batch.ids.clone()
     for row in ids:
         for i in range(len(row)):
-            if random.random() < UNKNOWN_SHARE:
+            if random.random() < UNKNOWN_FRACTION:
                 row[i] = 0
     return batch._replace(ids=ids)

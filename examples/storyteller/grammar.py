@@ -1,12 +1,11 @@
-"""Small English stories from a seed, with the subject of each verb and the antecedent of each
-pronoun.
+"""Generate short English stories from a seed, with subjects of verbs and antecedents of pronouns.
 
-One rule gives the antecedent: a pronoun refers to the latest noun that agrees with it. "She" agrees
-with "girl" and not with "king", so gender and number decide first, and nearness second. Since other
-nouns come between, a fixed distance is rarely right.
+A pronoun refers to the latest noun that agrees with it. "She" agrees with "girl" and not with
+"king", so gender and number decide first, and distance second. Other nouns are between them, so a
+fixed distance is rarely right.
 
-The verb of "there was a girl" comes before its subject, where a causal model cannot look back at
-it; it is not counted.
+The verb of "there was a girl" is before its subject, where a causal model cannot look at it, and is
+not counted.
 """
 
 from dataclasses import dataclass, field
@@ -33,18 +32,21 @@ from clearhead.demo.cast import (
 from clearhead.errors import BadValue
 
 Split = Literal["train", "held-out"]
-# What a voice of a rhyme says on a beat without a word of its own: short words, and full stops
-# about as often as stories have them.
+# The words of a rhyme on a beat without a word of its voice: short words, and full stops about as
+# often as in stories.
 RESTS = ". . . , a two the and to was were there".split()
-BEATS = 9  # of a rhyme
-LONGEST = 116  # words; the few longer stories are dropped, as a batch is as long as its longest
-HELD_OUT_ONE_IN = 10  # one of so many possible stories is held out
+BEATS = 9  # the beats of a rhyme
+LONGEST = 116  # words; the few longer stories are dropped, because they would lengthen a batch
+HELD_OUT_ONE_IN = 10  # one in 10 possible stories is held out
 
 
 @dataclass(frozen=True)
 class Story:
-    """Words, lower case, punctuation apart; `subjects` maps a verb to its subject, `antecedents` a
-    pronoun to the noun it refers to, all as indices of words."""
+    """A story as words in lower case, with separate punctuation.
+
+    `subjects` maps verbs to their subjects, and `antecedents` pronouns to the nouns to which they
+    refer, as indices of words.
+    """
 
     words: tuple[str, ...]
     subjects: dict[int, int]
@@ -55,10 +57,10 @@ class Story:
 
 
 def story(seed: int, number: int, split: Split = "train") -> Story:
-    """Story `number` of a seed. The same three arguments always give the same story.
+    """Return story `number` of a seed. Equal arguments return equal stories.
 
-    Held-out stories never occur in training, whatever the seeds: a checksum of the words decides
-    to which split a story belongs, and stories are drawn until one belongs to `split`.
+    Held-out stories never occur in training, for any seeds: a checksum of the words decides the
+    split of a story, and stories are drawn until one belongs to `split`.
     """
     if split not in ("train", "held-out"):
         raise BadValue(
@@ -74,13 +76,13 @@ def story(seed: int, number: int, split: Split = "train") -> Story:
 
 
 def split_of(words: tuple[str, ...]) -> Split:
-    """The split that a story of these words belongs to."""
+    """Return the split of a story with these words."""
     return "train" if crc32(" ".join(words).encode()) % HELD_OUT_ONE_IN else "held-out"
 
 
 @lru_cache(maxsize=1)
 def lexicon() -> tuple[str, ...]:
-    """Every word that a story can contain, in alphabetical order."""
+    """Return all words that a story can contain, in alphabetical order."""
     words = set("there was were lived a two rhyme to and the that because . ,".split())
     for group in (LOOKS, COLOURS, TAKES, STAYS, GIVES, HOWS, NEARS, SCENERY):
         words |= set(group)
@@ -94,7 +96,7 @@ def lexicon() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def rounds() -> tuple[str, ...]:
-    """The round that all rhymes are taken from: every word once, in a random order."""
+    """Return the source of all rhymes: every word once, in a random order."""
     words = [word for word in lexicon() if word not in (*RESTS, "rhyme")]
     return tuple(Random("round").sample(words, len(words)))
 
@@ -123,7 +125,7 @@ class _Teller:
         return self.random.random() < probability
 
     def say(self, *phrases: str) -> int:
-        """Add these words. Returns the index of the last."""
+        """Add these words, and return the index of the last."""
         for phrase in phrases:
             self.words += phrase.replace(",", " ,").split()
         return len(self.words) - 1
@@ -157,7 +159,7 @@ class _Teller:
     # ------------------------------------------------------------------ the parts of a sentence
 
     def subject(self, role: _Role, cast: list[_Role]) -> int:
-        """ "She", or the noun, with the words between it and its verb. Returns its index."""
+        """Add "she", or the noun, and the words before its verb. Return its index."""
         if self.is_latest(role) and self.chance(0.6):
             index = self.pronoun(role, role.who.forms.subject)
         else:
@@ -168,14 +170,16 @@ class _Teller:
         return index
 
     def how(self) -> None:
-        """Adverbs (slowly; slowly and again), so that the word before a verb is not always its
-        subject."""
+        """Add adverbs (slowly; slowly and again), so that not every verb follows its subject."""
         first, second = self.random.sample(HOWS, 2)
         self.say(*self.random.choice(((), (), (first,), (first, "and", second))))
 
     def aside(self, role: _Role, cast: list[_Role]) -> None:
-        """A place with another noun: near that queen. Its pronoun differs from that of the subject,
-        as "the girl near that queen took her kites" would be ambiguous."""
+        """Add a place with another noun: near that queen.
+
+        Its pronoun differs from that of the subject, because "the girl near that queen took her
+        kites" would be ambiguous.
+        """
         self.say(self.random.choice(NEARS), "that")
         others = [r for r in cast if r.who.pronoun != role.who.pronoun]
         if others and self.chance(0.5):
@@ -184,7 +188,7 @@ class _Teller:
             self.say(self.random.choice(SCENERY))
 
     def things(self, role: _Role, owned: bool = True) -> None:
-        """Things of the character, one kind or two: her red kites and dolls, or kites."""
+        """Add things of the character, of one or two kinds: her red kites and dolls, or kites."""
         if owned:
             self.pronoun(role, role.who.forms.owner)
         if self.chance(0.4):
@@ -195,7 +199,7 @@ class _Teller:
     # ---------------------------------------------------------------------------- the sentences
 
     def takes(self, role: _Role, cast: list[_Role]) -> None:
-        """What is taken may belong to another character: the girl found his wand."""
+        """Take things, which may belong to another character: the girl found his wand."""
         self.verb(self.random.choice(TAKES), self.subject(role, cast))
         others = [r for r in cast if r.who.pronoun != role.who.pronoun and self.is_latest(r)]
         if others and self.chance(0.15):
@@ -214,7 +218,7 @@ class _Teller:
             self.say(first, *(["and", second] if self.chance(0.3) else []))
 
     def gives(self, role: _Role, cast: list[_Role]) -> None:
-        """To a character with another pronoun, perhaps with its home."""
+        """Give things to a character with another pronoun, perhaps at its home."""
         self.verb(self.random.choice(GIVES), self.subject(role, cast))
         self.things(role, owned=self.chance(0.6))
         self.say("to")
@@ -227,7 +231,7 @@ class _Teller:
             self.say(*other.who.home)
 
     def does(self, role: _Role, cast: list[_Role]) -> None:
-        """The subject of a deed is a pronoun, so that the next word depends on its antecedent."""
+        """Add a deed whose subject is a pronoun, so the next word depends on its antecedent."""
         subject = self.pronoun(role, role.who.forms.subject)
         self.how()
         self.verb(role.deeds.pop(), subject)
@@ -239,11 +243,10 @@ class _Teller:
             self.say(self.random.choice(WHENS))
 
     def rhyme(self) -> None:
-        """Nonsense before or after the story: two voices take turns, each with its part of the
-        round.
+        """Add a rhyme before or after the story: two voices alternate, each with its own part.
 
-        The next word follows from the word before the last and from nothing else, so a model has
-        to look at that. Verbs and pronouns of a rhyme have no subjects and antecedents.
+        The next word depends only on the word before the last, so a model has to look at that
+        word. Verbs and pronouns of a rhyme have no subjects and antecedents.
         """
         self.say("a rhyme .")
         high, low = self.random.sample(range(len(rounds())), 2)
@@ -255,9 +258,11 @@ class _Teller:
 
 
 def _tell(random: Random) -> Story:
-    """The rhyme comes before the story or after it, and stories are short or long, so that neither
-    position nor length shows whether a word belongs to a rhyme: to know the word before the last in
-    rhymes, a model has to look at the previous word everywhere."""
+    """Write a rhyme and a story, in either order, short or long.
+
+    So neither position nor length shows whether a word belongs to a rhyme. To know the word before
+    the last in rhymes, a model has to look at the previous word everywhere.
+    """
     teller = _Teller(random)
     rhyme_first = teller.chance(0.5)
     if rhyme_first:
@@ -296,8 +301,11 @@ def _tell(random: Random) -> Story:
 
 
 def _cast(random: Random) -> list[Character]:
-    """Three different characters. The first two have different pronouns; the third, who appears
-    later, mostly shares one of these, so that a pronoun changes its antecedent."""
+    """Draw three different characters.
+
+    The first two have different pronouns. The third appears later and mostly has one of these, so
+    a pronoun changes its antecedent.
+    """
     while True:
         first, second, third = random.sample(CHARACTERS, 3)
         if first.pronoun == second.pronoun:

@@ -1,9 +1,9 @@
-"""What the heads look at: selected on training stories, reported on held-out ones.
+"""Measure what the heads look at: select on training stories, report on held-out stories.
 
-A head "looks at" the word on which its largest weight lies. For each of three relations the best
-head is selected on training stories; what is reported is how often it is right on held-out stories,
-beside the best head of a model with random weights (selected in the same way), the best fixed
-distance, and chance: picking one of the visible words at random.
+A head looks at the word with its largest weight. For each of three relations, the best head is
+selected on training stories. The report has the rate at which it is right on held-out stories, and
+three baselines: the best head of a model with random weights, selected in the same way; the best
+fixed distance; and a random choice among the visible words.
 
 Letters: L layers, H heads, N pairs of words.
 """
@@ -31,18 +31,18 @@ from .baselines import Bigram, Unigram
 from .data import SKIP, pad, stories
 from .grammar import Story, lexicon
 
-Relation = Callable[[Story], dict[int, int]]  # words that should look at another word, and that
+Relation = Callable[[Story], dict[int, int]]  # from a word to the word that it should look at
 RELATIONS: dict[str, Relation] = {
     "previous word": lambda story: {i: i - 1 for i in range(1, len(story.words))},
     "subject": lambda story: story.subjects,
     "antecedent": lambda story: story.antecedents,
 }
-BATCH = 100  # stories; bounds the memory
+BATCH = 100  # stories, which limits the memory
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How well the next word is predicted: nats per word, and the share predicted right."""
+    """The prediction of the next word: nats per word, and the fraction predicted correctly."""
 
     loss: float
     accuracy: float
@@ -50,7 +50,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Table:
-    """The results of `measure`; prints itself. `guesses` scores the model and the baselines."""
+    """The results of `measure`, which print as a table, with scores of model and baselines."""
 
     searched: int
     reported: int
@@ -59,7 +59,7 @@ class Table:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "Table":
-        """The table of which `as_dict` made this dict."""
+        """Return the table from its `as_dict`."""
         return cls(
             stored["searched"],
             stored["reported"],
@@ -97,9 +97,10 @@ def measure(
     seed: int = 1,
     progress: bool | None = None,
 ) -> Table:
-    """The table of a storyteller: heads selected on `search` training stories, their rates and
-    next-word scores on `report` held-out stories of `seed`. `progress` shows a bar on stderr; None
-    means only in a terminal.
+    """Measure the heads and the next-word scores of a storyteller.
+
+    Heads are selected on `search` training stories, and reported on `report` held-out stories of
+    `seed`. `progress` shows a bar on stderr; None means only in a terminal.
 
     Raises `BadValue` for a model that was not trained on stories, and for no stories.
     """
@@ -113,8 +114,8 @@ def measure(
         )
     if search < 1 or report < 1:
         raise BadValue(
-            f"search={search} and report={report} stories were asked for.",
-            "heads are found on at least one story and reported on at least one.",
+            f"measure got search={search} and report={report} stories.",
+            "heads are selected on at least one story, and reported on at least one.",
             "pass larger numbers.",
         )
     searched, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
@@ -156,7 +157,7 @@ def measure(
 def best_heads(
     model: Decoder, vocabulary: Vocabulary, searched: Sequence[Story], held_out: Sequence[Story]
 ) -> list[dict[str, Any]]:
-    """The best head of each relation on the `searched` stories, with its rate on both."""
+    """Find the best head of each relation on the `searched` stories, with its rate on both sets."""
     search_rates = hit_rates(model, vocabulary, searched)
     held_out_rates = hit_rates(model, vocabulary, held_out)
     heads = []
@@ -179,7 +180,7 @@ def best_heads(
 def hit_rates(
     model: Decoder, vocabulary: Vocabulary, stories: Sequence[Story]
 ) -> dict[str, tuple[Tensor, int]]:
-    """For each relation, how often each head is right, (L, H), and of how many words."""
+    """Compute the rate of each head for each relation, (L, H), and the number of words."""
     hits = {label: torch.zeros(()) for label in RELATIONS}
     count = dict.fromkeys(RELATIONS, 0)
     for start in range(0, len(stories), BATCH):
@@ -196,14 +197,14 @@ def hit_rates(
 
 
 def _top_key(call: Call) -> Tensor:
-    """The key of the largest weight of each query, (B, H, T)."""
+    """Return the key of the largest weight of each query, (B, H, T)."""
     top = call.statistics["topk"]
     assert isinstance(top, TopWeights)
     return top.keys[..., 0]
 
 
 def next_word_scores(model: Decoder, vocabulary: Vocabulary, stories: Sequence[Story]) -> Scores:
-    """Loss and accuracy of the next word, the end of a story included."""
+    """Compute loss and accuracy of the next word, including the end of a story."""
     loss, correct, count = 0.0, 0, 0
     for start in range(0, len(stories), BATCH):
         ids, targets = pad(stories[start : start + BATCH], vocabulary)
@@ -221,7 +222,7 @@ def best_distance(
     held_out: Sequence[Story],
     relation: Relation,
 ) -> float:
-    """The rate of always looking the same distance back, the most frequent one in `searched`."""
+    """Compute the rate of always looking back by the most frequent distance in `searched`."""
     distances = [i - j for story in searched for i, j in relation(story).items()]
     best = max(set(distances), key=distances.count)
     reported = [i - j for story in held_out for i, j in relation(story).items()]
@@ -229,6 +230,6 @@ def best_distance(
 
 
 def chance(stories: Sequence[Story], relation: Relation) -> float:
-    """The rate of picking one of the visible words at random: word i sees i + 1 of them."""
+    """Compute the rate of a random choice among visible words; word i sees i + 1 words."""
     rates = [1 / (i + 1) for story in stories for i in relation(story)]
     return sum(rates) / len(rates)

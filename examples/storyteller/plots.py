@@ -1,6 +1,6 @@
-"""Two figures: the loss by step, and the results of the ablation.
+"""Draw two figures: the loss by step, and the results of the ablation.
 
-matplotlib is optional: without it training and ablation run, and draw nothing.
+matplotlib is optional: without it, training and ablation draw nothing.
 """
 
 import math
@@ -13,8 +13,7 @@ from clearhead.explorer import plot
 def draw_losses(
     curves: Mapping[str, Sequence[float]], path: str | Path, held_out: float | None = None
 ) -> Path | None:
-    """Loss by step, one line per name, without what is not finite. Returns None without
-    matplotlib."""
+    """Draw the finite losses by step, one line per name. Return None without matplotlib."""
     if not plot.can_draw():
         return None
     from matplotlib.figure import Figure
@@ -41,7 +40,7 @@ def draw_ablation(
     rates: Mapping[str, Sequence[float]],
     path: str | Path,
 ) -> Path | None:
-    """Bars of the loss, and of each rate, one for each name. Returns None without matplotlib."""
+    """Draw bars of the loss and of each rate, one for each name. Return None without matplotlib."""
     if not plot.can_draw():
         return None
     from matplotlib.figure import Figure

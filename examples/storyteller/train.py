@@ -1,8 +1,7 @@
-"""Training: one loss (the next word), one optimiser, and checkpoints to continue from.
+"""Train with one loss (the next word), one optimiser, and checkpoints.
 
-Every step is determined by the seed and the number of the step, so a training that was killed and
-is started again ends with the same weights, bit for bit (on the same machine, with the same number
-of threads).
+The seed and the number of a step determine the step. So a training that is killed and started again
+ends with the same weights, bit for bit, on the same machine with the same number of threads.
 """
 
 import math
@@ -30,15 +29,15 @@ from .grammar import LONGEST
 from .plots import draw_losses
 
 WARM_UP = 50  # steps until the learning rate is reached
-# The learning rate of the biases of `RelativePositions`, times that of the other parameters: each
-# is a score by itself, while other scores are sums of many products. (After 400 steps the best head
-# looked at the previous word for 96 % of words; at the common rate for 52 %.)
+# The learning rate of `RelativePositions` relative to other parameters. Each of its numbers is a
+# full score, while other scores are sums of many products. After 400 steps the best head looked at
+# the previous word for 96 % of words, and with the common rate for 52 %.
 RELATIVE_RATE = 4.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What determines the weights, together with the source. `sizes` are those of `Config`."""
+    """The settings that, with the source, determine the weights. `sizes` are those of `Config`."""
 
     seed: int = 1
     steps: int = 4000
@@ -54,13 +53,13 @@ class Recipe:
                     "a training has at least one step, of at least one story.",
                     f"pass a larger {name}.",
                 )
-        rule = "a learning rate is a finite number: weights of a larger one are no numbers."
+        rule = "a learning rate is a finite number."
         as_number("rate", self.rate, rule, "pass a rate such as 2.5e-3.")
 
 
 @dataclass
 class Training:
-    """A model in training: its steps, and the checkpoint to continue from."""
+    """A model in training, with its steps and checkpoints."""
 
     recipe: Recipe
     source: Source
@@ -78,7 +77,7 @@ class Training:
         self.optimiser = AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
 
     def step(self) -> float:
-        """One step; its loss."""
+        """Train one step, and return its loss."""
         recipe, number = self.recipe, len(self.losses)
         warm_up = min(1.0, (number + 1) / WARM_UP)
         decay = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * number / recipe.steps))
@@ -92,7 +91,7 @@ class Training:
         if not math.isfinite(loss.item()):
             raise BadValue(
                 f"After {number} steps the loss is {loss.item()}.",
-                "a training continues while its loss is finite; this one has diverged.",
+                "training needs a finite loss; this one has diverged.",
                 f"train again with a lower rate than {recipe.rate:g}, in another folder.",
             )
         self.losses.append(loss.item())
@@ -107,17 +106,17 @@ class Training:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a checkpoint must share with this training."""
+        """The settings that a checkpoint must have in common with this training."""
         return {"recipe": asdict(self.recipe), "source": self.source.identity}
 
     def resume(self, path: Path) -> None:
-        """Continue from a checkpoint. Raises `BadValue` if it is of another training."""
+        """Continue from a checkpoint. Raises `BadValue` if it is from another training."""
         tensors, settings = atomic_io.read(path)
         if settings != self.settings:
             raise BadValue(
                 f"{str(path)!r} is of another training: {_differences(settings, self.settings)}.",
-                "a training continues with the settings that it began with.",
-                "pass another folder, or the settings that it began with.",
+                "training continues only with its first settings.",
+                "pass another folder, or the first settings.",
             )
         states: dict[int, dict[str, Tensor]] = {}
         for name, t in tensors.items():
@@ -153,9 +152,9 @@ def train(
     """Train a storyteller on the stories of the grammar, or on a `text` file.
 
     Writes to the folder `out`: ``checkpoint.safetensors`` every `every` steps, and at the end
-    ``model.safetensors`` and, with matplotlib and if `picture` is true, ``loss.png``. If the folder
-    holds a checkpoint of this training, it continues from there. `command` is stored with the
-    weights, so that they can be made again.
+    ``model.safetensors`` and, with matplotlib and if `picture` is true, ``loss.png``. It continues
+    from a checkpoint of this training in the folder. `command` is stored with the weights, so that
+    they can be reproduced.
 
     Raises `BadValue` for a file that cannot be read, a folder that cannot be written, a checkpoint
     of another training, and sizes that do not fit each other.
@@ -213,14 +212,14 @@ def train(
 
 
 def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """What differs, as words: ``steps 10 there and 20 here``."""
+    """Describe the differences of settings: ``steps 10 there and 20 here``."""
     parts = []
-    for name, here in ours.items():
-        there = theirs.get(name)
-        if isinstance(here, dict) and isinstance(there, dict):
-            parts.append(_differences(there, here))
-        elif here != there:
-            parts.append(f"{name} {there} there and {here} here")
+    for name, own in ours.items():
+        other = theirs.get(name)
+        if isinstance(own, dict) and isinstance(other, dict):
+            parts.append(_differences(other, own))
+        elif own != other:
+            parts.append(f"{name} {other} there and {own} here")
     return ", ".join(part for part in parts if part)
 
 
@@ -231,7 +230,7 @@ def run(
     progress: bool = True,
     title: str = "",
 ) -> None:
-    """Run all remaining steps; `after(done)` is called after each."""
+    """Run all remaining steps, and call `after(done)` after each."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -253,7 +252,7 @@ def run(
 
 
 def next_word_loss(model: Decoder, batch: Batch) -> Tensor:
-    """The mean of -log p(next word), in nats."""
+    """Compute the mean of -log p(next word), in nats."""
     logits = model(batch.ids)
     return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=SKIP)
 
@@ -264,13 +263,15 @@ def evaluate(model: Decoder, batch: Batch) -> float:
 
 
 def commit() -> str:
-    """The git commit of this code, with a plus if files have changed since; "unknown" without git,
-    or if the code is not tracked by the repository around it."""
-    here = Path(__file__).parent
+    """Return the git commit of this code, with a plus if files have changed since.
+
+    Returns "unknown" without git, or if the repository around the code does not track it.
+    """
+    folder = Path(__file__).parent
     try:
         _, head, changed = (
             subprocess.run(
-                ["git", "-C", str(here), *command],
+                ["git", "-C", str(folder), *command],
                 capture_output=True, text=True, check=True, timeout=10,
             ).stdout.strip()
             for command in (
