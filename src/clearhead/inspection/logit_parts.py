@@ -99,20 +99,20 @@ class LogitAttribution:
         Tk = self._sources[0].problem.Tk
         n = as_count("n", n, f"there are {Tk} tokens.", f"pass 1 to {Tk}.", 1, Tk)
         size = max(1, STRIP_CELLS // (H * Tk))
-        found: list[list[LargestSources]] = [[] for _ in range(L)]
+        by_layer: list[list[LargestSources]] = [[] for _ in range(L)]
         for layer in range(L):
             for start in range(0, T, size):
                 parts = self._parts(layer, slice(start, min(T, start + size)))
                 keys = parts.abs().topk(n, dim=-1).indices
-                found[layer].append(LargestSources(parts.gather(-1, keys), keys))
+                by_layer[layer].append(LargestSources(parts.gather(-1, keys), keys))
         parts, keys = (
-            torch.stack([torch.cat([block[at] for block in blocks], 1) for blocks in found])
+            torch.stack([torch.cat([block[at] for block in blocks], 1) for blocks in by_layer])
             for at in (0, 1)
         )
         return LargestSources(parts, keys.masked_fill(parts == 0, -1))
 
     def _parts(self, layer: int, queries: slice) -> Tensor:
-        """What the heads of a layer write at some queries, by source token, (H, n, Tk)."""
+        """Compute the parts of a layer's heads at some queries, by source token, (H, n, Tk)."""
         problem, inputs, direction = self._sources[layer]
         with torch.no_grad():
             values = repeat_heads(inputs.v, problem.H)[0].to(direction.dtype)
