@@ -19,6 +19,7 @@ test: .venv/test  ## Run the tests (slow proofs apart), on every core.
 	$(BIN)/python -m pytest --quiet --numprocesses logical --maxprocesses 8 --dist worksteal
 
 slow: .venv/test  ## Run the slow proofs: sanitizers, memory, training.
+	-$(BIN)/python examples/smollm2.py  # without it the tests of a real model are skipped
 	$(BIN)/python -m pytest --quiet -m slow
 
 setup: .venv/test .venv/check page/node_modules  ## Install everything a developer needs into .venv.

@@ -9,6 +9,7 @@ import torch
 from clearhead.errors import BadType, BadValue
 from clearhead.formatting import Token, visible
 from clearhead.hf.token_text import TokenTexts, texts_of
+from tests.explorer.test_page import embedded
 from tests.hf.tokenizer_families import FAMILIES, TEXTS
 
 LOSSLESS = ("gpt2", "llama3", "qwen", "gemma", "llama2")
@@ -106,6 +107,28 @@ def test_a_token_is_a_string_that_keeps_its_spelling():
     again = pickle.loads(pickle.dumps(token))
     assert token == " Mary" and (again.raw, again.id, again.joined) == ("ĠMary", 11, False)
     assert visible(token) == "Mary" and visible(Token("  x", "ĠĠx", 1)) == "␣␣x"
+
+
+def test_json_has_the_spelling_and_the_ids():
+    import clearhead as ch
+    from clearhead.explorer import html, text
+
+    tokens = [Token("The", "The", 464), Token(" cat", "Ġcat", 3797), Token("s", "s", 82, True)]
+    q = torch.randn(1, 1, 3, 4)
+    trace = ch.explain(q, q, q, tokens=tokens)
+    data = text.to_json(trace)
+    assert data["queries"] == ["The", " cat", "s"]
+    assert data["query_raw_tokens"] == data["key_raw_tokens"] == ["The", "Ġcat", "s"]
+    assert data["key_token_ids"] == [464, 3797, 82]
+    read = embedded(html.page(trace))
+    assert read["tokens"] == ["The", "cat", "s"]
+    assert read["spelling"] == {
+        "raw": ["The", "Ġcat", "s"],
+        "ids": [464, 3797, 82],
+        "joined": [2],
+    }
+    words = embedded(html.page(ch.explain(q, q, q, tokens=["a", "b", "c"])))
+    assert "spelling" not in words
 
 
 def test_ids_are_read_in_place_of_a_text(tmp_path, monkeypatch):

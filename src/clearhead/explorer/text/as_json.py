@@ -1,11 +1,13 @@
 """Convert a trace to JSON, for programs."""
 
-from ...formatting import without_nan
+from ...formatting import spelled, without_nan
 from ...trace import Trace
 
 
 def to_json(trace: Trace) -> dict[str, object]:
     """Return the trace as dicts, lists, strings and numbers.
+
+    Tokens of a vocabulary also have their spelling there and their ids.
 
     Strict JSON has no infinity, so numbers that are not finite are strings: "inf", "-inf", "nan".
     """
@@ -28,6 +30,8 @@ def to_json(trace: Trace) -> dict[str, object]:
         "about": trace.about,
         "queries": trace.queries,
         "keys": trace.keys,
+        **{f"query_{name}": x for name, x in spelled(trace.queries or ()).items()},
+        **{f"key_{name}": x for name, x in spelled(trace.keys or ()).items()},
         "first": trace.first or {},
         "settings": settings,
         "steps": steps,
