@@ -1,0 +1,39 @@
+"""How the page writes tokens of a vocabulary: as text, pieces of a word without a gap."""
+
+from itertools import pairwise
+
+import torch
+
+import clearhead as ch
+from clearhead.explorer import html
+from clearhead.formatting import Token
+from tests.explorer.test_page import browser as browser
+
+TOKENS = [
+    Token("The", "The", 464),
+    Token(" un", "Ġun", 555),
+    Token("believ", "believ", 11203, True),
+    Token("able", "able", 540, True),
+    Token("\n", "Ċ", 198, True),
+    Token(" ", "Ġ", 220),
+    Token("⟨E4 BD⟩", "ä½", 19526),
+    Token("你", "ł", 254, True),
+]
+
+
+def test_pieces_touch_and_the_pointer_shows_the_spelling(browser, tmp_path):
+    q = torch.randn(1, 1, len(TOKENS), 4)
+    trace = ch.explain(q, q, q, mask=ch.causal, tokens=TOKENS)
+    page = html.write_page(trace, tmp_path / "page.html", query=3)
+    tab = browser.new_page(viewport={"width": 1280, "height": 720})
+    tab.goto(page.as_uri())
+    words = tab.locator("#strip .word")
+    assert words.all_text_contents() == "The|un|believ|able|↵|␣|⟨E4 BD⟩|你".split("|")
+    boxes = [words.nth(i).locator(".token").bounding_box() for i in range(len(TOKENS))]
+    gaps = [b["x"] - a["x"] - a["width"] for a, b in pairwise(boxes)]
+    for gap, token in zip(gaps, TOKENS[1:], strict=True):
+        assert abs(gap) < 1 if token.joined else gap > 8, (token, gap)
+    title = words.nth(1).locator(".token").get_attribute("title")
+    assert title == "un\nin the vocabulary: Ġun, id 555"
+    assert tab.locator("#sentence .token").first.get_attribute("title").endswith("able, id 540")
+    tab.close()
