@@ -58,7 +58,7 @@ def draw_ablation(
     right.set_yticks(rows, [""] * len(names))
     right.invert_yaxis()
     right.set_xlim(0, 1)
-    right.set_xlabel("share of held-out words from which the best head looks there")
+    right.set_xlabel("fraction of held-out words from which the best head looks there")
     right.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(rates))
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)

@@ -282,7 +282,7 @@ def test_it_is_drawn():
     figure = ch.views.plot.effects(found)
     assert [ax.get_ylabel() for ax in figure.axes[:2]] == ["layer", "estimate from gradients"]
     assert len(ch.views.plot.effects(ch.effects(model(), ids(), exact=False)).axes) == 2
-    with pytest.raises(BadValue, match="1 effects were to be drawn"):
+    with pytest.raises(BadValue, match="These 1 effects cannot be drawn"):
         ch.views.plot.effects(Effects("loss", 1.0, (Effect("pair", 0.0, None),)))
 
 
