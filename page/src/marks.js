@@ -48,7 +48,7 @@ export function number(value, digits = 4) {
   return sign + size.toFixed(size >= 1000 ? Math.max(0, digits - 2) : digits);
 }
 
-// Six significant digits, which float32 holds.
+// Six significant digits, the precision of float32.
 export function precise(value) {
   if (!Number.isFinite(value) || value === 0) return number(value);
   return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);

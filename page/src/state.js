@@ -205,7 +205,7 @@ function writeAddress() {
   if (changed.length) parts.edits = JSON.stringify(Object.fromEntries(changed));
   try {
     history.replaceState(null, "", `#${new URLSearchParams(parts)}`);
-  } catch { /* A page inside a notebook's frame has no address of its own. */ }
+  } catch { /* A page in a notebook's frame has no address. */ }
 }
 
 /** Parses an address: the changes that this page can make, and descriptions of the others, which a

@@ -66,7 +66,7 @@ def scale_rotations(file: Path, reader: Any, config: Any) -> None:
     wanted = torch.tensor(factors[0].data, dtype=torch.float32)
     plain = dict(config.rope_parameters)
     angles = torch.arange(0, 2 * len(wanted), 2) / (2 * len(wanted))
-    # llama.cpp computes the factors with these three, whatever the configuration was
+    # llama.cpp computes the factors with these three, for any configuration
     config.rope_parameters = {
         **plain, "rope_type": "llama3", "factor": float(wanted.max()), "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,

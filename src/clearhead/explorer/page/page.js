@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c3d2f72635a09b49b8eebdada52fb98573c4667a573afb2b086089589ddd5369; do not edit.
+// Made by `make page` from the sources 26bf8aed28498ba06688805c757c280eb8d822a86cbf6cb4385fb140495583e7; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

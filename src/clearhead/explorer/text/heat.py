@@ -26,15 +26,15 @@ BLOCKED = "rgb(58,58,58)"  # for half a character, which is too small for a mark
 
 @dataclass(frozen=True)
 class Layout:
-    """How the maps are laid out: how many positions a cell pools, and the labels beside them.
+    """The layout of the maps: the positions that a cell pools, and the labels beside the maps.
 
-    `cell_width` is in characters; with `halves`, one character holds two rows. `first` is the
+    `cell_width` is in characters; with `half_blocks`, one character shows two rows. `first` is the
     number of the first column.
     """
 
     pool: tuple[int, int]
     cell_width: int
-    halves: bool
+    half_blocks: bool
     labels: list[str]
     columns: int
     first: int = 0
@@ -118,7 +118,7 @@ def _map(panel: Panel, layout: Layout, low: float, high: float, in_colour: bool)
     values = _pooled(panel.values.masked_fill(panel.blocked, -math.inf), layout.pool)
     spread = (high - low) or 1.0
     fractions = [[(x - low) / spread for x in row] for row in values.tolist()]
-    if layout.halves:
+    if layout.half_blocks:
         pairs = [fractions[i : i + 2] for i in range(0, len(fractions), 2)]
         return [_half_blocks(*pair) for pair in pairs]
     if not in_colour and low == 0.0:
@@ -201,7 +201,7 @@ def _notes(
         (block, edge), *others = named[1:] if low == 0.0 else named
         legend = Text(", ".join([f"{block} from {edge}", *map(" ".join, others)]))
     if any(bool(panel.blocked.any()) for panel in drawn):
-        legend.append("; · may not look" if not layout.halves else "; grey may not look")
+        legend.append("; · may not look" if not layout.half_blocks else "; grey may not look")
     notes = [legend]
     first = drawn[0]
     if layout.pool != (1, 1):

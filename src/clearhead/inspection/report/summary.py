@@ -29,7 +29,7 @@ class Telling(NamedTuple):
 
 
 def summary(report: Report) -> str:
-    """Write the report in some twenty lines, whatever the number of heads."""
+    """Write the report in about twenty lines, for any number of heads."""
     counts = Counter(label for x in report.heads for label in _labels(x))
     without = sum(not _labels(x) for x in report.heads)
     roles = ", ".join(f"{count} {label}" for label, count in counts.most_common())
