@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,8 +70,14 @@ class Layers:
         return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
     def enter(
-        self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        # torch adds a hook before it notes that the hook takes keywords: a thread that runs the
+        # model in between calls it without them.
         if self._in_other_thread():
             return
         if not name:  # the model itself: an earlier run may have been interrupted
