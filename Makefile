@@ -7,7 +7,10 @@ PIP := $(INSTALL) --quiet
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
 SENTENCE := When Mary and John went to the store, John gave a drink to
-.PHONY: look real test slow setup check page coverage bench docs clean help
+PYTEST := $(BIN)/python -m pytest --quiet
+EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
+SEED := $(shell date +%s)
+.PHONY: look real unit test slow setup check page coverage bench docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
@@ -15,16 +18,20 @@ look: .venv/look  ## Show a trained model reading a story: in the terminal, as p
 real: .venv/look  ## Show a real model, SmolLM2-135M, reading a sentence; the first time it is downloaded.
 	$(BIN)/clearhead look "$(SENTENCE)" --model "$$($(BIN)/python examples/smollm2.py)" --out out/real
 
-test: .venv/test  ## Run the tests (slow proofs apart), on every core.
-	$(BIN)/python -m pytest --quiet --numprocesses logical --maxprocesses 8 --dist worksteal
+unit: .venv/test  ## Run the tests of the core alone: under a minute.
+	$(PYTEST) $(EVERY_CORE) -m unit
 
-slow: .venv/test  ## Run the slow proofs: sanitizers, memory, training.
+test: .venv/test  ## Run every test that is not slow: minutes.
+	$(PYTEST) $(EVERY_CORE)
+
+slow: .venv/test  ## Run the slow tests: every combination, sanitizers, training; fresh cases from SEED.
 	-$(BIN)/python examples/smollm2.py  # without it the tests of a real model are skipped
-	$(BIN)/python -m pytest --quiet -m slow
+	$(PYTEST) -m slow
+	$(PYTEST) $(EVERY_CORE) -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED)
 
 setup: .venv/test .venv/check page/node_modules  ## Install everything a developer needs into .venv.
 
-check: .venv/test .venv/check  ## Format, lint, types, English, structure, fast tests.
+check: .venv/test .venv/check  ## Format, lint, types, English, structure, the tests of the core.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h
@@ -35,13 +42,14 @@ check: .venv/test .venv/check  ## Format, lint, types, English, structure, fast 
 	@$(MAKE) --silent page/node_modules || rm -rf page/node_modules
 	@if [ -x page/node_modules/.bin/tsc ]; then npm --prefix page run --silent check; \
 	else echo "The scripts of the page were not type-checked: npm could not install TypeScript."; fi
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_figures.py tests/explorer/test_page_bundle.py tests/masks/test_masks.py tests/problem/test_online_softmax.py
+	$(PYTEST) tests/test_figures.py tests/explorer/test_page_bundle.py
+	$(PYTEST) $(EVERY_CORE) -m unit
 
 page: .venv/look page/node_modules  ## Bundle the scripts of the page, after a change in page/.
 	$(BIN)/python page/build.py
 
 coverage: .venv/test .venv/check  ## Run the tests and list the lines and branches that they miss.
-	$(BIN)/python -m pytest --quiet --numprocesses logical --dist worksteal --cov --cov-report=term
+	$(PYTEST) $(EVERY_CORE) --cov --cov-report=term
 
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
 	$(BIN)/clearhead bench --out out/bench.json

@@ -1,26 +1,96 @@
-"""Small tensors gain nothing from threads, and on a busy machine they lose much. What torch
-compiles is kept apart from what others compile, perhaps for another version of the core. A test
-draws the same numbers whatever ran before it, so what failed once fails again."""
+"""The rings of the tests, and what every test begins with.
+
+*unit* holds the tests of the core, which need torch alone: those of the folders and files in UNIT
+that are not marked `outside` (more than torch is needed) or `slow`. `pytest -m unit` imports no
+other file, and fails a test that starts a process or imports a library of OUTSIDE. *all* holds
+every test that is not slow.
+
+Small tensors gain nothing from threads, and on a busy machine they lose much. What torch compiles
+is kept apart from what others compile, perhaps for another version of the core. A test draws the
+same numbers whatever ran before it, so what failed once fails again.
+"""
 
 import atexit
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
+UNIT = {
+    *("masks", "problem", "stats", "functional", "engines", "nn", "inspection"),
+    *("test_architecture.py", "test_errors.py", "test_mutations.py"),
+}
+OUTSIDE = {"transformers", "jax", "onnxruntime", "playwright"}
 
 torch.set_num_threads(1)
-_compiled = tempfile.mkdtemp(prefix="clearhead-tests-")
-atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled
+if "PYTEST_XDIST_WORKER" not in os.environ:  # else it is inherited
+    _compiled = tempfile.mkdtemp(prefix="clearhead-tests-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled
+
+# Property tests repeat the same cases each time; `make slow` draws many others. A busy machine may
+# take long for a case.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", UNTIMED, max_examples=50, derandomize=True)
+settings.register_profile("fresh", UNTIMED, max_examples=500, database=None)
+settings.load_profile("fixed")
+
+
+def only_unit(config: pytest.Config) -> bool:
+    return config.option.markexpr == "unit"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """numpy, with which Triton's interpreter computes, warns of what a GPU does silently."""
+    # numpy, with which Triton's interpreter computes, warns of what a GPU does silently.
     if os.environ.get("TRITON_INTERPRET") == "1":
         config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what has no unit test, so that its imports cost nothing."""
+    if not only_unit(config) or collection_path == TESTS or TESTS not in collection_path.parents:
+        return None
+    if collection_path.relative_to(TESTS).parts[0] not in UNIT:
+        return True
+    is_file = collection_path.suffix == ".py"
+    return (is_file and "pytestmark = pytest.mark.outside" in collection_path.read_text()) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    imported = OUTSIDE & sys.modules.keys()
+    assert not (only_unit(config) and imported), f"a file of unit tests imports {imported}"
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if item.path.relative_to(TESTS).parts[0] in UNIT and not marks & {"outside", "slow"}:
+            item.add_marker("unit")
+
+
+@pytest.fixture(autouse=True)
+def needs_torch_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A unit test starts no process, and imports none of the libraries of OUTSIDE."""
+    if not only_unit(request.config):
+        yield
+        return
+    before = OUTSIDE & sys.modules.keys()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", refuse_process)
+        yield
+    imported = (OUTSIDE & sys.modules.keys()) - before
+    assert not imported, f"a unit test imports {imported}; mark it `outside`"
+
+
+def refuse_process(*_: object, **__: object) -> None:
+    raise AssertionError("a unit test starts a process; mark it `outside`")
 
 
 @pytest.fixture(autouse=True)

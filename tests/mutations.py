@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -224,14 +225,16 @@ def compiled_core(clone: Path) -> Path:
     """The core of the clone. It is compiled once for each state of its sources."""
     sources = sorted([clone / "CMakeLists.txt", *(clone / "kernels").rglob("*.*")])
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    if not (core := CORES / f"{digest}.so").exists():
-        build = clone / "build"
-        python = f"-DPython_EXECUTABLE={sys.executable}"
-        configure = ["cmake", "-S", clone, "-B", build, python]
-        for command in (configure, ["cmake", "--build", build, "--parallel", str(os.cpu_count())]):
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        CORES.mkdir(parents=True, exist_ok=True)
-        shutil.copy(next(build.glob("_kernels*.so")), core)
+    core = CORES / f"{digest}.so"
+    if not core.exists():
+        wheels = clone.parent / "wheels"
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        build = [*pip, "wheel", "--no-deps", "--wheel-dir", wheels, clone]
+        subprocess.run(build, check=True)
+        (wheel,) = wheels.glob("clearhead-*.whl")
+        with zipfile.ZipFile(wheel) as files:
+            CORES.mkdir(parents=True, exist_ok=True)
+            core.write_bytes(files.read("clearhead/_kernels.abi3.so"))
     return core
 
 

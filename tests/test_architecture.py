@@ -11,6 +11,7 @@ import re
 import subprocess
 import tokenize
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +63,8 @@ def parts(path: Path) -> tuple[str, ...]:
     return tuple(p for p in path.relative_to(PACKAGE).with_suffix("").parts if p != "__init__")
 
 
-def imports(path: Path) -> set[tuple[str, ...]]:
+@cache
+def imports(path: Path) -> frozenset[tuple[str, ...]]:
     """Return the files that a file imports, as `parts`."""
     own = path.relative_to(PACKAGE).with_suffix("").parts
     imported = set()
@@ -75,7 +77,7 @@ def imports(path: Path) -> set[tuple[str, ...]]:
             base = own[: len(own) - node.level] if node.level else ()
             module = tuple((node.module or "").split(".")) if node.level and node.module else ()
             imported |= {(*base, *module, a.name) for a in node.names}
-    return {_file(target) for target in imported} - {()}
+    return frozenset(_file(target) for target in imported) - {()}
 
 
 def _file(target: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import clearhead as ch
 from clearhead.distributed import Layout, balanced, by_document, contiguous, head_tail
@@ -84,7 +84,6 @@ def test_balanced_is_even_under_packed_documents(world, seed):
     assert max(tokens) <= 1.10 * len(ids) / world
 
 
-@settings(deadline=None)
 @given(ONE, st.data())
 def test_a_cut_mask_allows_what_the_mask_allows(asked, data):
     grid, mask = asked

@@ -9,6 +9,7 @@ from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.layouts import layout_of
 from clearhead.problem.check import Options
 from tests.distributed.threads import on_ranks
+from tests.pairs import pairs
 
 IDS = torch.arange(5).repeat_interleave(torch.tensor([40, 3, 17, 60, 8]))
 BITS = torch.rand(128, 128, generator=torch.Generator().manual_seed(2)) < 0.01
@@ -29,10 +30,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype, heads", [(torch.float32, 1), (torch.bfloat16, 2)], ids=str)
-def test_bytes_that_are_sent_are_those_of_the_plan(mask, layout, dtype, heads):
+@pytest.mark.parametrize(
+    "mask, layout, inputs",
+    pairs(MASKS, LAYOUTS, [(torch.float32, 1), (torch.bfloat16, 2)]),
+    ids=str,
+)
+def test_bytes_that_are_sent_are_those_of_the_plan(mask, layout, inputs):
+    dtype, heads = inputs
     q = torch.randn(2, 4, 128, 6).to(dtype)
     k, v = torch.randn(2, 2, 128, 6).to(dtype), torch.randn(2, 2, 128, 5).to(dtype)
     expected = plan(q, k, v, world=4, layout=LAYOUTS[layout], mask=MASKS[mask], heads=heads)

@@ -3,7 +3,7 @@ number of ranks. Ranks are threads here; in tests/distributed/test_group.py they
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 import clearhead as ch
@@ -127,7 +127,6 @@ def test_any_number_of_ranks(problem, world):
 GRID = st.sampled_from([(13, 13), (13, 17), (17, 5)]).map(lambda s: ch.masks.Grid(*s, 2, 3))
 
 
-@settings(deadline=None, max_examples=60)
 @given(GRID.flatmap(lambda g: st.tuples(st.just(g), masks(g))), st.sampled_from([*LAYOUTS]))
 def test_any_mask(asked, layout):
     grid, mask = asked

@@ -20,6 +20,7 @@ import clearhead as ch
 from clearhead.engines import BY_NAME, ENGINES, TRITON, tiled
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
+from tests.pairs import pairs
 
 # On a CPU the Triton kernels run in Triton's interpreter, in a separate process
 # (tests/engines/gpu/triton/test_triton.py).
@@ -55,9 +56,7 @@ def forward_and_back(answer, case: Case, seed: Tensor) -> tuple[Tensor, ...]:
     return out, *torch.autograd.grad(out, case.wanted, seed.to(out.dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, problem, dtype", pairs(NAMES, PROBLEMS, DTYPES), ids=str)
 def test_engine_is_as_exact_as_torch(name, problem, dtype):
     case = wanting(PROBLEMS[problem](dtype, 0), dtype)
     engine_or_skip(name, *case.tensors, **case.keywords)
@@ -460,8 +459,8 @@ def test_first_and_second_derivatives(name, small_tiles):
         mask = ch.Causal(align=2) & ch.dense(drop=torch.arange(7) == 1)
         return ch.attention(q, k, v, bias=bias, sinks=sinks, softcap=2.0, mask=mask, engine=name)
 
-    assert torch.autograd.gradcheck(answer, inputs)
-    assert torch.autograd.gradgradcheck(answer, inputs)
+    assert torch.autograd.gradcheck(answer, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(answer, inputs, fast_mode=True)
 
 
 def test_alibi_slopes_have_gradients():
@@ -518,6 +517,7 @@ FOR_JAX = {  # problems with Dv = D, as JAX requires
 }
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("problem", FOR_JAX)
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_jax(name, problem):
@@ -616,6 +616,7 @@ def test_a_rule_outlives_a_transform_that_read_it():
     copy.deepcopy(mask)
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_functions(name, qkv):
     q, k, v = (x.detach() for x in qkv)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import clearhead as ch
 from clearhead.engines.cpu import Cpu
@@ -81,7 +81,6 @@ def problems(draw):
     return (q, k, v), keywords
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
 @given(problems())
 def test_the_core_computes_random_problems_as_the_reference_does(problem):
     qkv, keywords = problem
@@ -116,7 +115,6 @@ def gradients(qkv, keywords, dtype, engine):
     return torch.autograd.grad(out, learn, back)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
 @given(problems())
 def test_the_core_differentiates_random_problems_as_the_reference_does(problem):
     qkv, keywords = problem
@@ -158,6 +156,7 @@ print("to the end")
 """
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("program", [LONG_CALL, LONG_WAY_BACK], ids=["there", "back"])
 def test_an_interrupt_during_a_call_of_the_core_ends_it(program):
     with subprocess.Popen(

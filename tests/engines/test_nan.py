@@ -28,8 +28,9 @@ def spoiled(where, bad, dtype=torch.float32):
 def test_nan_reaches_only_gradients_of_tensors_that_see_it(engine, where, bad, softcap):
     q, k, v = spoiled(where, bad)
     rule = {"mask": BEHIND, "softcap": softcap}
-    if ch.plan(q, k, v, **rule, engine=engine).engine != engine:
-        pytest.skip(f"{engine} declines")
+    plan = ch.plan(q, k, v, **rule, engine=engine)
+    if plan.engine != engine:
+        pytest.skip(f"{engine}: {'; '.join(plan.declined[engine])}")
     for part in (slice(0, 4), slice(0, 6)):
         out = ch.attention(q, k, v, **rule, engine=engine)[:, :, part]
         for grad in torch.autograd.grad(out.sum(), (q, k, v)):

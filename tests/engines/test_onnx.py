@@ -20,6 +20,8 @@ from clearhead.engines import ENGINES, cpu
 from clearhead.errors import BadValue
 from tests.engines.onnx_cases import INPUTS, OUTPUTS, answer_of
 
+pytestmark = pytest.mark.outside
+
 # Every case exists twice; the `_expanded` one is the same problem in ONNX's primitive operators.
 CASES = {
     case.name: case

@@ -106,6 +106,7 @@ def test_other_errors_of_torch_are_raised_unchanged(monkeypatch):
         run()
 
 
+@pytest.mark.outside
 def test_it_compiles_in_one_graph():
     """Compiled on a CPU, whose kernels the same context selects."""
     problem, inputs = problem_of(dtype=F32)

@@ -404,6 +404,7 @@ def test_the_checks_of_a_long_sequence_run_here(engine):
     check_long(engine, CPU, 300, 20, F16)
 
 
+@pytest.mark.outside
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("engine", HERE)
 def test_the_check_of_one_graph_runs_here(engine):

@@ -6,6 +6,8 @@ import torch
 import clearhead as ch
 from tests.engines.cpu.test_kernels import make_qkv
 
+pytestmark = pytest.mark.outside
+
 pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
 
 
@@ -28,7 +30,14 @@ class Layer(torch.nn.Module):
 # Inductor uses deprecated functions of torch.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.timeout(600)  # a C++ compiler on a busy machine
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, marks=() if name == "window, cap" else pytest.mark.slow, id=name)
+        for name, rule in RULES.items()
+    ],
+)
 def test_inductor_compiles_it_in_one_graph(rule):
     qkv = make_qkv(2, 4, 2, 37, 37, 16)
     compiled = torch.compile(Layer(rule), fullgraph=True, backend="inductor")
@@ -69,7 +78,10 @@ def rule_from_input(kind):
 
 
 @pytest.mark.parametrize("engine", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["bias", "dense", "documents", "lengths", "prefix", "outside"])
+@pytest.mark.parametrize("kind", [
+    "documents", "prefix", "outside",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bias", "dense", "lengths")),
+])  # fmt: skip
 def test_rules_of_tensors_are_one_graph(kind, engine):
     rule, numbers = rule_from_input(kind)
     qkv = make_qkv(2, 4, 4, 37, 37, 16)
@@ -148,7 +160,10 @@ END = {
 }
 
 
-@pytest.mark.parametrize("name, engine", [*((name, "auto") for name in END), ("causal", "sdpa")])
+@pytest.mark.parametrize("name, engine", [
+    ("window", "auto"), ("alibi", "auto"), ("causal", "sdpa"),
+    *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in ("causal", "sinks")),
+])  # fmt: skip
 def test_one_graph_for_every_length(name, engine):
     """Also if queries are at the end of the keys, as with a cache that grows."""
 

@@ -9,6 +9,7 @@ from torch.func import functionalize, grad, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import clearhead as ch
+from tests.pairs import pairs
 
 torch.manual_seed(0)
 Q, K, V = (torch.randn(2, 2, T, 8) for T in (3, 7, 7))
@@ -44,9 +45,9 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["auto", "sdpa", "tiled"])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    "transform, rule, engine", pairs(TRANSFORMS, RULES, ["auto", "sdpa", "tiled"])
+)
 def test_functionalize_returns_torchs_numbers(transform, rule, engine):
     ours, allowed = RULES[rule]
     run = TRANSFORMS[transform]

@@ -7,13 +7,14 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 from torch.testing import assert_close
 
 import clearhead as ch
 from clearhead import compat, engines
 from clearhead.errors import AttentionError, BadType, BadValue
+from tests.pairs import pairs
 
 TORCH = F.scaled_dot_product_attention
 OURS = compat.scaled_dot_product_attention
@@ -133,9 +134,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("shapes, is_causal, dtype", pairs(SHAPES, [False, True], DTYPES), ids=str)
 def test_shapes(shapes, is_causal, dtype):
     same(qkv(*SHAPES[shapes], dtype=dtype), is_causal=is_causal)
 
@@ -148,10 +147,9 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["bool", "float"])
-@pytest.mark.parametrize("Ev", [E, Ev])
-@pytest.mark.parametrize("shape", MASKS, ids=str)
+@pytest.mark.parametrize(
+    "shape, Ev, kind, dtype", pairs(MASKS, [E, Ev], ["bool", "float"], DTYPES), ids=str
+)
 def test_every_mask_that_broadcasts(shape, Ev, kind, dtype):
     tensors = qkv((B, H, L, E), (B, H, S, E), (B, H, S, Ev), dtype=dtype)
     mask = draw(*shape, dtype=dtype)
@@ -253,9 +251,9 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", ["none", "causal", "bool", "float"])
-@pytest.mark.parametrize("shapes", GROUPS)
+@pytest.mark.parametrize(
+    "shapes, rule, dtype", pairs(GROUPS, ["none", "causal", "bool", "float"], DTYPES), ids=str
+)
 def test_grouped_heads(shapes, rule, dtype):
     tensors = qkv(*GROUPS[shapes], dtype=dtype)
     mask = {"bool": draw(H, L, S) > -0.5, "float": draw(H, L, S, dtype=dtype)}.get(rule)
@@ -310,9 +308,11 @@ def test_the_sizes_of_torchs_own_tests(size, is_causal, dtype):
     same(qkv(*[(2, H, S, E)] * 3, dtype=dtype), is_causal=is_causal)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["bool", "float"])
-@pytest.mark.parametrize("shape", [(267, 514), (1, 514), (2, 1, 267, 1), (2, 3, 267, 514)], ids=str)
+@pytest.mark.parametrize(
+    "shape, kind, dtype",
+    pairs([(267, 514), (1, 514), (2, 1, 267, 1), (2, 3, 267, 514)], ["bool", "float"], DTYPES),
+    ids=str,
+)
 def test_masks_of_the_sizes_of_torchs_own_tests(shape, kind, dtype):
     tensors = qkv((2, 3, 267, 8), (2, 3, 514, 8), (2, 3, 514, 8), dtype=dtype)
     same(tensors, draw(*shape) > -0.5 if kind == "bool" else draw(*shape, dtype=dtype))
@@ -329,7 +329,6 @@ def test_a_wide_band_of_minus_infinity():
 sizes = st.integers(1, 9)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     engine=st.sampled_from(engines.ENGINES),
     sizes=st.tuples(sizes, sizes, sizes, sizes, sizes, sizes),
@@ -586,6 +585,7 @@ def test_transformer_encoder_layer(norm_first, dropout, stand_in):
     assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.outside
 def test_a_llama(stand_in, monkeypatch):
     """The SDPA path of transformers: grouped heads, a padding mask, then steps with a cache."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -692,6 +692,7 @@ def test_no_engine_calls_the_function_that_replaces_torchs(engine, monkeypatch):
         assert_close(F.scaled_dot_product_attention(q, k, v), TORCH(q, k, v))
 
 
+@pytest.mark.outside
 def test_patched_is_compiled_into_a_graph_and_out_of_it_again():
     asked = []
 
@@ -745,6 +746,7 @@ def test_multihead_attention_is_watched_while_patched():
     assert_close(got, want)
 
 
+@pytest.mark.outside
 def test_an_sdpa_model_of_transformers_is_watched_while_patched(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 import clearhead as ch
@@ -141,7 +141,6 @@ def test_the_order_is_scale_cap_bias_mask(qkv):
     torch.testing.assert_close(trace["masked"], masked)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.permutations(range(7)), st.integers(0, 99))
 def test_permuting_keys_permutes_weights(order, seed):
     source = torch.Generator().manual_seed(seed)
@@ -154,7 +153,6 @@ def test_permuting_keys_permutes_weights(order, seed):
     torch.testing.assert_close(other["output"], one["output"])
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 99), st.floats(-100, 100))
 def test_a_constant_added_to_the_scores_changes_no_weight(seed, constant):
     source = torch.Generator().manual_seed(seed)

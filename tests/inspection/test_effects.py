@@ -126,6 +126,7 @@ def test_metrics():
     assert float(given) == pytest.approx(float((each[0].sum() + each[1, :3].sum()) / 9))
 
 
+@pytest.mark.outside
 def test_a_transformers_model_and_its_dict_of_inputs():
     from tests.hf.test_models import build
 

@@ -11,6 +11,7 @@ from clearhead.errors import BadType, BadValue
 from clearhead.inspection.intervene import intervene
 from clearhead.masks import Grid
 from clearhead.masks.without import TextEdges, WithoutEdges
+from tests.pairs import pairs
 
 B, H, G, Tq, Tk, D, Dv = 2, 6, 3, 7, 11, 5, 4
 
@@ -127,10 +128,11 @@ def check(edit, weights, v, keywords, dtype, out=None):
     torch.testing.assert_close(seen[1].exact_rows.double(), weights, **close)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("edges", EDGES)
-@pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize(
+    "only, edges, place, dtype",
+    pairs([False, True], EDGES, PLACES, [torch.float64, torch.float32]),
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore:.*removed no visible edge")  # row 4 sees its document alone
 def test_knock_out_and_keep_only_by_hand(only, edges, place, dtype):
     mask, removed = EDGES[edges]
@@ -141,10 +143,11 @@ def test_knock_out_and_keep_only_by_hand(only, edges, place, dtype):
     check(edit, weights, values, {}, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("name", KEYWORDS)
-@pytest.mark.parametrize("edit", ["temperature", "uniform"])
+@pytest.mark.parametrize(
+    "edit, name, place, dtype",
+    pairs(["temperature", "uniform"], KEYWORDS, PLACES, [torch.float64, torch.float32]),
+    ids=str,
+)
 def test_temperature_and_uniform_by_hand(edit, name, place, dtype):
     made = ch.edits.temperature(1.7, layers=[1], **place)
     if edit == "uniform":
@@ -260,7 +263,7 @@ def test_gradients_are_those_of_the_edited_attention(edit):
     model = Model(1, mask=END)
     with intervene(model, [edit]):
         leaves = [x.requires_grad_() for x in few()]
-        assert torch.autograd.gradcheck(lambda *x: model(*x)[0], leaves)
+        assert torch.autograd.gradcheck(lambda *x: model(*x)[0], leaves, fast_mode=True)
 
 
 def test_weights_that_are_asked_beside_the_output_are_edited():

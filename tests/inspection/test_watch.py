@@ -16,6 +16,7 @@ from clearhead.engines import ENGINES
 from clearhead.errors import BadType, BadValue
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
+from tests.pairs import pairs
 
 EVERYTHING = ["lse", "max", "entropy", "effective", "received", ch.pooled(3, 4)]
 
@@ -24,9 +25,12 @@ def index_of(folder):
     return [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("engine", [engine.name for engine in ENGINES])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", PROBLEMS)
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    "name, dtype, engine", pairs(PROBLEMS, DTYPES, [engine.name for engine in ENGINES]), ids=str
+)
 def test_looking_does_not_change_a_bit(name, dtype, engine):
     case = PROBLEMS[name](dtype, 0)
     problem, _ = make_problem(*case.tensors, Options(**case.keywords))
@@ -240,6 +244,23 @@ def test_gauges_leave_out_queries_that_see_nothing():
     assert scalars["0.received"] == pytest.approx(float(call.received.mean()))
 
 
+def test_another_thread_may_run_the_model_while_hooks_are_added():
+    """torch adds a hook before it notes that the hook takes keywords."""
+    model, x = torch.nn.Sequential(ch.nn.MultiHeadAttention(8, 2)), torch.randn(2, 4, 8)
+    with ch.watch(model) as recording:
+        for module in model.modules():
+            module._forward_pre_hooks_with_kwargs.clear()
+        thread = threading.Thread(target=model, args=(x,))
+        thread.start()
+        thread.join()
+        for module in model.modules():
+            module._forward_pre_hooks_with_kwargs.update(
+                dict.fromkeys(module._forward_pre_hooks, True)
+            )
+        model(x)
+    assert len(recording) == 1
+
+
 def test_only_calls_of_the_model_itself_are_recorded():
     """Not what stands outside of it, nor what another thread asks of the same model."""
     model = torch.nn.Sequential(ch.nn.MultiHeadAttention(8, 2), ch.nn.MultiHeadAttention(8, 2))
@@ -307,6 +328,7 @@ def test_what_was_written_says_where(tmp_path):
     assert [x.name for x in recording.written] == ["00000.safetensors", "00001.safetensors"]
 
 
+@pytest.mark.outside
 def test_an_index_is_whole_where_the_disk_is_full(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=120

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -55,7 +55,6 @@ def test_every_kind_of_mask_gives_the_blocks_that_torch_finds(kind, block_size):
     assert_same(got, true)
 
 
-@settings(deadline=None, max_examples=60)
 @given(ONE, st.integers(1, 4), st.integers(1, 4))
 def test_random_masks_give_the_blocks_that_torch_finds(asked, height, width):
     grid, mask = asked

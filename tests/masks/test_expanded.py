@@ -163,6 +163,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.outside
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process in KB")
 def test_a_view_takes_no_memory_of_its_size():
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)

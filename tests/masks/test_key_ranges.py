@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from clearhead.masks import key_ranges
 from clearhead.masks.key_ranges import KeyRanges
@@ -48,7 +48,6 @@ def composed(draw) -> tuple[KeyRanges, torch.Tensor]:
     return ranges, keep
 
 
-@settings(deadline=None)
 @given(composed())
 def test_operations_are_those_of_booleans(pair):
     ranges, keep = pair
@@ -57,7 +56,6 @@ def test_operations_are_those_of_booleans(pair):
     assert torch.equal(ranges.keys_per_query().expand(keep.shape[:3]), keep.sum(-1))
 
 
-@settings(deadline=None)
 @given(composed())
 def test_runs_are_sorted_disjoint_and_within_bounds(pair):
     ranges, _ = pair
@@ -68,7 +66,6 @@ def test_runs_are_sorted_disjoint_and_within_bounds(pair):
     assert (hi[..., :-1] <= lo[..., 1:]).all()
 
 
-@settings(deadline=None)
 @given(composed(), st.data())
 def test_blocks_and_tiles(pair, data):
     ranges, keep = pair

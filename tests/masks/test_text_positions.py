@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import clearhead as ch
 from clearhead.masks import Grid
@@ -37,7 +37,6 @@ def _inside(q, k):
     return (q >= 0) & (q < T) & (k >= 0) & (k < T)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     first=st.lists(st.integers(0, 4), min_size=2, max_size=2),
     names=st.lists(st.sampled_from(sorted(MASKS)), min_size=1, max_size=2, unique=True),

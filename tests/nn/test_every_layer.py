@@ -94,6 +94,7 @@ def test_every_parameter_learns(name):
             assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_training_learns_to_copy_the_token_before(norm):
     """Only attention can move a token, and only positions can identify the one before."""

@@ -40,6 +40,7 @@ def test_no_fake_tensor_is_kept():
     assert type(kept()) is torch.Tensor and kept().sum() == 2.0**-4 + 2.0**-8
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_slopes_compile_in_one_graph(backend):
     x = torch.randn(1, 2, 5, 8)

@@ -190,6 +190,7 @@ def test_the_trace_of_many_weights_shows_the_cells_that_the_core_drops():
     assert seed == int(drawn(dropout.draw_seed))
 
 
+@pytest.mark.outside
 @pytest.mark.skipif(not cpu.core, reason=cpu.status())
 def test_whoever_follows_a_call_gets_the_draw_of_the_core():
     q, k, v = many()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from clearhead.problem import online_softmax
@@ -38,7 +38,6 @@ def truth(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ v, torch.logsumexp(scores, -1)
 
 
-@settings(deadline=None)
 @given(SIZES, st.integers(0, 99), st.sampled_from([0.0, 0.3, 1.0]))
 def test_any_split_gives_softmax(sizes, seed, masked):
     scores, v, parts = pieces(sizes, seed, masked)
@@ -48,7 +47,6 @@ def test_any_split_gives_softmax(sizes, seed, masked):
     torch.testing.assert_close(finished(rows), truth(scores, v))
 
 
-@settings(deadline=None)
 @given(st.tuples(*[st.integers(0, 4)] * 3), st.integers(0, 99))
 def test_merge_is_associative_and_commutative(sizes, seed):
     _, _, (a, b, c) = pieces(list(sizes), seed)
@@ -57,7 +55,6 @@ def test_merge_is_associative_and_commutative(sizes, seed):
     torch.testing.assert_close(left, online_softmax.merge(c, online_softmax.merge(b, a)))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 99))
 def test_an_empty_piece_changes_nothing(size, seed):
     scores, v, (rows, empty) = pieces([size, 0], seed)
@@ -86,7 +83,6 @@ def test_nothing_seen_gives_zero_and_minus_infinity():
     assert torch.equal(out, torch.zeros(3, 5)) and torch.equal(lse, torch.full((3,), -math.inf))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 5), st.integers(0, 99), st.floats(-50, 50))
 def test_a_sink_takes_weight_and_gives_no_value(size, seed, logit):
     scores, v, (rows,) = pieces([size], seed)
@@ -107,7 +103,6 @@ def test_dropout_takes_from_the_values_and_not_from_the_sum():
     torch.testing.assert_close(lse, torch.logsumexp(scores, -1))
 
 
-@settings(deadline=None)
 @given(st.sampled_from([(5,), (2, 3), (1, 0, 4)]), st.integers(0, 9))
 def test_gradients_of_pieces_are_those_of_softmax(sizes, seed):
     scores, v, _ = pieces(list(sizes), seed, masked=0.2)

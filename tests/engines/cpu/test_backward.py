@@ -17,6 +17,7 @@ from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
 from tests.engines.cpu.test_kernels import (
     DTYPES,
     LENGTHS,
+    LEVELS,
     SIZES,
     draw,
     holes,
@@ -75,8 +76,12 @@ def errors(case: Case, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, ...]
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", [n for n in PROBLEMS if not n.startswith("no ")])
+@pytest.mark.parametrize(
+    "name, dtype, level",
+    pairs([n for n in PROBLEMS if not n.startswith("no ")], DTYPES, LEVELS),
+    indirect=["level"],
+    ids=str,
+)
 def test_every_named_problem(name, dtype, level):
     if name == "large scores" and dtype != torch.float32:
         pytest.skip("products of half precision, times 300, leave no digit to compare")
@@ -108,14 +113,20 @@ def case_of(sizes: dict, rule: dict, dtype: torch.dtype) -> Case:
     return Case(q, k, v, made, tuple(leaves))
 
 
-@pytest.mark.parametrize("lengths, rule, dtype", pairs(LENGTHS, range(len(RULES)), DTYPES), ids=str)
+@pytest.mark.parametrize(
+    "lengths, rule, dtype, level",
+    pairs(LENGTHS, range(len(RULES)), DTYPES, LEVELS),
+    indirect=["level"],
+    ids=str,
+)
 def test_lengths_around_tile_edges(lengths, rule, dtype, level):
     Tq, Tk = lengths
     check(case_of(dict(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=16, Dv=11), RULES[rule], dtype), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("D", SIZES)
+@pytest.mark.parametrize(
+    "D, dtype, level", pairs(SIZES, DTYPES, LEVELS), indirect=["level"], ids=str
+)
 def test_every_head_size(D, dtype, level):
     rule = RULES[(1, 4)[D % 2]]
     check(case_of(dict(B=2, H=4, G=1, Tq=59, Tk=211, D=D), rule, dtype), dtype)
@@ -334,6 +345,7 @@ def test_backward_does_not_store_all_pairs():
 # --------------------------------------------------------- operators, transforms and compilers
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_operators_keep_torch_rules(dtype):
     q, k, v = (x.to(dtype).requires_grad_() for x in make_qkv(2, 4, 2, 5, 9, 8))
@@ -392,8 +404,10 @@ def test_autocast_trains_in_bfloat16():
         torch.testing.assert_close(a, p.grad, rtol=0.05, atol=0.05 * float(p.grad.abs().max()))
 
 
+@pytest.mark.outside
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.timeout(600)  # a C++ compiler on a busy machine
 def test_compiled_in_one_graph_forward_and_backward():
     qkv = [x.requires_grad_() for x in make_qkv(2, 4, 2, 37, 37, 16)]
     compiled = torch.compile(loss, fullgraph=True, backend="inductor")

@@ -29,6 +29,7 @@ from clearhead.engines import cpu
 from clearhead.engines.cpu import extension, operator
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
+from tests.pairs import pairs
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
 LEVELS = [name for name, _, present in core.levels() if present]
@@ -99,8 +100,9 @@ def check(qkv: tuple[Tensor, ...], **keywords: object) -> None:
 # ------------------------------------------------------------------------------------- exactness
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=short)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name, dtype, level", pairs(PROBLEMS, DTYPES, LEVELS), indirect=["level"], ids=short
+)
 def test_every_named_problem(name, dtype, level):
     case = PROBLEMS[name](dtype, 0)
     if name == "large scores":
@@ -171,7 +173,9 @@ def grid(count: int):
         yield qkv, keywords
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))]
+)
 def test_the_grid(part, level):
     for qkv, keywords in itertools.islice(grid(300), part, None, 6):
         check(qkv, **keywords)
@@ -187,8 +191,7 @@ def holes(Tq: int, Tk: int):
     yield ch.dense(keep=blocks)
 
 
-@pytest.mark.parametrize("Tq", [1, 5, 700])
-@pytest.mark.parametrize("n", range(4))
+@pytest.mark.parametrize("n, Tq, level", pairs(range(4), [1, 5, 700], LEVELS), indirect=["level"])
 def test_key_blocks_without_visible_keys(n, Tq, level):
     q, k, v = make_qkv(H=4, G=2, Tq=Tq, Tk=1500, D=16)
     mask = list(holes(Tq, 1500))[n]
@@ -208,8 +211,9 @@ def test_large_scores(Tq, dtype, level):
     check((q, k, v), scale=1e4 / 64, mask=ch.Causal(align="end"))
 
 
-@pytest.mark.parametrize("scale", [1e5, 1e7, 1e10, 1e15])
-@pytest.mark.parametrize("Tq", [1, 5, 60])
+@pytest.mark.parametrize(
+    "Tq, scale, level", pairs([1, 5, 60], [1e5, 1e7, 1e10, 1e15], LEVELS), indirect=["level"]
+)
 def test_enormous_scores(Tq, scale, level):
     """Raw data with columns of different units, such as incomes and ages: one key has all the
     weight."""
@@ -242,11 +246,16 @@ def test_a_million_keys(Tq):
     check((q, k, v + 1))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=short)
-@pytest.mark.parametrize("Tq, H", [(1, 1), (1, 4), (3, 1), (4, 2)])
-def test_a_few_rows_over_long_blocks(Tq, H, dtype, level):
+@pytest.mark.parametrize(
+    "rows, dtype, level",
+    pairs([(1, 1), (1, 4), (3, 1), (4, 2)], DTYPES, LEVELS),
+    indirect=["level"],
+    ids=short,
+)
+def test_a_few_rows_over_long_blocks(rows, dtype, level):
     """Rows with common keys see all keys of a block except at the edges, in many splits or in
     one."""
+    Tq, H = rows
     for Tk in (1400, 20_001):
         q, k, v = make_qkv(1, H, 1, Tq, Tk, 12, dtype=dtype)
         check((q, k, v + 1), mask=ch.Causal(align="end"))
@@ -313,9 +322,14 @@ def test_a_row_of_large_scores_does_not_change_its_neighbours(level, threads):
 # ------------------------------------------------------------------------------------ the same bits
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=short)
-@pytest.mark.parametrize("Tq, Tk", [(1, 9000), (3, 2500), (130, 300)])
-def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
+@pytest.mark.parametrize(
+    "lengths, dtype, level",
+    pairs([(1, 9000), (3, 2500), (130, 300)], DTYPES, LEVELS),
+    indirect=["level"],
+    ids=short,
+)
+def test_threads_do_not_change_a_bit(lengths, dtype, level, threads):
+    Tq, Tk = lengths
     qkv = make_qkv(2, 4, 2, Tq, Tk, 64, 80, dtype=dtype)
     for mask in (ch.everything, ch.Causal(align="end"), ch.window(before=40, align="end")):
         threads(1)
@@ -345,9 +359,12 @@ def test_other_examples_and_heads_do_not_change_a_bit(Tq, dtype, level):
 # ------------------------------------------------------------------------------------- masked keys
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=short)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("Tq", [2, 60])
+@pytest.mark.parametrize(
+    "Tq, bad, dtype, level",
+    pairs([2, 60], [math.nan, math.inf, -math.inf], DTYPES, LEVELS),
+    indirect=["level"],
+    ids=short,
+)
 def test_masked_keys_do_not_change_a_bit(Tq, bad, dtype, level):
     """The bits are those of clean keys; exactly the rows that see a NaN are NaN."""
     q, k, v = make_qkv(1, 4, 2, Tq, 251, 24, 40, dtype=dtype)
@@ -399,12 +416,19 @@ def guarded(x: Tensor, keep: list) -> Tensor:
     return y.copy_(x)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize(
-    "H, Tq, Tk", [(1, 1, 65), (2, 1, 33), (2, 2, 1001), (2, 4, 65), (2, 29, 193)]
+    "lengths, sizes, dtype, level",
+    pairs(
+        [(1, 1, 65), (2, 1, 33), (2, 2, 1001), (2, 4, 65), (2, 29, 193)],
+        [(1, 1), (7, 5), (59, 64), (64, 59), (33, 130)],
+        DTYPES,
+        LEVELS,
+    ),
+    indirect=["level"],
+    ids=short,
 )
-@pytest.mark.parametrize("D, Dv", [(1, 1), (7, 5), (59, 64), (64, 59), (33, 130)])
-def test_no_read_past_a_buffer(H, Tq, Tk, D, Dv, dtype, level):
+def test_no_read_past_a_buffer(lengths, sizes, dtype, level):
+    (H, Tq, Tk), (D, Dv) = lengths, sizes
     qkv = make_qkv(1, H, 1, Tq, Tk, D, Dv, dtype=dtype)
     bits = torch.rand(1, 1, Tq, Tk, generator=torch.Generator().manual_seed(1)) < 0.7
     bias = draw(Tq, Tk, dtype=dtype)
@@ -464,6 +488,7 @@ def test_without_features_every_score_is_zero(Tq, dtype, level):
         torch.testing.assert_close(out.double(), seen[:, :, -Tq:], rtol=0.02, atol=0.02)
 
 
+@pytest.mark.outside
 def test_scratch_does_not_grow_with_length():
     """64 queries over 2^18 keys: the packed keys of a head would take 16 MB for each thread."""
     program = (
@@ -480,6 +505,7 @@ def test_scratch_does_not_grow_with_length():
 # ---------------------------------------------------------------------------------------- levels
 
 
+@pytest.mark.outside
 def test_the_environment_forces_a_level():
     """The lowest level is set; the default is the highest."""
     program = "import clearhead.engines.cpu as c; print(c.status())"
@@ -498,6 +524,7 @@ def test_amx_that_the_core_does_not_use_is_named(monkeypatch):
         assert ("AMX" in cpu.amx_note()) == there
 
 
+@pytest.mark.outside
 def test_an_unknown_level_is_refused_and_named():
     program = (
         "import torch, clearhead as ch; q = torch.zeros(1, 2)\n"
@@ -514,6 +541,7 @@ def test_an_unknown_level_is_refused_and_named():
         cpu.use_level("mmx")
 
 
+@pytest.mark.outside
 def test_no_wide_instruction_outside_its_level():
     """Only functions of a level may contain VEX or EVEX instructions, so that older processors can
     run everything else."""
@@ -550,6 +578,7 @@ def test_headers_have_no_circular_includes():
 # ------------------------------------------------------------------------------------ under tracers
 
 
+@pytest.mark.outside
 def test_compile_in_one_graph():
     qkv = make_qkv(2, 4, 2, 37, 37, 16)
     compiled = torch.compile(

@@ -14,7 +14,14 @@ from clearhead.engines.cpu import Cpu, stats_backward
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats, sweep
 from clearhead.testing import PROBLEMS
-from tests.engines.cpu.test_kernels import draw, level as level, make_qkv, threads as threads
+from tests.engines.cpu.test_kernels import (
+    LEVELS,
+    draw,
+    level as level,
+    make_qkv,
+    threads as threads,
+)
+from tests.pairs import pairs
 from tests.stats.test_stats import LEARNED, assert_same, dense, everything_for, flat, score, tiles
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -36,8 +43,9 @@ def truth(*qkv, statistics=None, **keywords):
     return dense(problem, inputs, everything_for(problem) if statistics is None else statistics)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name, dtype, level", pairs(PROBLEMS, DTYPES, LEVELS), indirect=["level"], ids=str
+)
 def test_equal_to_dense_weights(name, dtype, level):
     case = PROBLEMS[name](dtype, 0)
     if name == "large scores" and dtype != torch.float32:
@@ -58,9 +66,14 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("Tq, Tk", [(1, 1), (1, 2500), (3, 800), (50, 49), (391, 193), (700, 1700)])
-@pytest.mark.parametrize("mask", MASKS)
-def test_lengths_around_tiles_and_stretches(Tq, Tk, mask, level):
+LENGTHS = [(1, 1), (1, 2500), (3, 800), (50, 49), (391, 193), (700, 1700)]
+
+
+@pytest.mark.parametrize(
+    "lengths, mask, level", pairs(LENGTHS, MASKS, LEVELS), indirect=["level"], ids=str
+)
+def test_lengths_around_tiles_and_stretches(lengths, mask, level):
+    Tq, Tk = lengths
     qkv = make_qkv(B=1, H=2, G=1, Tq=Tq, Tk=Tk, D=16, dtype=torch.float32)
     statistics = [
         "lse", "max", "entropy", stats.topk(9), "received", stats.pooled(13, 29),
@@ -76,9 +89,14 @@ def test_lengths_around_tiles_and_stretches(Tq, Tk, mask, level):
     torch.testing.assert_close(best.weights.double(), there, rtol=1e-5, atol=4e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("Tq, Tk", [(2, 3000), (130, 900)])
-def test_threads_do_not_change_a_bit(Tq, Tk, dtype, level, threads):
+@pytest.mark.parametrize(
+    "lengths, dtype, level",
+    pairs([(2, 3000), (130, 900)], DTYPES, LEVELS),
+    indirect=["level"],
+    ids=str,
+)
+def test_threads_do_not_change_a_bit(lengths, dtype, level, threads):
+    Tq, Tk = lengths
     qkv = make_qkv(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=64, dtype=dtype)
     threads(1)
     one = by_core(*qkv)
@@ -238,8 +256,9 @@ CLOSED = {"lse", "entropy", "effective", "mass", "received"}
 NEAR = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name, dtype, level", pairs(PROBLEMS, DTYPES, LEVELS), indirect=["level"], ids=str
+)
 def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch):
     results = []
     for wide in (False, True):

@@ -13,6 +13,8 @@ from clearhead.engines.gpu import flex
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS
 
+pytestmark = pytest.mark.outside
+
 CASES = [
     "causal to the end, fully masked queries", "window", "documents", "scattered and causal",
     "nobody sees anything", "grouped", "bias per key", "alibi", "soft cap",

@@ -21,6 +21,8 @@ from clearhead.inspection.report.role_keys import LABELS, is_separator, is_speci
 from tests.explorer.serve.models import save_gpt2
 from tests.inspection.report.models import AttentionCalls, normal, pointing
 
+pytestmark = pytest.mark.outside
+
 pytest.importorskip("transformers")
 
 

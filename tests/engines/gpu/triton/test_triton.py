@@ -21,6 +21,8 @@ from clearhead.engines.gpu.triton import Triton
 from clearhead.engines.sdpa_backends import Gpu, backends_decline
 from clearhead.problem.check import Options, make_problem
 
+pytestmark = pytest.mark.outside
+
 ROOT = Path(__file__).parents[4]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_triton = pytest.mark.skipif(
