@@ -29,7 +29,7 @@ RINGS = {"unit": ["-m", "unit"], "all": []}
 
 
 class Mutation(NamedTuple):
-    """A fault: `old`, which occurs once in `file`, becomes `new`. `breaks` says what goes wrong."""
+    """A fault: `old`, which occurs once in `file`, becomes `new`, which `breaks` something."""
 
     area: str
     file: str
@@ -109,7 +109,7 @@ MUTATIONS = [
         "src/clearhead/masks/key_ranges.py",
         "bits = self.bits & other.bits",
         "bits = self.bits",
-        "Of two dense masks composed by &, the second is ignored.",
+        "The second of two dense masks composed by & is ignored.",
     ),
     Mutation(
         "statistics",
@@ -123,7 +123,7 @@ MUTATIONS = [
         "src/clearhead/stats/top_scores.py",
         "by_key = keys.argsort(-1)",
         "by_key = keys.argsort(-1, descending=True)",
-        "Of equal weights, topk lists the higher key first.",
+        "For equal weights, topk lists the higher key first.",
     ),
     Mutation(
         "statistics",
@@ -208,7 +208,7 @@ def clone_commit(folder: Path) -> Path:
     """Clone the last commit, and let Python import it and not this tree."""
     clone = folder / "clone"
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
-    # An editable installation imports from this tree, whatever PYTHONPATH says.
+    # An editable installation imports from this tree even with PYTHONPATH.
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
         "sys.meta_path[:] = [x for x in sys.meta_path if '_editable' not in type(x).__module__]\n"
