@@ -4,7 +4,7 @@ import torch
 
 import clearhead as ch
 from clearhead.inspection.report import report, summary
-from clearhead.inspection.report.summary import matter_most, most_telling
+from clearhead.inspection.report.summary import clearest_example, matter_most
 from tests.inspection.report.models import AttentionCalls, pointing
 
 
@@ -32,14 +32,14 @@ def test_a_summary_fits_a_screen_and_counts_roles():
     assert "0 heads have none" in flat
 
 
-def test_the_most_telling_query_is_shown_in_its_sentence():
+def test_the_clearest_example_query_is_shown_in_its_sentence():
     result = many_heads()
-    telling = most_telling(result)
-    assert telling.head is result[0, 0]
-    assert telling.key == telling.query - 19 and telling.weight > 0.9
+    example = clearest_example(result)
+    assert example.head is result[0, 0]
+    assert example.key == example.query - 19 and example.weight > 0.9
     flat = " ".join(summary(result).split())
-    assert "Most telling: layer 0, head 0: induction" in flat
-    assert f"[w{telling.key % 20}]" in flat and f"[w{telling.query % 20}]" in flat
+    assert "Clearest example: layer 0, head 0: induction" in flat
+    assert f"[w{example.key % 20}]" in flat and f"[w{example.query % 20}]" in flat
 
 
 def test_heads_matter_by_their_effect_if_it_is_known():
@@ -56,6 +56,6 @@ def test_heads_matter_by_their_effect_if_it_is_known():
 def test_a_report_without_roles_has_a_summary():
     q = torch.zeros(1, 2, 3, 4)
     result = report(AttentionCalls((q, q, {})), torch.zeros(1))
-    assert most_telling(result) is None
+    assert clearest_example(result) is None
     text = " ".join(summary(result).split())
-    assert "2 heads have none" in text and "too few to tell" in text
+    assert "2 heads have none" in text and "too few to separate" in text

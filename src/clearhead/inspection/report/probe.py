@@ -82,7 +82,7 @@ def _scores(problem: Problem, inputs: Inputs, n: int) -> list[dict[str, float]]:
     }
     masses = cast(dict[str, Tensor], statistics_of(problem, inputs, [mass(groups)])["mass"])
     means = {}
-    for name in ("induction", "duplicate"):  # the first token stands before the random ones
+    for name in ("induction", "duplicate"):  # the first token is before the random ones
         means[name] = masses[name][..., n + 1 :].mean((0, 2))
         means[f"{name}_all"] = masses[name][..., n + 1 :].sum(2).mean(0) / (2 * n)
     means["previous"] = masses["previous"][..., 1:].mean((0, 2))
@@ -90,15 +90,15 @@ def _scores(problem: Problem, inputs: Inputs, n: int) -> list[dict[str, float]]:
 
 
 def _with_ids(inputs: "Tensor | Mapping[str, Tensor]", text: Tensor) -> Any:
-    """The inputs with other ids; a mask of padding is 1 and a token type is 0 everywhere."""
+    """Return the inputs with other ids, a padding mask of 1 and token types of 0."""
     if isinstance(inputs, Tensor):
         return text
-    kept = {name: x for name, x in inputs.items() if not isinstance(x, Tensor)}
+    changed = {name: x for name, x in inputs.items() if not isinstance(x, Tensor)}
     if "attention_mask" in inputs:
-        kept["attention_mask"] = torch.ones_like(text)
+        changed["attention_mask"] = torch.ones_like(text)
     if "token_type_ids" in inputs:
-        kept["token_type_ids"] = torch.zeros_like(text)
-    return kept | {"input_ids": text}
+        changed["token_type_ids"] = torch.zeros_like(text)
+    return changed | {"input_ids": text}
 
 
 def _vocabulary(module: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""A report on one screen: counts of roles, the heads that matter most, and the most telling one."""
+"""A report on one screen: counts of roles, the heads that matter most, and the clearest example."""
 
 import textwrap
 from collections import Counter
@@ -9,18 +9,18 @@ from ...formatting import Token, visible
 from .findings import Head, Layer
 from .result import EFFECTS, Report, columns
 
-TOP = 8  # heads that are listed
+TOP = 8  # listed heads
 WIDTH = 80
 FEW_WORDS = 32  # different tokens
-CLEAR_SCORE = 0.4  # on random repeated tokens, of a head that is shown as an induction head
-AROUND = 12  # tokens of the sentence to either side of the query and the key
-# What tells most comes first. Measured labels lead.
-TELLING = ("induction", "duplicate", "before2", "previous", "next", "window8", "window16",
+CLEAR_SCORE = 0.4  # on random repeated tokens: a head with this score is an induction head
+AROUND = 12  # printed tokens to either side of the query and the key
+# The roles of the example, the most interesting first.
+RANKED_ROLES = ("induction", "duplicate", "before2", "previous", "next", "window8", "window16",
            "window32", "special", "separators", "same")  # fmt: skip
 
 
-class Telling(NamedTuple):
-    """A head, and a query whose largest weight shows what it does."""
+class Example(NamedTuple):
+    """A head, and a query whose largest weight shows its role."""
 
     head: Head
     query: int
@@ -42,16 +42,16 @@ def summary(report: Report) -> str:
     words = len(set(report.tokens))
     if without and words < FEW_WORDS:
         lines += textwrap.wrap(
-            f"The text has {words} different tokens, too few to tell many roles from chance: a "
-            "longer text shows more.",
+            f"The text has {words} different tokens, too few to separate many roles from chance: "
+            "a longer text shows more.",
             WIDTH,
         )
     strongest = matter_most(report)
     if strongest:
         lines += ["", *textwrap.wrap(_heading(report), WIDTH), *_table(report, strongest)]
-    telling = most_telling(report)
-    if telling is not None:
-        lines += ["", *_in_words(report, telling)]
+    example = clearest_example(report)
+    if example is not None:
+        lines += ["", *_in_words(report, example)]
     lines += _largest_probes(report)
     return "\n".join(lines)
 
@@ -68,13 +68,13 @@ def matter_most(report: Report) -> list[Head]:
 
 
 def _evidence(head: Head) -> tuple[float, float]:
-    """Of the clearest role besides sinks; (1, 0) without one. Smaller is clearer."""
+    """Return (chance, -mass) of the clearest role besides sinks; (1, 0) without one."""
     roles = [(role.chance, -role.mass) for role in head.roles if role.name not in ("first", "sink")]
     return min(roles, default=(1.0, 0.0))
 
 
 def _labels(head: Head) -> list[str]:
-    """Return what a head does, each label once; what was measured on held-out texts instead."""
+    """Return the labels of a head, each once; or the labels measured on held-out texts."""
     if head.measured:
         return head.label.split(" and ")
     return list(dict.fromkeys(role.label for role in head.roles))
@@ -102,27 +102,30 @@ def _does(head: Head) -> str:
     return ", ".join(f"{x.label} {x.mass:.2f}" for x in head.roles) or head.label
 
 
-def most_telling(report: Report) -> Telling | None:
-    """The head whose role tells most, and the query that shows it best; None without roles."""
-    best: tuple[tuple[int, float], Telling] | None = None
+def clearest_example(report: Report) -> Example | None:
+    """Return the head with the first of `RANKED_ROLES`, and the query that shows it best.
+
+    None without roles.
+    """
+    best: tuple[tuple[int, float], Example] | None = None
     for layer in report.layers:
         for head in layer.heads:
             masses = {role.name: role.mass for role in head.roles}
             score = 0.0 if head.probe is None else head.probe["induction"]
-            if score >= CLEAR_SCORE:  # a short text has few repeated words to tell it by
+            if score >= CLEAR_SCORE:  # a short text has too few repeated words for the role
                 masses.setdefault("induction", score)
-            for rank, name in enumerate(TELLING):
+            for rank, name in enumerate(RANKED_ROLES):
                 order = rank, -masses.get(name, 0.0)
                 if name not in masses or (best is not None and order >= best[0]):
                     continue
-                shown = _shown(layer, head, name)
-                if shown is not None:
-                    best = order, shown
+                example = _example_of(layer, head, name)
+                if example is not None:
+                    best = order, example
     return None if best is None else best[1]
 
 
-def _shown(layer: Layer, head: Head, name: str) -> Telling | None:
-    """The query whose largest weight is largest of those that lie where the role says."""
+def _example_of(layer: Layer, head: Head, name: str) -> Example | None:
+    """Return the query with the largest weight among those whose largest weight fits the role."""
     tokens = layer.key_tokens
     keys = layer.top_keys[head.head, :, 0].tolist()
     offsets = {"before2": -2, "previous": -1, "next": 1, "same": 0}
@@ -140,17 +143,17 @@ def _shown(layer: Layer, head: Head, name: str) -> Telling | None:
         else:
             fits = not name.startswith("window") or abs(key - at) < int(name[6:])
         if fits:
-            best = Telling(head, query, key, weight)
+            best = Example(head, query, key, weight)
     return best
 
 
-def _in_words(report: Report, telling: Telling) -> list[str]:
-    head, query, key, weight = telling
+def _in_words(report: Report, example: Example) -> list[str]:
+    head, query, key, weight = example
     layer = report.layers[head.layer]
     queries = layer.query_tokens or [str(i) for i in range(layer.queries)]
     keys = layer.key_tokens or [str(i) for i in range(layer.received.shape[-1])]
     line = (
-        f"Most telling: layer {head.layer}, head {head.head}: {_does(head)}. "
+        f"Clearest example: layer {head.layer}, head {head.head}: {_does(head)}. "
         f"Token {query}, {_quoted(queries[query])}, looks at token {key}, "
         f"{_quoted(keys[key])}, with {weight:.2f} of its weight:"
     )
@@ -162,7 +165,7 @@ def _in_words(report: Report, telling: Telling) -> list[str]:
 
 
 def _sentence(tokens: Sequence[str], query: int, key: int) -> str:
-    """The tokens around two of them, which are in brackets."""
+    """Return the tokens around the query and the key, which are in brackets."""
     written = [
         x.replace(x.strip(), f"[{x.strip()}]") if i in (query, key) else x
         for i, x in enumerate(tokens)
@@ -177,7 +180,7 @@ def _sentence(tokens: Sequence[str], query: int, key: int) -> str:
 
 
 def _largest_probes(report: Report) -> list[str]:
-    """The heads with the largest scores on random repeated tokens."""
+    """Return lines for the heads with the largest scores on random repeated tokens."""
     probed = [x for x in report.heads if x.probe is not None]
     if not probed:
         return []
