@@ -24,19 +24,19 @@ BUDGETS = {
     "demo": 510,
     "inspection": 5500,  # logit attribution; circuits; recordings as tables; roles, probe, summary
     "hf": 1630,  # GGUF files, which transformers misreads; output projections; tokens as text
-    "distributed": 2530,
-    "nn": 1160,
-    "functional": 1160,
+    "distributed": 2490,
+    "nn": 1145,
+    "functional": 1150,
     "testing": 140,
     "engines": 3290,
     "stats": 1020,  # and numbers per key
-    "problem": 790,
-    "masks": 1780,
+    "problem": 765,
+    "masks": 1735,
     "trace": 140,
     "results": 140,
     "formatting": 115,  # and tokens, with their spelling in a vocabulary
     "torch_state": 160,
-    "errors": 260,
+    "errors": 240,
 }
 MOST_ENTRIES, MOST_LEVELS, MOST_ARROWS = 19, 11, 100
 ORDER = tuple(BUDGETS)

@@ -24,7 +24,7 @@ TENSORS, RULE = layout(
     "B H G Tq Tk D Dv dtype q k v out lse rounding",
     "scale softcap mask bias bias_dtype slopes slopes_shift sinks dropout seed row_stats",
 )
-(MASK,) = layout("Mask", "before after ranges lo hi bits")
+layout("Mask", "before after ranges lo hi bits")  # checked, for `mask_numbers`
 DTYPES = {getattr(torch, name): i for i, name in enumerate(core.dtypes() if core else ())}
 NO_TENSOR, NO_MATRIX = (0,) * 4, (0,) * 5
 
