@@ -492,8 +492,23 @@ def test_an_error_travels_whole():
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_name_of_a_statistic_names_the_new_one(old, new):
-    with pytest.raises(AttributeError, match=rf"clearhead\.{old} .* clearhead\.{new}"):
-        getattr(ch, old)
+def test_an_old_name_of_a_statistic_warns_and_names_the_new_one(old, new):
+    with pytest.warns(DeprecationWarning, match=f"{old} was renamed: use {new}"):
+        statistic = getattr(ch, old)
+    assert statistic is getattr(ch, new)
+    arguments = (2, 2) if old == "map" else ([0],)
+    seen = ch.look(*[torch.ones(3, 2)] * 3, stats=[statistic(*arguments)])
+    with pytest.warns(DeprecationWarning, match=f"use {new}"):
+        assert getattr(seen, old) is getattr(seen, new)
     with pytest.raises(ch.BadValue, match=f"did you mean '{new}'"):
         ch.look(*[torch.ones(3, 2)] * 3, stats=[old])
+
+
+def test_watch_takes_the_old_name_of_its_exact_rows():
+    layer = ch.nn.SelfAttention(4, 4)
+    with (
+        pytest.warns(DeprecationWarning, match="rows was renamed: use exact_rows"),
+        ch.watch(layer, rows=[0, -1]) as seen,
+    ):
+        layer(torch.ones(3, 4))
+    assert seen[0].exact_rows.shape[2] == 2

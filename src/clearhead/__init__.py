@@ -26,7 +26,7 @@ if _in_subinterpreter():
     )
 
 from . import distributed, hf, nn
-from .errors import RENAMED, AttentionError, BadType, BadValue
+from .errors import AttentionError, BadType, BadValue, renamed
 from .errors.moved import keep_old_names
 from .functional import compat
 from .functional.attention import attention
@@ -136,8 +136,8 @@ def __getattr__(name: str) -> object:
             "clearhead.flow was removed: use clearhead.rollout, or the maximum flow of networkx on "
             "the rows that watch records."
         )
-    if name in RENAMED:
-        raise AttributeError(f"clearhead.{name} was renamed: use clearhead.{RENAMED[name]}.")
+    if new := renamed(name, __all__):
+        return globals()[new]
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 

@@ -7,6 +7,7 @@ import operator
 import os
 import shlex
 import sys
+import warnings
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,6 +57,15 @@ def kind_of(x: object) -> str:
 
 
 RENAMED = {"map": "pooled", "rows": "exact_rows"}  # statistics, since version 0.2
+
+
+def renamed(name: str, known: Iterable[str]) -> str | None:
+    """Return the new name of a statistic, with a warning; None if `known` does not have it."""
+    new = RENAMED.get(name)
+    if new not in known:
+        return None
+    warnings.warn(f"{name} was renamed: use {new}.", DeprecationWarning, stacklevel=3)
+    return new
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
-from ..errors import BadValue, refuse_keywords
+from ..errors import BadValue, refuse_keywords, renamed
 from ..formatting import ShownInNotebook
 from ..masks import Mask
 from ..problem.biases import Bias
@@ -135,6 +135,8 @@ class Look(ShownInNotebook, Savable):
         results = self.__dict__.get("_results", {})
         if name in results:
             return results[name]
+        if new := renamed(name, results):
+            return results[new]
         raise NotRequested(
             f"This look has no {name!r}.",
             f"a look holds what was requested: {', '.join(['out', *results])}.",

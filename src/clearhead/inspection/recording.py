@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import BadValue, as_index, whole_number, writable_folder
+from ..errors import BadValue, as_index, renamed, whole_number, writable_folder
 from ..formatting import ShownInNotebook
 from ..functional.look import NOT_PER_QUERY, NotRequested
 from ..masks.text_positions import BY_COLUMN, Positions
@@ -102,6 +102,8 @@ class Call:
         statistics = self.__dict__.get("statistics", {})
         if name in statistics:
             return statistics[name]
+        if new := renamed(name, statistics):
+            return statistics[new]
         raise NotRequested(
             f"A call has no .{name}.",
             f"it has the statistics that watch recorded: {', '.join(statistics)}.",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..errors import BadType, BadValue, as_index, kind_of, refuse_keywords
+from ..errors import BadType, BadValue, as_index, kind_of, refuse_keywords, renamed
 from ..functional.ambient import listening
 from ..functional.sharding import full_output, must_not_be_sharded, statistics_of
 from ..masks import Grid
@@ -112,6 +112,8 @@ def watch(
 
     Warns if a part of the model is compiled.
     """
+    if "rows" in unknown and renamed("rows", ["exact_rows"]):
+        exact_rows = unknown.pop("rows")  # type: ignore[unreachable]
     if unknown:
         refuse_keywords(watch, unknown)
     if not isinstance(model, nn.Module):
