@@ -679,5 +679,5 @@ def test_packed_texts_that_do_not_fit_are_refused():
     with torch.no_grad():
         model(ids(1), cu_seq_lens_q=starts, cu_seq_lens_k=starts.clone())
         for q, k in ((wrong, wrong), (starts, wrong)):
-            with pytest.raises(BadValue, match="begin in the same columns of one row"):
+            with pytest.raises(BadValue, match="the two must be equal"):
                 model(ids(1), cu_seq_lens_q=q, cu_seq_lens_k=k)

@@ -35,9 +35,9 @@ def order(problem: Problem) -> tuple[Engine, ...]:
 def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
     """Return `order` for this GPU.
 
-    torch's fused kernels come first if they accept the problem unchanged, because vendors tune them
-    for each device. Otherwise the Triton kernels come first: if torch has no fused kernel for the
-    problem, and if it is masked. They skip tiles that the mask leaves empty, and masked NaN does
+    torch's fused kernels come first for problems without a mask or a bias that one of them can
+    compute, because vendors tune them for each device. In every other case, causal masks included,
+    the Triton kernels come first. They skip tiles that the mask leaves empty, and masked NaN does
     not reach their output. With torch's kernels, q, k and v must be cleaned of NaN first, and any
     mask that is not causal must be written out.
     """

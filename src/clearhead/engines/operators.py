@@ -321,10 +321,10 @@ def define_operator(
 
     def no_second(ctx: Any, *gradients: Any) -> None:
         raise BadValue(
-            "You differentiate a gradient of attention again.",
+            "You asked for a second derivative of attention.",
             f"{kernels} has only first derivatives.",
             "pass engine='tiled' (or 'steps', for short inputs), which torch can differentiate any "
-            "number of times; layers of clearhead.nn have second derivatives in float64.",
+            "number of times; or use float64, which also works in layers of clearhead.nn.",
         )
 
     class Eager(torch.autograd.Function):

@@ -7,9 +7,9 @@ import operator
 import os
 import shlex
 import sys
-import warnings
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -62,7 +62,7 @@ RENAMED = {"map": "pooled", "rows": "exact_rows"}  # statistics, since version 0
 def renamed(name: str, known: Iterable[str]) -> str | None:
     """Return the new name of a statistic, with a warning; None if `known` does not have it."""
     new = RENAMED.get(name)
-    if new not in known:
+    if new is None or new not in known:
         return None
     warnings.warn(f"{name} was renamed: use {new}.", DeprecationWarning, stacklevel=3)
     return new

@@ -133,7 +133,7 @@ def _each_text_alone(
         raise BadValue(
             f"cu_seq_lens_q ends with {int(starts_q[-1])} and cu_seq_lens_k with "
             f"{int(starts_k[-1])}, for {Tq} queries and {Tk} keys.",
-            "queries and keys of packed texts begin in the same columns of one row.",
+            "the two must be equal, and end with the number of queries, which is that of keys.",
             "pass what DataCollatorWithFlattening(return_flash_attn_kwargs=True) returns, without "
             "keys in a cache.",
         )

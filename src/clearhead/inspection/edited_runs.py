@@ -30,7 +30,7 @@ class UneditedRun(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The largest number of positions in one call, over all rows."""
+        """The size of the largest call: its batch times its queries or keys, whichever are more."""
         return max(problem.B * max(problem.Tq, problem.Tk) for problem in self.problems)
 
     @property

@@ -201,10 +201,11 @@ class _Editor(Editor):
         return self._at(site, problem, inputs)
 
     def _recomputed(self, problem: Problem) -> EditSite | None:
-        """Return the site of the call that a checkpoint recomputes; None if it is not in the block.
+        """Return the site (layer and call) that a checkpoint recomputes.
 
-        If several sites are possible, all must be edited alike: any of them is returned. Raises
-        `BadValue` if an edit treats them differently.
+        Returns None if the model made no such call inside the `with` block. If several sites fit,
+        and every edit treats them alike, it returns one of them. Raises `BadValue` if an edit
+        treats them differently.
         """
         if self._outside and not self.layers.inside:
             return None

@@ -113,7 +113,7 @@ def watch(
     Warns if a part of the model is compiled.
     """
     if "rows" in unknown and renamed("rows", ["exact_rows"]):
-        exact_rows = unknown.pop("rows")  # type: ignore[unreachable]
+        exact_rows = unknown.pop("rows")
     if unknown:
         refuse_keywords(watch, unknown)
     if not isinstance(model, nn.Module):
@@ -254,7 +254,10 @@ class _Watcher:
         return self._aligned[1]
 
     def rows_of(self, problem: Problem, at: Positions) -> Tensor:
-        """Return the columns of the requested rows, (B|1, n); -1 if a text has no such row."""
+        """Convert the requested rows, which count from each text's first real token, to queries.
+
+        Returns indices of queries of the call, (B|1, n); -1 where a text is too short.
+        """
         assert self.rows is not None
         first, after = at.real_queries(problem.Tq)
         lengths = per_text(operator.sub, after, first)

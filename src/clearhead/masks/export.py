@@ -26,7 +26,10 @@ class Exports(ABC):
 
     @abstractmethod
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return the rule for cells: index tensors that broadcast together -> booleans."""
+        """Return booleans: may query q look at key k, in text b and head h?
+
+        The four index tensors broadcast together.
+        """
 
     @abstractmethod
     def key_ranges(self, grid: Grid, device: torch.device | None = None) -> KeyRanges:

@@ -45,7 +45,10 @@ class Accumulator(Protocol):
 
 
 class WeightedSum(NamedTuple):
-    """Σ exp(x - max) v over the keys, for some v of each key: (..., q, n)."""
+    """Σ exp(score - max) v over the keys, (..., q, n).
+
+    v has n numbers for each key: its value vector, or its membership of n groups.
+    """
 
     total: Tensor
 

@@ -106,7 +106,7 @@ class Layer(Call, total=False):
 class HeadNumbers(TypedDict):
     """The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
 
-    `measured` is true if the label was measured on held-out texts, so that it holds for every text.
+    `measured` is true if `label` and `number` come from held-out texts and not from this text.
     """
 
     layer: int

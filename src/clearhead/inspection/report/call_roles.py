@@ -31,7 +31,9 @@ class CallRoles(NamedTuple):
 def role_keys(
     problem: Problem, site: CallSite, first: int, offset: int | None
 ) -> tuple[RoleKeys, ...]:
-    """Return the roles of keys under each mask of a call: one mask, or one for each head.
+    """Return, for each mask of a call, which keys belong to each role of some queries.
+
+    A call has one mask, or one for each head.
 
     `offset` is the position of query 0 among the keys, or None if they are from two texts. In a
     long text only some queries are used: evenly spaced ones, and some whose word has an earlier

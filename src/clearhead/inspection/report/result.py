@@ -72,7 +72,9 @@ class Report(ShownInNotebook, Savable):
         if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
             raise BadValue(
                 f"Head {head} of layer {layer} was requested.",
-                f"this report has {self.about}, numbered from 0.",
+                f"this report has layers 0 to {len(self.layers) - 1}."
+                if not 0 <= layer < len(self.layers)
+                else f"layer {layer} has heads 0 to {len(self.layers[layer].heads) - 1}.",
                 "use an existing head, as report[layer, head].",
             )
         return self.layers[layer].heads[head]
