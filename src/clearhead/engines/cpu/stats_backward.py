@@ -159,8 +159,9 @@ def _of_masses(
     """Compute gradients of the inputs from those of Σ exp(x - m) over the keys of each group,
     (B, H, Tq, groups).
 
-    m is `top`, S is `total`, the sum over all keys, and w = exp(x - m) / S. The gradient d of a group's sum gives its logits the gradient w S d, and other logits none. That
-    is the gradient of a log-sum-exp over the group, times S d, with the weights w over all keys.
+    m is `top`, S is `total`, the sum over all keys, and w = exp(x - m) / S. The gradient d of a
+    group's sum gives its logits the gradient w S d, and other logits none. That is the gradient of
+    a log-sum-exp over the group, times S d, with the weights w over all keys.
     """
     lse, args = _lse(top, total), args_of(p)._replace(sinks=None)
     result = InputGrads()
