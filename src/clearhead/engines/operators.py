@@ -321,7 +321,7 @@ def define_operator(
 
     def no_second(ctx: Any, *gradients: Any) -> None:
         raise BadValue(
-            "You asked for a second derivative of attention.",
+            "A second derivative of attention was requested.",
             f"{kernels} has only first derivatives.",
             "pass engine='tiled' (or 'steps', for short inputs), which torch can differentiate any "
             "number of times; or use float64, which also works in layers of clearhead.nn.",
