@@ -10,6 +10,8 @@ import torch
 import clearhead as ch
 from clearhead.functional.ambient import listening
 from clearhead.hf.inspect_model import calls_interface
+from clearhead.hf.projections import output_projection, without_projection
+from clearhead.inspection.layers import Layers, module_hooks
 from tests.hf.tiny_models import NotBuilt, build, numbers, tiny_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -52,3 +54,35 @@ def test_the_answer_is_what_happens(kind):
     for a, b in zip(numbers(output), numbers(want), strict=True):
         if b.isfinite().all():
             assert (a - b).abs().max() <= 1e-3 * b.abs().max().clamp(min=1e-6), answer
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIG_MAPPING))
+def test_what_heads_write_is_found_or_named_as_unknown(kind):
+    ch.hf.register()
+    try:
+        config, inputs, _ = tiny_model(kind)
+    except NotBuilt as error:
+        pytest.skip(str(error))
+    if not ch.hf.supports(copy.deepcopy(config)):
+        pytest.skip("not supported")
+    model = build(config, "clearhead")
+    if without_projection(model) is not None:
+        pytest.skip("named as unknown")
+    layers, running, expected = Layers(), [], {}
+
+    def on_call(problem, _, out):
+        projection = output_projection(model, layers.next_call()[1], problem.H, problem.Dv)
+        expected[projection.module] = projection, out
+
+    def enter(name, *given):
+        running.append(name)
+        layers.enter(name, *given)
+
+    def leave(module, args, result):
+        layers.leave()
+        if (call := expected.pop(running.pop(), None)) is not None:
+            call[0].check(call[1], result)
+
+    with torch.no_grad(), module_hooks(model, enter, leave), listening(on_call):
+        model(**inputs)
+    assert not expected  # each projection ran after its call

@@ -24,7 +24,7 @@ NAMES = (  # in lower case
     "projection_layer",
 )  # fmt: skip
 # Parts of the names of modules that change the output of attention before the projection.
-_CHANGES = ("gate", "sub_norm", "o_norm", "inner_attn_ln")
+_CHANGES = ("gate", "sub_norm", "o_norm", "inner_attn_ln", "groupnorm")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _TOKENS_CHECKED = 8
 
