@@ -268,6 +268,12 @@ export class Snapshot {
     return `${labels[position]}\nin the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
 
+  // Every step of a layer, in place of what the page had of it.
+  addSteps(number, data) {
+    const { module, cross_attention, max_entropy, queries, keys } = this.data.layers[number];
+    this.read[number] = new Trace({ ...data, module, cross_attention, max_entropy, queries, keys }, this.tokens);
+  }
+
   layer(number) {
     return (this.read[number] ??= new Trace(this.data.layers[number], this.tokens));
   }

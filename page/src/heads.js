@@ -58,12 +58,16 @@ const means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "")
 // The number of a label: a fraction; or a number of keys, for labels about entropy.
 const isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
 const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number));
+// All labels of a head: a measured one, or those of its roles.
+const labelsOf = (it) => (!it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label]);
 const isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
 
 export function buildHeads() {
+  if (snapshot().findings.size > MANY_HEADS) sheet.order = "label";
   for (const [name, [words]] of Object.entries(ORDERS)) {
     byId("order").append(make("option", { value: name }, words));
   }
+  byId("order").value = sheet.order;
   byId("order").addEventListener("change", (event) => {
     sheet.order = event.target.value;
     fillHeads();
@@ -77,12 +81,13 @@ export function buildHeads() {
 // Rebuilds labels and tiles for another snapshot.
 export function fillHeads() {
   const found = [...snapshot().findings.values()];
+  byId("panes").classList.toggle("many", found.length > MANY_HEADS);
   byId("order").parentElement.hidden = found.length < 2;
   const haveEffects = found.length > 0 && found.every((it) => it.effect !== undefined);
   byId("order").lastElementChild.hidden = !haveEffects;
   if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
   const counts = new Map();
-  for (const { label } of found) counts.set(label, (counts.get(label) ?? 0) + 1);
+  for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
   const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
   if (!counts.has(sheet.label)) sheet.label = null;
   byId("labels").replaceChildren(...names.map((label) => {
@@ -105,14 +110,29 @@ export function fillHeads() {
     places.sort((a, b) => order(it(a), it(b)));
   }
   store.tiles = places.map(tile);
-  byId("grid").replaceChildren(...store.tiles);
+  byId("grid").replaceChildren(...(sheet.order === "label" ? withHeadings(store.tiles) : store.tiles));
   byId("heads-pane").hidden = places.length === 1;
   layOutGrid();
 }
 
+// The tiles with the label of each group before it.
+function withHeadings(tiles) {
+  return [...grouped(tiles)].flatMap(([label, group]) => [make("h3", { class: "group" }, label,
+    make("small", {}, ` ${group.length}`)), ...group]);
+}
+
+/** The tiles by the label of their group. @param {any[]} tiles @returns {Map<string, any[]>} */
+function grouped(tiles) {
+  const groups = new Map();
+  for (const it of tiles) groups.set(groupOf(it), [...(groups.get(groupOf(it)) ?? []), it]);
+  return groups;
+}
+
+const groupOf = ({ layer, head }) => snapshot().finding(layer, head)?.label ?? "";
+
 function tile({ layer, head }) {
   const it = snapshot().finding(layer, head), name = placeName(layer, head);
-  const fades = sheet.label !== null && it?.label !== sheet.label;
+  const fades = sheet.label !== null && !(it && labelsOf(it).includes(sheet.label));
   const button = make("button", {
     type: "button", role: "radio", class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
@@ -141,6 +161,9 @@ function choosePlace(layer, head) {
   showPane("picture-pane");
 }
 
+const MANY_HEADS = 64; // more are grouped by role
+const HEADING_HEIGHT = 26; // pixels, of a group
+const LEAST_TILE = 22; // pixels
 const LABEL_HEIGHT = 38, LEAST_LABELLED = 50, LARGEST_TILE = 150; // pixels
 const LARGEST_PLAIN = 62; // without a label
 
@@ -149,19 +172,23 @@ function layOutGrid() {
   const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
   if (!width || !store.tiles.length) return;
   const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
-  // The rows have nearly equal length: all in one row, in two, and so on.
-  const lengths = [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))];
+  // The rows of a layer have nearly equal length: all in one row, in two, and so on.
+  const lengths = sheet.order === "place" ? [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))]
+    : Array.from({ length: Math.max(1, Math.min(store.tiles.length, Math.floor(width / (LEAST_TILE + 6)))) }, (_, i) => i + 1);
+  const groups = sheet.order === "label" ? grouped(store.tiles) : null;
   const sizes = lengths.map((columns) => {
     const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns)
-      : Math.ceil(store.tiles.length / columns);
-    const wide = Math.floor(width / columns) - 6, high = Math.floor(height / rows) - 6;
+      : groups ? [...groups.values()].reduce((sum, it) => sum + Math.ceil(it.length / columns), 0)
+        : Math.ceil(store.tiles.length / columns);
+    const free = height - (groups?.size ?? 0) * HEADING_HEIGHT;
+    const wide = Math.floor(width / columns) - 6, high = Math.floor(free / rows) - 6;
     const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
     return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true }
       : { columns, size: Math.min(wide, high, LARGEST_PLAIN), isLabelled: false };
   });
   const isBetter = (a, b) => (a.isLabelled !== b.isLabelled ? a.isLabelled : a.size > b.size);
   const best = sizes.reduce((a, b) => (isBetter(b, a) ? b : a));
-  best.size = Math.max(22, best.size);
+  best.size = Math.max(LEAST_TILE, best.size);
   grid.style.setProperty("--columns", best.columns);
   grid.style.setProperty("--tile", `${best.size}px`);
   grid.classList.toggle("labelled", best.isLabelled);
@@ -222,7 +249,7 @@ export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
   const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
     `Head ${shownTrace().numbered("h", head)}`;
-  byId("head-title").replaceChildren(place, ...(it && !isByEntropy(it) ? [": ", make("em", {}, it.label)] : []));
+  byId("head-title").replaceChildren(place, ...(it && !isByEntropy(it) ? [": ", make("em", {}, labelsOf(it).join(", "))] : []));
   const [effect, sentence] = effectOf(it), others = othersInWords(it);
   Object.assign(byId("effect"), { textContent: others ? `${effect}. ${others}` : effect,
     title: others ? `${sentence} ${STAND_IN}` : sentence });

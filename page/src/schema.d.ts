@@ -121,7 +121,7 @@ export interface Layer {
 /**
  * The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
  *
- * `measured` is true if the label was measured on held-out texts, so that it holds for every text.
+ * `measured` is true if `label` and `number` come from held-out texts and not from this text.
  */
 export interface HeadNumbers {
   layer: number;
@@ -138,7 +138,8 @@ export interface HeadNumbers {
 
 /**
  * The same with optional numbers: `effect`, the change of `effect_metric` without the head;
- * `evidence`, how many queries fit the label; `withheld`, why a label was not used.
+ * `evidence`, what the roles rest on; `withheld`, why a head has no role; `roles`, the labels of
+ * all its roles.
  */
 export interface Head {
   layer: number;
@@ -154,6 +155,7 @@ export interface Head {
   effect?: number;
   evidence?: string;
   withheld?: string;
+  roles?: string[];
 }
 
 /**

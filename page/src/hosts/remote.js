@@ -93,7 +93,7 @@ export function remoteSource() {
     (done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing");
 
   return {
-    can: { text: true, tile: true, edits: Object.keys(pageData.edits) },
+    can: { text: true, tile: true, steps: true, edits: Object.keys(pageData.edits) },
 
     // A new request ends the earlier one, in the page and in its host.
     async compute(text, edits) {
@@ -105,6 +105,13 @@ export function remoteSource() {
 
     cancel() {
       newest.abort();
+    },
+
+    // Every step of one layer.
+    steps(text, edits, layer) {
+      newest.abort();
+      newest = new AbortController();
+      return ask("steps", { text, edits, layer }, newest.signal);
     },
 
     // The exact weights of a part of one head, as a layer of one step: part = {layer, head,

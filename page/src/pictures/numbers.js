@@ -1,8 +1,9 @@
 // Numbers: every step of one query, with its exact numbers.
 
 import { MINUS, bar, byId, count, elide, ends, gapRow, keyToken, largest, make, number, precise, queryToken, table } from "../marks.js";
-import { go, keyOr, queryOr, shownTrace, state } from "../state.js";
-import { chosen } from "../store.js";
+import { answered } from "../compute.js";
+import { go, isBeside, keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
+import { chosen, screen, store } from "../store.js";
 
 /** @import { Step } from "../data.js" */
 
@@ -29,6 +30,10 @@ function holds(/** @type {Step} */ step) {
 
 // A link to a head and query for which the page has them.
 export function elsewhere(/** @type {Step} */ step) {
+  if (canCompute()) {
+    computeSteps();
+    return [paragraph("Computing the steps of this layer.")];
+  }
   const { h, q } = step.kept;
   const at = state();
   const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
@@ -37,6 +42,27 @@ export function elsewhere(/** @type {Step} */ step) {
   return [paragraph("This text is too long to store every step of every head. In this layer, the page ",
     `has them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
     ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."), there];
+}
+
+const MOST_TOKENS = 512; // of a text of which the host computes every step
+
+const canCompute = () => Boolean(store.source?.can.steps) && !isBeside() &&
+  shownTrace().size.q <= MOST_TOKENS && shownTrace().size.k <= MOST_TOKENS;
+
+let requested = null; // the snapshot and the layer of which steps were requested last
+
+async function computeSteps() {
+  const from = snapshot(), { layer } = chosen;
+  if (requested?.from === from && requested.layer === layer) return;
+  requested = { from, layer };
+  await answered(async () => {
+    const data = await store.source?.steps?.(from.text, chosen.edits, layer);
+    if (!data || snapshot() !== from) return;
+    from.addSteps(layer, data);
+    requested = null;
+    screen.fillAll();
+    screen.draw();
+  });
 }
 
 // One tab for each step.

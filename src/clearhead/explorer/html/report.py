@@ -16,6 +16,7 @@ from torch import Tensor
 from ...errors import BadType, BadValue, kind_of
 from ...formatting import AXES, evenly, joined_text, visible_in_browser
 from ...inspection.report import Head, Layer, Report
+from ...inspection.report.summary import clearest_example
 from ...trace import Step, Trace
 from . import schema
 from .document import document, encoded, table, write
@@ -28,6 +29,7 @@ MAP_BYTES = 1 << 20
 LINK_BYTES = 700_000
 FINE_BYTES = 400_000  # of the larger map of one head per layer
 STEP_BYTES = 2_000_000  # of all steps of all heads; if they fit, no maps and links are stored
+FILE_STEP_BYTES = 12_000_000  # of a file, which can compute no other steps
 SIDES = (256, 128, 64, 32, 16)  # of a map, halved each time, so that bins nest
 FEW_QUERIES, FEW_KEYS = 3, 12  # with all steps, in one head per layer of a longer text
 RECEIVERS = 8  # keys listed by the weight they receive
@@ -40,12 +42,14 @@ def report_page(
     note: str = "",
     beside: Report | None = None,
     host: Host | None = None,
+    most_bytes: int = STEP_BYTES,
 ) -> str:
     """Return the HTML document that shows a model, a head and a query.
 
     ``title=None`` uses the name of the model. `beside` is the report of another model on the same
     text, for comparison of heads. `host` is the program that recomputes the page for another text
-    or for edits (`serve`, `notebook`).
+    or for edits (`serve`, `notebook`). Every step of every head is on the page if these numbers
+    have `most_bytes` bytes or fewer.
 
     Raises `BadValue` for a report without layers or tokens, and if `beside` has another text;
     `BadType` for anything but a report.
@@ -69,7 +73,7 @@ def report_page(
             "report on the same text with both.",
         )
     return document(
-        snapshot(report),
+        snapshot(report, most_bytes),
         title=f"Attention in {report.name}" if title is None else title,
         about=_about(report),
         note=note,
@@ -89,17 +93,19 @@ def write_report(
     note: str = "",
     beside: Report | None = None,
 ) -> Path:
-    """Write `report_page(report, ...)` to `path` and return the path.
+    """Write `report_page(report, ...)` to `path` and return the path. A file may be larger than a
+    page in a notebook, so it has the steps of every head of a longer text.
 
     Raises any error of `report_page`, and `BadValue` if the file cannot be written.
     """
-    return write(report_page(report, title=title, note=note, beside=beside), path)
+    page = report_page(report, title=title, note=note, beside=beside, most_bytes=FILE_STEP_BYTES)
+    return write(page, path)
 
 
 # ---- what the script reads -------------------------------------------------------------
 
 
-def snapshot(report: Report) -> schema.Snapshot:
+def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
     """Return a report as data for the script."""
     heads = sum(len(layer.heads) for layer in report.layers)
     side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
@@ -119,13 +125,17 @@ def snapshot(report: Report) -> schema.Snapshot:
             for guesses in report.guesses
         ],
         "layers": [
-            _layer(layer, report.tokens, side, fine, heads, step_bytes <= STEP_BYTES)
+            _layer(layer, report.tokens, side, fine, heads, step_bytes <= most_bytes)
             for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
     }
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
+    example = clearest_example(report)
+    if example is not None and not any(head.measured for head in report.heads):
+        at = example.head
+        data["begin"] = {"layer": at.layer, "head": at.head, "query": example.query}
     if report.effect_metric:
         data["effect_metric"] = visible_in_browser(report.effect_metric)
     if report.effects_withheld:
@@ -158,6 +168,8 @@ def _head(head: Head, layer: Layer) -> schema.Head:
     }
     if head.effect is not None:
         data["effect"] = round(head.effect, 5)
+    if head.roles:
+        data["roles"] = [role.label for role in head.roles]
     if head.evidence:
         data["evidence"] = head.evidence
     if head.withheld:

@@ -123,11 +123,13 @@ class HeadNumbers(TypedDict):
 
 class Head(HeadNumbers, total=False):
     """The same with optional numbers: `effect`, the change of `effect_metric` without the head;
-    `evidence`, how many queries fit the label; `withheld`, why a label was not used."""
+    `evidence`, what the roles rest on; `withheld`, why a head has no role; `roles`, the labels of
+    all its roles."""
 
     effect: float
     evidence: str
     withheld: str
+    roles: list[str]
 
 
 class Begin(TypedDict, total=False):

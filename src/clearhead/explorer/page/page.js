@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 26bf8aed28498ba06688805c757c280eb8d822a86cbf6cb4385fb140495583e7; do not edit.
+// Made by `make page` from the sources 472510dcb16857d96946d0cf386ed3132cda1e77b9eb9f7b9989dc2a2fff5f04; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -300,6 +300,11 @@ var clearhead = (() => {
       if (!spelling || !this.areTokens(labels)) return void 0;
       return `${labels[position]}
 in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
+    }
+    // Every step of a layer, in place of what the page had of it.
+    addSteps(number2, data) {
+      const { module, cross_attention, max_entropy, queries, keys } = this.data.layers[number2];
+      this.read[number2] = new Trace({ ...data, module, cross_attention, max_entropy, queries, keys }, this.tokens);
     }
     layer(number2) {
       return this.read[number2] ??= new Trace(this.data.layers[number2], this.tokens);
@@ -1962,11 +1967,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
   var isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
   var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number);
+  var labelsOf = (it) => !it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label];
   var isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
   function buildHeads() {
+    if (snapshot().findings.size > MANY_HEADS) sheet.order = "label";
     for (const [name, [words]] of Object.entries(ORDERS)) {
       byId("order").append(make("option", { value: name }, words));
     }
+    byId("order").value = sheet.order;
     byId("order").addEventListener("change", (event) => {
       sheet.order = event.target.value;
       fillHeads();
@@ -1978,12 +1986,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function fillHeads() {
     const found = [...snapshot().findings.values()];
+    byId("panes").classList.toggle("many", found.length > MANY_HEADS);
     byId("order").parentElement.hidden = found.length < 2;
     const haveEffects = found.length > 0 && found.every((it) => it.effect !== void 0);
     byId("order").lastElementChild.hidden = !haveEffects;
     if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
     const counts = /* @__PURE__ */ new Map();
-    for (const { label } of found) counts.set(label, (counts.get(label) ?? 0) + 1);
+    for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
     const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
     if (!counts.has(sheet.label)) sheet.label = null;
     byId("labels").replaceChildren(...names.map((label) => {
@@ -2009,13 +2018,27 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       places.sort((a, b) => order(it(a), it(b)));
     }
     store.tiles = places.map(tile);
-    byId("grid").replaceChildren(...store.tiles);
+    byId("grid").replaceChildren(...sheet.order === "label" ? withHeadings(store.tiles) : store.tiles);
     byId("heads-pane").hidden = places.length === 1;
     layOutGrid();
   }
+  function withHeadings(tiles) {
+    return [...grouped(tiles)].flatMap(([label, group]) => [make(
+      "h3",
+      { class: "group" },
+      label,
+      make("small", {}, ` ${group.length}`)
+    ), ...group]);
+  }
+  function grouped(tiles) {
+    const groups = /* @__PURE__ */ new Map();
+    for (const it of tiles) groups.set(groupOf(it), [...groups.get(groupOf(it)) ?? [], it]);
+    return groups;
+  }
+  var groupOf = ({ layer, head }) => snapshot().finding(layer, head)?.label ?? "";
   function tile({ layer, head }) {
     const it = snapshot().finding(layer, head), name = placeName(layer, head);
-    const fades = sheet.label !== null && it?.label !== sheet.label;
+    const fades = sheet.label !== null && !(it && labelsOf(it).includes(sheet.label));
     const button = make(
       "button",
       {
@@ -2050,6 +2073,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     showPane("picture-pane");
   }
+  var MANY_HEADS = 64;
+  var HEADING_HEIGHT = 26;
+  var LEAST_TILE = 22;
   var LABEL_HEIGHT = 38;
   var LEAST_LABELLED = 50;
   var LARGEST_TILE = 150;
@@ -2058,16 +2084,18 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
     if (!width || !store.tiles.length) return;
     const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
-    const lengths = [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))];
+    const lengths = sheet.order === "place" ? [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))] : Array.from({ length: Math.max(1, Math.min(store.tiles.length, Math.floor(width / (LEAST_TILE + 6)))) }, (_, i) => i + 1);
+    const groups = sheet.order === "label" ? grouped(store.tiles) : null;
     const sizes = lengths.map((columns) => {
-      const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns) : Math.ceil(store.tiles.length / columns);
-      const wide = Math.floor(width / columns) - 6, high = Math.floor(height / rows) - 6;
+      const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns) : groups ? [...groups.values()].reduce((sum2, it) => sum2 + Math.ceil(it.length / columns), 0) : Math.ceil(store.tiles.length / columns);
+      const free = height - (groups?.size ?? 0) * HEADING_HEIGHT;
+      const wide = Math.floor(width / columns) - 6, high = Math.floor(free / rows) - 6;
       const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
       return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true } : { columns, size: Math.min(wide, high, LARGEST_PLAIN), isLabelled: false };
     });
     const isBetter = (a, b) => a.isLabelled !== b.isLabelled ? a.isLabelled : a.size > b.size;
     const best = sizes.reduce((a, b) => isBetter(b, a) ? b : a);
-    best.size = Math.max(22, best.size);
+    best.size = Math.max(LEAST_TILE, best.size);
     grid.style.setProperty("--columns", best.columns);
     grid.style.setProperty("--tile", `${best.size}px`);
     grid.classList.toggle("labelled", best.isLabelled);
@@ -2117,7 +2145,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function drawHeadLine() {
     const { layer, head } = state(), it = snapshot().finding(layer, head);
     const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` : `Head ${shownTrace().numbered("h", head)}`;
-    byId("head-title").replaceChildren(place, ...it && !isByEntropy(it) ? [": ", make("em", {}, it.label)] : []);
+    byId("head-title").replaceChildren(place, ...it && !isByEntropy(it) ? [": ", make("em", {}, labelsOf(it).join(", "))] : []);
     const [effect, sentence] = effectOf(it), others = othersInWords(it);
     Object.assign(byId("effect"), {
       textContent: others ? `${effect}. ${others}` : effect,
@@ -2315,6 +2343,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return step === shownTrace().weights && rowOf(step).some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
   }
   function elsewhere(step) {
+    if (canCompute()) {
+      computeSteps();
+      return [paragraph("Computing the steps of this layer.")];
+    }
     const { h, q } = step.kept;
     const at = state();
     const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
@@ -2327,6 +2359,22 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]),
       "."
     ), there2];
+  }
+  var MOST_TOKENS = 512;
+  var canCompute = () => Boolean(store.source?.can.steps) && !isBeside() && shownTrace().size.q <= MOST_TOKENS && shownTrace().size.k <= MOST_TOKENS;
+  var requested = null;
+  async function computeSteps() {
+    const from = snapshot(), { layer } = chosen;
+    if (requested?.from === from && requested.layer === layer) return;
+    requested = { from, layer };
+    await answered(async () => {
+      const data = await store.source?.steps?.(from.text, chosen.edits, layer);
+      if (!data || snapshot() !== from) return;
+      from.addSteps(layer, data);
+      requested = null;
+      screen.fillAll();
+      screen.draw();
+    });
   }
   function fillStages() {
     const { steps } = shownTrace();
@@ -3222,7 +3270,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
     const progressWords = (done, total) => done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing";
     return {
-      can: { text: true, tile: true, edits: Object.keys(pageData.edits) },
+      can: { text: true, tile: true, steps: true, edits: Object.keys(pageData.edits) },
       // A new request ends the earlier one, in the page and in its host.
       async compute(text, edits) {
         newest.abort();
@@ -3232,6 +3280,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       },
       cancel() {
         newest.abort();
+      },
+      // Every step of one layer.
+      steps(text, edits, layer) {
+        newest.abort();
+        newest = new AbortController();
+        return ask("steps", { text, edits, layer }, newest.signal);
       },
       // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
       // queries: [first, last], keys: [first, last]}.

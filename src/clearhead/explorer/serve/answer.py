@@ -13,8 +13,8 @@ Answer: TypeAlias = dict[str, object]
 def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) -> Answer:
     """Return the response to a request.
 
-    It is ``{"snapshot": ...}`` for the path "compute" and ``{"layer": ...}`` for "tile", or
-    ``{"error": ...}`` with three parts. Raises only what `on_progress` raises.
+    It is ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}`` for "tile" and "steps",
+    or ``{"error": ...}`` with three parts. Raises only what `on_progress` raises.
     """
     try:
         if not isinstance(request, dict):
@@ -55,6 +55,13 @@ def _tile(reader: Reader, request: Mapping[str, object], on_progress: OnProgress
     return {"layer": trace_data(trace)}
 
 
+def _steps(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+    rule, hint = "a layer is numbered from 0.", 'send "layer": 0.'
+    layer = as_count("layer", request.get("layer"), rule, hint)
+    trace = reader.steps(request.get("text"), layer, request.get("edits"), on_progress)  # type: ignore[arg-type]  # as above
+    return {"layer": trace_data(trace)}
+
+
 def _span(name: str, value: object) -> range:
     rule, hint = f"{name} are [first, last], counted from 0.", "send for example [0, 63]."
     if not isinstance(value, list) or len(value) != 2:
@@ -63,4 +70,4 @@ def _span(name: str, value: object) -> range:
     return range(first, last + 1)
 
 
-ANSWERS = {"compute": _compute, "tile": _tile}
+ANSWERS = {"compute": _compute, "tile": _tile, "steps": _steps}

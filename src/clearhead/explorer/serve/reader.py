@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BadValue, kind_of
-from ...errors.limits import MOST_LETTERS
+from ...errors.limits import MOST_LETTERS, MOST_TRACED_TOKENS
 from ...functional.ambient import listening
 from ...inspection.intervene import intervene
 from ...inspection.report import Report, report, tile
@@ -99,6 +99,20 @@ class Reader:
         """Return the exact weights of a part of one head, as `report.tile`."""
         with self._reading(text, edits, on_progress):
             return tile(self.model, text, layer, head, queries, keys)
+
+    def steps(
+        self, text: str, layer: int, edits: object = None, on_progress: OnProgress = no_progress
+    ) -> Trace:
+        """Return every step of one layer of the edited model, of a text of at most 512 tokens."""
+        with self._reading(text, edits, on_progress):
+            tokens, _ = self.model.tokens_and_inputs(text)
+            if len(tokens) > MOST_TRACED_TOKENS:
+                raise BadValue(
+                    f"The text has {len(tokens):,} tokens.",
+                    f"every step is computed of texts of at most {MOST_TRACED_TOKENS} tokens.",
+                    "use a shorter text.",
+                )
+            return self.model.explain(text, layer)
 
     @contextmanager
     def _reading(self, text: str, edits: object, on_progress: OnProgress) -> Iterator[None]:

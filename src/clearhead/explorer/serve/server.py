@@ -39,7 +39,8 @@ Job: TypeAlias = Callable[[OnProgress], Answer]
 
 def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
     """Return the application: ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` the snapshot of a text
-    with edits, ``/TOKEN/tile`` exact weights of a part of one head."""
+    with edits, ``/TOKEN/tile`` exact weights of a part of one head, ``/TOKEN/steps`` every step of
+    one layer."""
     model = _Model()
 
     async def show(request: Request) -> Response:
@@ -51,10 +52,14 @@ def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
     async def tile(request: Request) -> Response:
         return await _response(request, model, reader, "tile")
 
+    async def steps(request: Request) -> Response:
+        return await _response(request, model, reader, "steps")
+
     routes = [
         Route("/{token}/", show),
         Route("/{token}/compute", compute, methods=["POST"]),
         Route("/{token}/tile", tile, methods=["POST"]),
+        Route("/{token}/steps", steps, methods=["POST"]),
     ]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_route})
     return Guard(inner, token, (f"127.0.0.1:{port}", f"localhost:{port}"))
