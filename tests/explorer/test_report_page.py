@@ -456,3 +456,40 @@ def test_why_there_are_no_effects(visit):  # noqa: F811
     shown = visit(found).locator("#effect")
     assert shown.text_content() == "without it: not measured"
     assert shown.get_attribute("title") == found.effects_withheld != ""
+
+
+def test_many_heads_are_grouped_by_their_leading_role(visit):  # noqa: F811
+    tab = visit(toy_report(11, layers=24, H=4))
+    assert tab.locator("#order").input_value() == "label"
+    headings = tab.locator("#grid .group").all_text_contents()
+    assert headings and sum(int(x.split()[-1]) for x in headings) == 96
+    assert tab.locator("#grid .tile").count() == 96
+    width = tab.evaluate("document.getElementById('grid').scrollWidth")
+    assert width <= tab.evaluate("document.getElementById('grid').clientWidth")
+    tab.locator("#order").select_option("place")
+    assert tab.locator("#grid .group").count() == 0
+
+
+def test_a_file_has_the_steps_of_every_head_of_a_short_text(tmp_path):
+    found = toy_report(11, layers=2, H=4)
+    path = html.write_report(found, tmp_path / "page.html")
+    steps = embedded(path.read_text())["layers"][0]["steps"]
+    assert all("data" in step and not step["kept"] for step in steps)
+    small = embedded(html.report_page(found, most_bytes=0))["layers"][0]["steps"]
+    assert any("data" not in step for step in small) or small[0]["kept"]
+
+
+def test_all_roles_of_a_head_are_in_its_title(visit):  # noqa: F811
+    from dataclasses import replace
+
+    found = toy_report(11)
+    head = found[2, 3]
+    second = replace(head.roles[0], name="first", label="first token (sink)")
+    changed = replace(head, roles=(*head.roles, second))
+    layer = found.layers[2]
+    heads = (*layer.heads[:3], changed, *layer.heads[4:])
+    found = replace(found, layers=(*found.layers[:2], replace(layer, heads=heads)))
+    tab = visit(found)
+    assert title(tab) == "Layer 2, head 3: previous token, first token (sink)"
+    tab.locator("#labels button", has_text="first token").click()
+    assert "faded" not in tab.locator("#grid .tile[data-place='2.3']").get_attribute("class")

@@ -152,3 +152,36 @@ def test_a_run_is_stopped(page):
     assert page.locator("#text").input_value() == TEXT
     assert page.locator("#typed").text_content() == "Stopped. The text is the earlier one."
     assert page.evaluate("current.text") == TEXT
+
+
+def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
+    browser,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    from clearhead.explorer.html import report
+
+    monkeypatch.setattr(report, "STEP_BYTES", 0)
+    monkeypatch.setattr(report.snapshot, "__defaults__", (0,))
+    monkeypatch.setitem(report.report_page.__kwdefaults__, "most_bytes", 0)
+    reader, text = Reader(save_gpt2(tmp_path)), words(9)
+    with served_page(browser, reader, text) as opened:
+        opened.goto(f"{opened.url.split('#')[0]}#layer=1&head=2&view=numbers")
+        opened.reload()
+        opened.locator("#panel article[data-step=query]").wait_for()
+        opened.locator(".stages button", has_text="scores").click()
+        assert "computing" not in opened.locator("#panel").text_content().lower()
+        shown = opened.locator("#panel article[data-step=scores]").text_content()
+        right = reader.model.explain(text, 1)["scores"][0, 2, 8].tolist()
+        assert any(f"{x:.3f}"[:5] in shown for x in right)
+
+
+def test_a_layer_of_steps_is_that_of_explain(tmp_path):
+    from clearhead.explorer.serve.answer import answer
+
+    reader = Reader(save_gpt2(tmp_path))
+    found = answer(reader, "steps", {"text": words(9), "layer": 1}, lambda *_: None)["layer"]
+    assert [step["name"] for step in found["steps"]][:3] == ["query", "key", "value"]
+    assert found["size"]["h"] == 3
+    refused = answer(reader, "steps", {"text": words(9), "layer": 7}, lambda *_: None)
+    assert "layer 7" in refused["error"]["gave"]
