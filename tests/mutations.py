@@ -65,9 +65,9 @@ MUTATIONS = [
     Mutation(
         "kernels",
         "kernels/generic/decode.h",
-        "if (m > row_max || m != m) row_max = m;",
-        "if (m > row_max) row_max = m;",
-        "Where decode splits the keys, a NaN in one split is lost.",
+        "sum += x[1] * share[s];",
+        "sum += x[1];",
+        "Where decode splits the keys, the sums of the splits are not rescaled.",
     ),
     Mutation(
         "kernels",

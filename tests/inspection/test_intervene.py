@@ -1,6 +1,7 @@
 """Attention that is changed while a model runs, against weights that are edited by hand."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -129,12 +130,13 @@ def check(edit, weights, v, keywords, dtype, out=None):
 
 
 @pytest.mark.parametrize(
-    "only, edges, place, dtype",
-    pairs([False, True], EDGES, PLACES, [torch.float64, torch.float32]),
+    "edit, place, dtype",
+    pairs(product([False, True], EDGES), PLACES, [torch.float64, torch.float32]),
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:.*removed no visible edge")  # row 4 sees its document alone
-def test_knock_out_and_keep_only_by_hand(only, edges, place, dtype):
+def test_knock_out_and_keep_only_by_hand(edit, place, dtype):
+    only, edges = edit
     mask, removed = EDGES[edges]
     removed = ~removed if only else removed
     edit = (ch.edits.keep_only if only else ch.edits.knock_out)(mask, layers=[1], **place)
@@ -144,11 +146,12 @@ def test_knock_out_and_keep_only_by_hand(only, edges, place, dtype):
 
 
 @pytest.mark.parametrize(
-    "edit, name, place, dtype",
-    pairs(["temperature", "uniform"], KEYWORDS, PLACES, [torch.float64, torch.float32]),
+    "case, place, dtype",
+    pairs(product(["temperature", "uniform"], KEYWORDS), PLACES, [torch.float64, torch.float32]),
     ids=str,
 )
-def test_temperature_and_uniform_by_hand(edit, name, place, dtype):
+def test_temperature_and_uniform_by_hand(case, place, dtype):
+    edit, name = case
     made = ch.edits.temperature(1.7, layers=[1], **place)
     if edit == "uniform":
         made = ch.edits.uniform(layers=[1], **place)
