@@ -134,6 +134,18 @@ class RoleKeys:
         cells |= {name: offset.abs() < size for name, size in WINDOWS.items()}
         return {name: cell & allowed for name, cell in cells.items()}
 
+    def cells(self, name: str, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return the indices of the cells of a role that is voted on: queries, from the first of
+        `rows`, and keys. They are the same for the layers of a model."""
+        if (name, rows.start) not in self._cells:
+            query, key = self.voted[name][rows].nonzero(as_tuple=True)
+            self._cells[name, rows.start] = query, key
+        return self._cells[name, rows.start]
+
+    @cached_property
+    def _cells(self) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
+        return {}
+
     @cached_property
     def far(self) -> Tensor:
         """The keys at no distance of `OFFSETS` that a query with a choice may look at, (n, Tk)."""

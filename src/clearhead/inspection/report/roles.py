@@ -49,18 +49,19 @@ class HeadWeights:
 
     def add(self, weights: Tensor, keys: RoleKeys, rows: slice) -> None:
         """Add the weights of some queries, (H, rows, Tk)."""
-        voted = {name: cell[rows] for name, cell in keys.voted.items()}
-        columns = {name: x.expand(weights.shape[1:]) for name, x in keys.columns.items()}
-        cells = torch.stack([*voted.values(), *columns.values()], -1).to(weights)
-        masses = (weights.transpose(0, 1) @ cells).permute(2, 1, 0)  # (roles, H, rows)
-        for name, mass in zip([*voted, *columns], masses, strict=True):
-            self.mass.setdefault(name, []).append(mass)
-        far = keys.far[rows] * keys.choices[rows].unsqueeze(-1)
-        parts = {"": far} | {name: far * voted[name] for name in REPEATS if name in voted}
-        received = weights.permute(2, 0, 1) @ torch.stack([*parts.values()], -1).transpose(0, 1).to(
-            weights
-        )
-        for name, part in zip(parts, received.permute(2, 1, 0), strict=True):
+        H, n, Tk = weights.shape
+        scale = keys.choices[rows].to(weights)
+        received = {"": (weights * (keys.far[rows] * scale.unsqueeze(-1))).sum(1)}
+        for name, column in keys.columns.items():
+            self.mass.setdefault(name, []).append(weights @ column.to(weights))
+        for name in keys.voted:  # few cells, so they are gathered
+            query, key = keys.cells(name, rows)
+            cells = weights[:, query, key]
+            self.mass.setdefault(name, []).append(cells.new_zeros(H, n).index_add_(1, query, cells))
+            if name in REPEATS:
+                cells = cells * (keys.far[rows][query, key] * scale[query])
+                received[name] = cells.new_zeros(H, Tk).index_add_(1, key, cells)
+        for name, part in received.items():
             self.received[name] = self.received.get(name, 0) + part
 
 
