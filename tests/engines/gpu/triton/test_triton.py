@@ -47,8 +47,9 @@ def python(*arguments: str, interpret: bool) -> None:
 
 
 def interpret(*arguments: str) -> None:
-    """Run tests with the kernels interpreted."""
-    python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, interpret=True)
+    """Run tests with the kernels interpreted; slow tests too, because `-k` chooses among all."""
+    pytest = "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow"
+    python(*pytest, *arguments, interpret=True)
 
 
 @needs_triton
@@ -70,7 +71,7 @@ def test_the_tests_of_all_engines_interpreted():
 @needs_triton
 @pytest.mark.timeout(1800)
 def test_kernels_interpreted():
-    interpret("tests/engines/gpu/triton/test_kernels.py", "-m", "slow or not slow", *ON_EVERY_CORE)
+    interpret("tests/engines/gpu/triton/test_kernels.py", *ON_EVERY_CORE)
 
 
 COMPILE = str(Path(__file__).parent / "compile_kernels.py")
