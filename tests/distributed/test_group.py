@@ -177,6 +177,8 @@ def test_a_lost_rank_is_an_error_in_time(how, tmp_path):
 
 
 def interrupted(rank: int) -> tuple[str, float]:
+    # A shell starts its background jobs with Ctrl-C ignored, and processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     q, k, v = shards()
     ch.distributed.attention(q, k, v, timeout=60)
     begun = time.monotonic()

@@ -71,6 +71,7 @@ def test_who_cannot_be_probed():
         report(Reader(words=6), torch.tensor([[1, 2]]), probe=True)
 
 
+@pytest.mark.outside
 def test_a_transformers_model_is_probed_whatever_its_inputs_are():
     transformers = pytest.importorskip("transformers")
     ch.hf.register()
