@@ -584,7 +584,7 @@ def test_a_gradient_in_forward_mode_names_the_hint():
 
 
 @pytest.mark.parametrize("keywords, reason", [
-    ({"dtype": torch.float64}, "no float64"),
+    ({"dtype": torch.float64}, "do not support float64"),
     ({"D": 264}, "head sizes up to 256"),
 ])  # fmt: skip
 def test_it_lists_what_it_cannot_compute(keywords, reason):
