@@ -151,6 +151,20 @@ def test_an_edited_head_moves_what_the_model_computes():
     assert (first[1, [5, -1]] == 0).all() and (first[0] > 0).all() and (first[1, :5] > 0).all()
 
 
+def test_weights_that_change_inside_the_block_count():
+    x = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(2))
+    module, stats = Gated(gated=False), [ch.value_weighted(GROUPS)]
+    with torch.no_grad(), ch.watch(module, stats=stats) as both:
+        module(x)
+        module.o_proj.weight[:, :4].mul_(torch.linspace(-3, 3, 4))
+        module(x)
+    with torch.no_grad(), ch.watch(module, stats=stats) as changed:
+        module(x)
+    before, after = (call.value_weighted["near"] for call in both)
+    assert torch.equal(after, changed[0].value_weighted["near"])
+    assert not torch.allclose(before[:, 0], after[:, 0])
+
+
 class Gated(torch.nn.Module):
     """Attention with a gate between the heads and their projection."""
 

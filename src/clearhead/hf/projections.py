@@ -9,6 +9,7 @@ Letters: B batch, T tokens, H query heads, Dv value size, d model size.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +36,14 @@ class OutputProjection:
 
     `weight` is (H, Dv, d): head h writes ``z[:, h] @ weight[h]`` into the residual stream. `bias`,
     (d,), belongs to no head; None if there is none. `module` is the name of the module that
-    computes the sum. A norm, a gate or a dropout after it is not included.
+    computes the sum. A norm, a gate or a dropout after it is not included. `parameter` is the
+    tensor of the model from which `weight` was read.
     """
 
     weight: Tensor
     bias: Tensor | None
     module: str
+    parameter: Tensor
 
     def __repr__(self) -> str:
         bias = "" if self.bias is None else ", with a bias"
@@ -98,7 +101,8 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
     """
     module = model.get_submodule(name)
     if isinstance(module, OneHead):
-        return OutputProjection(torch.eye(size, device=_device(module))[None], None, name)
+        identity = torch.eye(size, device=_device(module))[None]
+        return OutputProjection(identity, None, name, identity)
     path, linear = next(iter(_candidates(model, name, heads * size)), (None, None))
     if path is None or linear is None:
         raise BadValue(
@@ -109,7 +113,8 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
         )
     weight, bias = matrix_of(linear, path)
     runs = name if isinstance(module, nn.MultiheadAttention) else path  # it calls no out_proj
-    return OutputProjection(weight.reshape(heads, size, -1), bias, runs)
+    parameter = cast(Tensor, linear.weight).detach()  # it shares the version of the weight
+    return OutputProjection(weight.reshape(heads, size, -1), bias, runs, parameter)
 
 
 def without_projection(model: nn.Module) -> str | None:

@@ -18,12 +18,16 @@ from ..problem.problem import Inputs, Problem
 
 
 class _Layer(NamedTuple):
-    projection: OutputProjection
     root: Tensor  # (H, Dv, Dv): |v W_O| = |v root|
+    parameter: Tensor  # of the model, which holds W_O
+    version: int  # of the parameter, which a step of training changes in place
 
 
 class ValueNorms:
-    """The norms for the calls of a model. The first call of every module is verified."""
+    """The norms for the calls of a model.
+
+    The first call of every module is verified, and the first one after its weights have changed.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -36,15 +40,17 @@ class ValueNorms:
 
         Raises `BadValue` if the output projection of the module is not found.
         """
-        if name not in self._layers:
+        layer = self._layers.get(name)
+        if layer is None or layer.version != _version(layer.parameter):
             projection = output_projection(self._model, name, p.H, p.Dv)
             weight = projection.weight.double()
             eigenvalues, vectors = torch.linalg.eigh(weight @ weight.mT)
             root = vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)
-            self._layers[name] = _Layer(projection, root)
+            parameter = projection.parameter
+            layer = self._layers[name] = _Layer(root, parameter, _version(parameter))
             heads = out.detach().reshape(p.B, p.H, p.Tq, p.Dv)
             self._unverified[projection.module] = projection, heads
-        root = self._layers[name].root.to(p.device, p.wide)
+        root = layer.root.to(p.device, p.wide)
         per_key_head = root.unflatten(0, (p.G, p.H // p.G))
         values = inputs.v.detach().reshape(p.B, p.G, 1, p.Tk, p.Dv).to(p.wide)
         return (values @ per_key_head).norm(dim=-1).flatten(1, 2)
@@ -63,3 +69,8 @@ class ValueNorms:
                 "the norms of values are those of the projection that reads the heads.",
                 "call the projection as a module, or leave out statistics of values.",
             )
+
+
+def _version(parameter: Tensor) -> int:
+    """Return a number that changes with each write; tensors of inference mode have only one."""
+    return 0 if parameter.is_inference() else parameter._version
