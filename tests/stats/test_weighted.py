@@ -164,6 +164,8 @@ def test_partial_results_merge_if_their_numbers_are_equal():
     ("make", "error", "match"),
     [
         (lambda: ch.weighted([1.0, 2.0]), ch.BadType, "got a list"),
+        (lambda: ch.weighted(None), ch.BadType, "weighted by got None"),
+        (lambda: ch.value_weighted({"a": ch.prefix(1)}, by=None), ch.BadType, "by got None"),
         (lambda: ch.weighted(torch.tensor(1.0)), ch.BadValue, r"shape \(\)"),
         (lambda: ch.topk(2, by=-torch.ones(TK)), ch.BadValue, "negative"),
         (lambda: ch.weighted(torch.ones(TK), {}), ch.BadType, "named groups"),

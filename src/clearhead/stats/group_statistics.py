@@ -140,7 +140,7 @@ class weighted(GroupStatistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.read_by()
+        self.read_by(required=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,7 +166,7 @@ class value_weighted(GroupStatistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.read_by(positive=True)
+        self.read_by(positive=True, required=True)
 
     @property
     def masks(self) -> list[Mask]:

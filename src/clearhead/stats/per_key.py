@@ -23,10 +23,11 @@ class PerKey:
 
     def __init__(self, numbers: object, argument: str, *, positive: bool = False) -> None:
         self.argument = argument
-        if isinstance(numbers, PerKey):
-            numbers = numbers.numbers
         self.numbers: Tensor | None = None
-        if numbers is None or (isinstance(numbers, str) and numbers == VALUE):
+        if isinstance(numbers, PerKey):
+            self.numbers = numbers.numbers
+            return
+        if isinstance(numbers, str) and numbers == VALUE:
             return
         if not isinstance(numbers, Tensor) or numbers.dtype.is_complex:
             raise BadType(

@@ -80,9 +80,9 @@ class Statistic(ABC):
     def check(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
         """Raise `BadValue` if the statistic has no meaning for these sizes."""
 
-    def read_by(self, positive: bool = False) -> None:
+    def read_by(self, positive: bool = False, required: bool = False) -> None:
         """Check the numbers that multiply the weights; for `__post_init__`."""
-        if self.by is not None:
+        if required or self.by is not None:
             object.__setattr__(self, "by", PerKey(self.by, f"{self.name} by", positive=positive))
 
     @property
