@@ -10,6 +10,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.functional.ambient import listening
+from tests.hf.tiny_models import drawn_model as build
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")
@@ -27,16 +28,6 @@ CONFIGS = {
     "gpt_neox": transformers.GPTNeoXConfig(**SMALL, intermediate_size=37),
     "phi3": transformers.Phi3Config(**{k: x for k, x in GROUPED.items() if k != "head_dim"}),
 }
-
-
-def build(config, auto="AutoModelForCausalLM"):
-    ch.hf.register()
-    torch.manual_seed(0)
-    model = getattr(transformers, auto).from_config(config, attn_implementation="clearhead").eval()
-    with torch.no_grad():
-        for x in model.parameters():
-            x.add_(torch.randn_like(x) * 0.2)
-    return model
 
 
 def centred(x, dim):

@@ -10,6 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
+from tests.hf.tiny_models import drawn_model as build
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")
@@ -72,16 +73,6 @@ MODELS = {
         ),
     ),
 }  # fmt: skip
-
-
-def build(config, auto="AutoModelForCausalLM"):
-    ch.hf.register()
-    torch.manual_seed(0)
-    model = getattr(transformers, auto).from_config(config, attn_implementation="clearhead").eval()
-    with torch.no_grad():
-        for x in model.parameters():
-            x.add_(torch.randn_like(x) * 0.2)
-    return model
 
 
 def ids(count=T):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+import clearhead as ch
+
 SIZES = {
     32: "hidden_size d_model n_embd dim embed_dim encoder_embed_dim decoder_embed_dim model_dim "
     "embedding_size moe_intermediate_size shared_expert_intermediate_size projection_dim "
@@ -96,6 +98,19 @@ def build(config, implementation: str):
     auto = next((x for x in autos if type(config) in (x._model_mapping or ())), autos[0])
     torch.manual_seed(0)
     return auto.from_config(copy.deepcopy(config), attn_implementation=implementation).eval()
+
+
+def drawn_model(config, auto="AutoModelForCausalLM"):
+    """A model on clearhead with weights from a seed, also those that start at 0 or 1."""
+    import transformers
+
+    ch.hf.register()
+    torch.manual_seed(0)
+    model = getattr(transformers, auto).from_config(config, attn_implementation="clearhead").eval()
+    with torch.no_grad():
+        for x in model.parameters():
+            x.add_(torch.randn_like(x) * 0.2)
+    return model
 
 
 def tiny_model(kind: str):
