@@ -3,46 +3,19 @@
 The statistics are computed after each call. They do not change what the model computes.
 """
 
-import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 
-from ..errors import BadType, BadValue, as_index, kind_of, refuse_keywords, renamed
-from ..functional.ambient import listening
-from ..functional.sharding import full_output, must_not_be_sharded, statistics_of
-from ..masks import Grid
-from ..masks.text_positions import Positions, per_text
-from ..masks.without import edges_in_call
-from ..problem.problem import Inputs, Problem
-from ..stats import (
-    DEFAULT_STATISTICS,
-    Statistic,
-    TopWeights,
-    exact_rows as ExactRows,
-    map_tensors,
-    parse_stats,
-)
+from ..errors import BadType, kind_of, refuse_keywords, renamed
+from ..stats import DEFAULT_STATISTICS, Statistic, exact_rows as ExactRows, parse_stats
 from ..stats.parse import BY_NAME
-from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
-from .layers import (
-    Layers,
-    check_layers,
-    checked_list,
-    is_selected,
-    module_hooks,
-    never_called,
-    no_attention_call,
-    warn_if_compiled,
-)
+from .layers import check_layers, checked_list
 from .recording import INDEX, Call, Recording, new_folder, write_call
-from .value_norms import ValueNorms
+from .watcher import Watcher
 
 
 @contextmanager
@@ -134,223 +107,23 @@ def watch(
     rows = None if exact is None else exact.queries
     statistics = tuple(s for s in statistics if s is not exact)
     folder = None if to is None else new_folder(to)
-    watcher = _Watcher(model, statistics, layers, heads, rows, outputs, folder)
-    try:
-        with (
-            module_hooks(model, watcher.enter, watcher.leave),
-            listening(watcher.on_call),
-        ):
-            yield watcher.recording
-        watcher.check_recorded(model)
-    finally:
-        if folder is not None and not watcher.recorded:
-            (folder / INDEX).unlink(missing_ok=True)
+    names = [s.name if s == BY_NAME.get(s.name) else repr(s) for s in statistics]
+    names += [] if rows is None else [repr(ExactRows(rows))]
+    recording, recorded = Recording(), 0
 
-
-class _Watcher:
-    """Records the attention calls of the selected layers."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        statistics: tuple[Statistic, ...],
-        layers: Sequence[int | str] | None,
-        heads: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        outputs: bool,
-        folder: Path | None,
-    ) -> None:
-        self.statistics, self.layers, self.heads = statistics, layers, heads
-        self.rows = None if rows is None else tuple(rows)
-        self.outputs, self.folder = outputs, folder
-        self.values = ValueNorms(model) if any(map(_needs_values, statistics)) else None
-        self.running = Layers()
-        self.recording, self.recorded = Recording(), 0
-        self.grad_enabled = False  # when the model was called
-        self._aligned: tuple[object, tuple[Statistic, ...]] = (None, statistics)
-
-    def enter(self, name: str, module: nn.Module, *arguments: Any) -> None:
-        if not name or not self.running.inside:
-            self.grad_enabled = torch.is_grad_enabled()
-        self.running.enter(name, module, *arguments)
-
-    def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
-        if self.values is not None and (name := self.running.current) is not None:
-            self.values.verify(name, result)
-        self.running.leave()
-
-    def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        if not self.running.inside or in_backward():
-            return  # a checkpoint recomputes calls of the forward pass
-        if is_batched(inputs.q, inputs.k):
-            raise BadValue(
-                "watch recorded a call inside torch.func.vmap.",
-                "tensors created inside vmap cannot be used outside it.",
-                "pass the examples as the batch of the model, or use watch outside vmap.",
-            )
-        layer, name = self.running.next_call()
-        if is_selected(self.layers, layer, name):
-            self.keep(self.call(layer, name, problem, inputs, out))
-
-    def call(self, layer: int, name: str, problem: Problem, inputs: Inputs, out: Tensor) -> Call:
-        """Compute the statistics of one call."""
-        at = self.running.texts.positions(problem)
-        statistics, rows = self.aligned(problem, at), None
-        if self.values is not None:
-            must_not_be_sharded("watch with statistics of values")
-            numbers = self.values.of_call(name, problem, inputs, out)
-            statistics = tuple(
-                s.with_numbers(numbers) if _needs_values(s) else s for s in statistics
-            )
-        if self.rows is not None:
-            rows = self.rows_of(problem, at)
-            columns = sorted({*rows.flatten().tolist()} - {-1})
-            statistics = parse_stats([*statistics, ExactRows(columns)])
-        # A checkpoint compares the tensors saved for backward by its two forward passes. Statistics
-        # are computed in the first one only, so their tensors must bypass the checkpoint's hooks.
-        unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
-        with torch.set_grad_enabled(problem.grad), unhooked:
-            results = statistics_of(problem, inputs, statistics)
-            if rows is not None:
-                results["exact_rows"] = _rows_of_texts(
-                    cast(Tensor, results["exact_rows"]), columns, rows
-                )
-        if "topk" in results:
-            top = cast(TopWeights, results["topk"])
-            results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
-        masked = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
-        output = full_output(out) if self.outputs else None
-        queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
-        heads = None
-        if self.heads is not None:
-            rule = f"this layer has {problem.H} query heads, numbered from 0."
-            hint = f"pass heads from 0 to {problem.H - 1}."
-            picked = [as_index("head", h, problem.H, rule, hint) for h in self.heads]
-            results = {
-                n: map_tensors(result, lambda x: x[:, picked]) for n, result in results.items()
-            }
-            masked = masked[:, picked] if masked is not None and masked.shape[1] > 1 else masked
-            output = None if output is None else output[:, picked]
-            heads = tuple(picked)
-        if self.grad_enabled and not torch.is_grad_enabled() and in_autograd_function():
-            results = {
-                n: map_tensors(result, partial(_refuse_gradient, name))
-                for n, result in results.items()
-            }
-            output = None if output is None else _refuse_gradient(name, output)
-        return Call(layer, name, problem.describe(), results, masked, heads, queries, output, at)
-
-    def aligned(self, problem: Problem, at: Positions) -> tuple[Statistic, ...]:
-        """Return the statistics with their groups of keys aligned to this call.
-
-        The result of the last call is reused if the positions are the same, as in most layers,
-        because masks cache their key ranges.
-        """
-        at = at if at.stated else at._replace(start=None)
-        known = problem.grid, at
-        if self._aligned[0] != known:
-            change = partial(edges_in_call, grid=problem.grid, at=at)
-            self._aligned = known, tuple(s.with_masks(change) for s in self.statistics)
-        return self._aligned[1]
-
-    def rows_of(self, problem: Problem, at: Positions) -> Tensor:
-        """Convert the requested rows, which count from each text's first real token, to queries.
-
-        Returns indices of queries of the call, (B|1, n); -1 where a text is too short.
-        """
-        assert self.rows is not None
-        first, after = at.real_queries(problem.Tq)
-        lengths = per_text(operator.sub, after, first)
-        longest = lengths if isinstance(lengths, int) else max(lengths)
-        ExactRows(self.rows).check(Grid(longest, problem.Tk))
-        return at.rows(self.rows, problem.Tq)
-
-    def keep(self, call: Call) -> None:
-        if self.folder is None:
-            self.recording.calls.append(call)
+    def keep(call: Call, *_: object) -> None:
+        nonlocal recorded  # `Recording.clear` forgets files, but their numbers are used
+        if folder is None:
+            recording.calls.append(call)
         else:
-            statistics = [s.name if s == BY_NAME.get(s.name) else repr(s) for s in self.statistics]
-            statistics += [] if self.rows is None else [repr(ExactRows(self.rows))]
-            file = write_call(self.folder, self.recorded, call, statistics)
-            self.recording.written.append(file)
-        self.recorded += 1
+            recording.written.append(write_call(folder, recorded, call, names))
+        recorded += 1
 
-    def check_recorded(self, model: nn.Module) -> None:
-        """Raise `BadValue` if the model ran without an attention call, or a selected layer made
-        none. Warn if a part of the model is compiled."""
-        if self.values is not None:
-            self.values.must_be_verified()
-        if self.running.ran and not self.running.names:
-            raise no_attention_call(
-                model,
-                "watch records attention calls that go through clearhead, in this thread and "
-                "outside compiled graphs.",
-            )
-        if self.running.ran:
-            warn_if_compiled(model, stacklevel=5)
-        if self.running.ran and (missing := never_called(self.layers, self.running.names)):
-            layers, last = list(self.layers or ()), len(self.running.names) - 1
-            raise BadValue(
-                f"watch got layers={layers!r}; {missing[0]!r} called no attention.",
-                f"a layer is an attention call of a module; the {type(model).__name__} has "
-                + (f"layers 0 to {last}." if last else "only layer 0."),
-                "use these numbers, or the names of modules that call attention: "
-                f"{', '.join(dict.fromkeys(self.running.names))}.",
-            )
-
-
-def _needs_values(statistic: Statistic) -> bool:
-    """Does the statistic multiply weights by the norms of values after the output projection?"""
-    return statistic.factors is not None and statistic.factors.numbers is None
-
-
-def _refuse_gradient(name: str, x: Tensor) -> Tensor:
-    """Return `x` with a backward pass that raises `BadValue`."""
-    if not x.is_floating_point():
-        return x
-    with torch.enable_grad():
-        copy: Tensor = _RefusedGradient.apply(x, torch.empty(0, requires_grad=True), name)
-    return copy
-
-
-class _RefusedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, name: str) -> Tensor:
-        ctx.name = name
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise BadValue(
-            f"A loss uses a statistic that watch recorded in {ctx.name or 'the model'}.",
-            "statistics are computed in the forward pass, where a checkpoint with "
-            "use_reentrant=True, or a reversible layer, records no gradients.",
-            "pass use_reentrant=False (in transformers, "
-            'gradient_checkpointing_kwargs={"use_reentrant": False}), or detach the statistic.',
-        )
-
-
-def _rows_of_texts(exact: Tensor, columns: list[int], rows: Tensor) -> Tensor:
-    """Select the `rows` of each text, (B, H, n, Tk), from the weights of `columns`, (B, H, c, Tk).
-
-    A row that a text does not have is 0.
-    """
-    if len(rows) == 1 and rows[0].tolist() == columns:
-        return exact
-    index = torch.searchsorted(torch.tensor(columns, dtype=torch.long), rows).to(exact.device)
-    exists = (rows >= 0).to(exact.device)[:, None, :, None]
-    B, H, c, Tk = exact.shape
-    index = index.clamp(max=max(c - 1, 0))[:, None, :, None].expand(B, H, -1, Tk)
-    return exact.gather(2, index).masked_fill(~exists, 0.0)
-
-
-def _keys_of_texts(keys: Tensor, at: Positions) -> Tensor:
-    """Convert columns of keys, (B, H, Tq, n), to positions in their texts; -1 means no key."""
-    if at.first_key == 0:
-        return keys
-    first = torch.tensor(at.first_key, device=keys.device).reshape(-1, 1, 1, 1)
-    return torch.where(keys < 0, keys, (keys + first).clamp(min=-1))
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
+    watcher = Watcher(model, keep, statistics, layers, heads, rows, outputs)
+    try:
+        with watcher.hooked():
+            yield recording
+        watcher.check_recorded()
+    finally:
+        if folder is not None and not recorded:
+            (folder / INDEX).unlink(missing_ok=True)
