@@ -28,6 +28,7 @@ if _in_subinterpreter():
 from . import distributed, hf, nn
 from .errors import AttentionError, BadType, BadValue, renamed
 from .errors.moved import keep_old_names
+from .files.results import load
 from .functional import compat
 from .functional.attention import attention
 from .functional.explain import explain
@@ -60,7 +61,6 @@ from .masks import (
 )
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
-from .results import load
 from .stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
 from .trace import Step, Trace
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .errors import BadValue, as_index
+from .files.results import Savable, data_frame
 from .formatting import AXES, ShownInNotebook
-from .results import Savable, data_frame
 from .torch_state import loadable
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import torch
 
 import clearhead as ch
 from clearhead import demo as st
-from clearhead.demo import atomic_io, cast, vocabulary
+from clearhead.demo import cast, vocabulary
 from clearhead.explorer.report_files import write
+from clearhead.files import atomic_io
 from clearhead.functional.ambient import listening
 from examples import storyteller as training
 from examples.storyteller import data, grammar

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..errors import BadValue, as_count
+from ..files import atomic_io
 from ..formatting import visible
 from ..functional.ambient import capture_call
 from ..functional.explain import explain_problem
@@ -24,7 +25,6 @@ from ..inspection.report import Report
 from ..inspection.text_model import Remark
 from ..nn.token_ids import run_with_known_ids
 from ..trace import Trace
-from . import atomic_io
 from .cast import pronouns, verbs
 from .live_model import live_model
 from .measured import WORDS_OF, MeasuredHead, with_measured_labels

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue, refuse_keywords, renamed
+from ..files.results import Savable, data_frame
 from ..formatting import ShownInNotebook
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
-from ..results import Savable, data_frame
 from ..stats import (
     DEFAULT_STATISTICS,
     Result,

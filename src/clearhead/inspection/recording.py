@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import BadValue, as_index, renamed, whole_number, writable_folder
+from ..files.results import Savable, data_frame
 from ..formatting import ShownInNotebook
 from ..functional.look import NOT_PER_QUERY, NotRequested
 from ..masks.text_positions import BY_COLUMN, Positions
-from ..results import Savable, data_frame
 from ..stats import Result, TopWeights
 from ..stats.parse import how_to_request
 from ..torch_state import loadable

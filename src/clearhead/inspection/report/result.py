@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadValue
+from ...files.results import Savable, data_frame
 from ...formatting import ShownInNotebook, spelled, visible, without_nan
-from ...results import Savable, data_frame
 from ...torch_state import loadable
 from .findings import NOT_NUMBERS, Head, Layer
 from .live_model import LiveModel

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .errors import BadType, BadValue, kind_of, needs, why_failed
-from .torch_state import LOADABLE
+from ..errors import BadType, BadValue, kind_of, needs, why_failed
+from ..torch_state import LOADABLE
 
 if TYPE_CHECKING:
     import pandas

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..errors import BadValue
+from ..errors import BadValue, why_failed
 
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
@@ -27,13 +27,24 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def replace(path: Path, data: bytes) -> Path:
-    """Replace the file at `path` by `data` in one move."""
+    """Replace the file at `path` by `data` in one move.
+
+    Raises `BadValue` if it cannot be written; then the old file stays.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BadValue(
+            f"{str(path)!r} cannot be written: {why_failed(error)}.",
+            "a file is written under a temporary name, then moved; it needs disk space.",
+            "free disk space, or check the permissions of the folder.",
+        ) from error
     return path
 
 

@@ -1,0 +1,1 @@
+"""Write files in one move, and results as files and as tables."""
