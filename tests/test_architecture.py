@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 BUDGETS = {
     "explorer": 3000,
     "demo": 465,
-    "inspection": 5500,  # logit attribution; circuits; recordings as tables; roles, probe, summary
+    "inspection": 5750,  # attribution, circuits, tables, roles, probe, summary, texts of a batch
     "hf": 1630,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2490,
     "nn": 1145,

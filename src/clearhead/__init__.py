@@ -45,7 +45,7 @@ from .inspection.logit_attribution import logit_attribution
 from .inspection.logit_parts import LogitAttribution
 from .inspection.metrics import logit_difference
 from .inspection.recording import Recording
-from .inspection.report import Report, report
+from .inspection.report import Report, report, report_batch
 from .inspection.rollout import rollout
 from .inspection.watch import watch
 from .masks import (
@@ -95,6 +95,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "circuits",
     "Circuits",
     "report",
+    "report_batch",
     "Report",
     "rollout",
     "load",

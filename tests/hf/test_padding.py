@@ -277,6 +277,23 @@ def test_a_report_of_a_padded_text_is_that_of_the_text():
             ]
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "bert", "t5"])
+@torch.no_grad()
+def test_the_reports_of_a_padded_batch_are_those_of_the_texts(kind):
+    batch = Batch(kind, "mixed")
+    batch.model.set_attn_implementation("clearhead")
+    for b, ours in enumerate(ch.report_batch(batch.model, batch.given, progress=False)):
+        alone = {"input_ids": batch.ids[b : b + 1, batch.columns[b]]}
+        if kind == "t5":
+            alone["decoder_input_ids"] = batch.given["decoder_input_ids"][b, batch.queries[b]][None]
+        theirs = ch.report(batch.model, alone, progress=False)
+        for layer, other in zip(ours.layers, theirs.layers, strict=True):
+            torch.testing.assert_close(layer.received, other.received, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(layer.pooled, other.pooled, rtol=1e-3, atol=1e-4)
+            assert layer.allowed.equal(other.allowed)
+            assert layer.cross_attention == other.cross_attention
+
+
 @torch.no_grad()
 def test_rollout_of_a_padded_batch_is_that_of_each_text():
     batch = Batch("bert", "mixed")

@@ -54,3 +54,22 @@ def test_its_weights_are_those_of_eager_attention(smollm2):
         weights = smollm2.explain(SENTENCE, layer)["weights"]
         torch.testing.assert_close(weights, expected.attentions[layer], rtol=1e-3, atol=1e-4)
     assert smollm2.tokenizer.decode(int(logits[0, -1].argmax())) == " Mary"
+
+
+TEXTS = [
+    SENTENCE,
+    "The cat sat on the mat. The dog sat on the log.\ndef f(x):\n    return x",
+    "One day, Lily saw a big red ball. Lily ran to the ball, and the ball ran from Lily.",
+]
+
+
+def test_roles_in_a_padded_batch_are_those_of_each_text_alone(smollm2):
+    for text, batched in zip(TEXTS, ch.report_batch(smollm2, TEXTS, progress=False), strict=True):
+        alone = ch.report(smollm2, text, progress=False)
+        assert batched.tokens == alone.tokens and batched.text == text
+        for ours, theirs in zip(batched.heads, alone.heads, strict=True):
+            assert [role.name for role in ours.roles] == [role.name for role in theirs.roles]
+            for role, other in zip(ours.roles, theirs.roles, strict=True):
+                assert role.mass == pytest.approx(other.mass, abs=1e-3)
+                assert (role.hits, role.words) == (other.hits, other.words)
+        assert sum(bool(head.roles) for head in batched.heads) > 5

@@ -43,7 +43,7 @@ def warn_of_column_positions(model: nn.Module, inputs: Any) -> None:
     warnings.warn(
         f"texts are padded on the left, and without position_ids the {type(model).__name__} counts "
         "positions from the first column, so a padded text has other positions than the text "
-        f"alone. The effects are those of model(**inputs). For those of the texts alone, {hint}.",
+        f"alone. The numbers are those of model(**inputs). For those of the texts alone, {hint}.",
         stacklevel=3,
     )
 

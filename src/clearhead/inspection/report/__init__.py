@@ -4,6 +4,7 @@ Statistics of each attention call are computed tile by tile, so no Tq x Tk matri
 text may be as long as the model's context.
 """
 
+from .batch import report_batch
 from .exact_weights import tile
 from .findings import Head, Layer, Link, Role
 from .result import Report
@@ -17,6 +18,7 @@ __all__ = [
     "Report",
     "Role",
     "report",
+    "report_batch",
     "summary",
     "tile",
 ]

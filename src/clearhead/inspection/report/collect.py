@@ -16,6 +16,7 @@ from ...functional.explain import explain_problem
 from ...functional.sharding import statistics_of
 from ...masks import Mask, everything, window
 from ...masks.mask import common_align
+from ...masks.text_positions import Positions
 from ...masks.without import WithoutEdges
 from ...problem.problem import Inputs, Problem
 from ...stats import Statistic, TopWeights, mass, pooled, topk
@@ -66,13 +67,16 @@ class Collector:
     """Collects a `Layer` from each attention call."""
 
     texts: TextTracker
-    layers: list[Layer]
+    layers: list[Layer] = field(default_factory=list)
     uniform_cache: list[tuple[Mask, tuple[object, ...], _Uniform]] = field(default_factory=list)
 
-    def add_layer(self, problem: Problem, inputs: Inputs) -> None:
-        """Add the layer of a call. Raises `BadValue` for a batch of texts and for an empty text."""
+    def add_layer(self, problem: Problem, inputs: Inputs, at: Positions | None = None) -> None:
+        """Add the layer of a call, which has the positions `at`; None finds them.
+
+        Raises `BadValue` for a batch of texts and for an empty text.
+        """
         _must_be_one_text(problem)
-        site = self.texts.call_site(problem)
+        site = self.texts.call_site(problem, at)
         real = _without_padding(problem, site)
         statistics = _statistics(real, inputs, site, topk(LINKS))
         uniform, keys = self.uniform(problem, inputs, site)
@@ -144,7 +148,7 @@ def _must_be_one_text(problem: Problem) -> None:
         raise BadValue(
             f"The model was run on a batch of {problem.B}.",
             "a report describes one text.",
-            "pass one text, B = 1; for a batch, use watch(model, stats=[...]).",
+            "pass one text, B = 1; for a batch, use report_batch(model, inputs).",
         )
     if not problem.Tq or not problem.Tk:
         raise BadValue(

@@ -41,8 +41,8 @@ class TextTracker:
         self.stack = TextStack()
         self.in_decoder = False
 
-    def call_site(self, problem: Problem) -> CallSite:
-        """Return the site of the current call."""
+    def call_site(self, problem: Problem, at: Positions | None = None) -> CallSite:
+        """Return the site of the current call. None for `at` finds the positions of `problem`."""
         running = self.stack.running
         crosses = self.stack.crosses
         self.in_decoder = self.in_decoder or crosses
@@ -53,7 +53,7 @@ class TextTracker:
             crosses,
             self._tokens(query_text, problem.Tq),
             self._tokens(key_text, problem.Tk),
-            self.stack.positions(problem),
+            self.stack.positions(problem) if at is None else at,
         )
 
     def _tokens(self, name: str, length: int) -> tuple[str, ...] | None:

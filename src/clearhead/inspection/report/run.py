@@ -79,7 +79,7 @@ def report(
     """
     run = prepare(model, text)
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
-    collector = Collector(texts, [])
+    collector = Collector(texts)
     bar = progress_bar("reading, layer by layer", run.depth, progress)
     with bar as advance, torch.no_grad():
 
