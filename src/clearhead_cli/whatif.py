@@ -111,9 +111,9 @@ def _edit(text: str, kind: str, tokens: list[str]) -> "edit.Edit":
         )
     layers, heads, rows = (numbers.get(name) for name in ("layers", "heads", "rows"))
     if kind == "ablate":
-        return edit.ablate(layers=layers, heads=heads, rows=rows)
+        return edit.ablate(layers=layers, heads=heads, positions=rows)
     make = edit.knock_out if kind == "knock_out" else edit.keep_only
-    return make(_mask(edges, tokens), layers=layers, heads=heads, rows=rows)
+    return make(_mask(edges, tokens), layers=layers, heads=heads, positions=rows)
 
 
 def _mask(edges: str, tokens: list[str]) -> "Mask":

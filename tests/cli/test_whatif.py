@@ -50,7 +50,7 @@ def test_an_edge_the_wrong_way_round(run):
         ("layers 0, 1 : window(before=2)", "keep_only",
          "keep_only(window(before=2, after=None), layers=[0, 1])"),
         ("layer 3 head -1 rows 4,5: causal & prefix(2)", "knock_out",
-         "knock_out(causal & prefix(2), layers=[3], heads=[-1], rows=[4, 5])"),
+         "knock_out(causal & prefix(2), layers=[3], heads=[-1], positions=[4, 5])"),
         ("head 2", "ablate", "ablate(heads=[2])"),
     ],
 )  # fmt: skip

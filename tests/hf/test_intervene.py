@@ -84,7 +84,7 @@ OF_DECODERS = {
         ),
     ),
     "rows": (
-        lambda **at: ch.edits.knock_out(ch.prefix(4), rows=[5, 8], **at),
+        lambda **at: ch.edits.knock_out(ch.prefix(4), positions=[5, 8], **at),
         lambda w: renormalised(
             w * ~(((queries(w) == 5) | (queries(w) == 8)) & (torch.arange(w.shape[3]) < 4))
         ),
@@ -184,8 +184,8 @@ def place(T):
 T_LONG = 17
 CELLS = torch.rand(T_LONG, T_LONG, generator=torch.Generator().manual_seed(3)) > 0.6
 ABSOLUTE = {
-    "rows": (lambda: ch.edits.scale(0.0, rows=[4, 11, 13]), None),
-    "rows of a head": (lambda: ch.edits.uniform(rows=[9], heads=[1]), None),
+    "rows": (lambda: ch.edits.scale(0.0, positions=[4, 11, 13]), None),
+    "rows of a head": (lambda: ch.edits.uniform(positions=[9], heads=[1]), None),
     "prefix": (lambda: ch.edits.knock_out(ch.prefix(1)), place(T_LONG) < 1),
     "not the prefix": (lambda: ch.edits.keep_only(ch.prefix(9)), place(T_LONG) >= 9),
     "lengths": (lambda: ch.edits.keep_only(ch.lengths(keys=11)), place(T_LONG) >= 11),
@@ -193,7 +193,7 @@ ABSOLUTE = {
         lambda: ch.edits.knock_out(ch.window(before=1)),
         place(T_LONG) >= place(T_LONG).mT - 1,
     ),
-    "dense": (lambda: ch.edits.knock_out(ch.dense(keep=CELLS), rows=[3, 8, 12, 16]), CELLS),
+    "dense": (lambda: ch.edits.knock_out(ch.dense(keep=CELLS), positions=[3, 8, 12, 16]), CELLS),
     "documents": (
         lambda: ch.edits.knock_out(ch.documents([0] * 3 + [1] * 6 + [2, 1] * 4)),
         ch.documents([0] * 3 + [1] * 6 + [2, 1] * 4).to_bool(),
@@ -259,7 +259,7 @@ def test_a_mask_written_out_says_where_it_stands():
         turned = model.model.rotary_emb(hidden, places)
         return layer(hidden, turned, mask[..., : mask.shape[-1]], past_key_values=cache)[0]
 
-    for edit in (ch.edits.scale(0.0, rows=[4, 11]), ch.edits.knock_out(ch.prefix(8))):
+    for edit in (ch.edits.scale(0.0, positions=[4, 11]), ch.edits.knock_out(ch.prefix(8))):
         cache = DynamicCache(config=model.config)
         with torch.no_grad(), ch.intervene(model, [edit], must_apply=False):
             whole = run(text, None)

@@ -136,7 +136,7 @@ EDITS = {
         ),
     ),
     "rows": (
-        ch.edits.knock_out(ch.prefix(2), rows=[1, 2, 4], heads=[0, 3]),
+        ch.edits.knock_out(ch.prefix(2), positions=[1, 2, 4], heads=[0, 3]),
         lambda w: torch.where(
             torch.isin(torch.arange(4), torch.tensor([0, 3]))[:, None, None] & row(w, [1, 2, 4]),
             renormalised(w * (torch.arange(w.shape[-1]) >= 2)),
@@ -144,7 +144,7 @@ EDITS = {
         ),
     ),
     "last row": (
-        ch.edits.scale(0.0, rows=[-1, 1]),
+        ch.edits.scale(0.0, positions=[-1, 1]),
         lambda w: w * ~row(w, [w.shape[-2] - 1, 1]),
     ),
     "documents": (
@@ -186,7 +186,7 @@ def test_rows_of_one_text_of_a_padded_batch(side):
     batch = Batch("llama", side)
     batch.model.set_attn_implementation("clearhead")
     plain = batch.together().logits
-    with ch.intervene(batch.model, [ch.edits.scale(0.0, rows=[2], batch=range(1, 3))]):
+    with ch.intervene(batch.model, [ch.edits.scale(0.0, positions=[2], batch=range(1, 3))]):
         found = batch.together().logits
     with weights_edited(1, lambda w, _: w * ~row(w, [2])):
         for b in (1, 2):
@@ -208,7 +208,7 @@ def test_generating_from_padded_prompts(kind, cache):
         max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=2,
         cache_implementation=cache, disable_compile=True,
     )  # fmt: skip
-    edits = [ch.edits.knock_out(ch.prefix(1), rows=[9], layers=[1])]
+    edits = [ch.edits.knock_out(ch.prefix(1), positions=[9], layers=[1])]
 
     def generate(ids, mask):
         with (
@@ -330,7 +330,7 @@ def test_a_text_that_is_padding_alone():
     mask[1] = 0
     given = {**batch.given, "attention_mask": mask}
     stats = [ch.mass({"first": ch.prefix(1)}), ch.topk(1)]
-    edit = ch.edits.knock_out(ch.prefix(1), rows=[1])
+    edit = ch.edits.knock_out(ch.prefix(1), positions=[1])
     with (
         ch.intervene(batch.model, [edit]),
         ch.watch(batch.model, stats=stats, exact_rows=[0, -1]) as at,
@@ -354,7 +354,7 @@ def test_a_checkpoint_edits_the_same_positions_again(kind):
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0
-    edits = [ch.edits.knock_out(ch.prefix(1), rows=[1, 2, -1])]
+    edits = [ch.edits.knock_out(ch.prefix(1), positions=[1, 2, -1])]
     gradients = []
     for checkpointed in (False, True):
         if checkpointed:

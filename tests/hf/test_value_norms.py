@@ -140,7 +140,7 @@ def test_an_edited_head_moves_what_the_model_computes():
     torch.manual_seed(0)
     model = MODELS["llama"](attn_implementation="clearhead").eval()
     ids = torch.arange(T).unsqueeze(0)
-    edit = ch.edits.knock_out(ch.prefix(1), layers=[0], heads=[1], rows=[5, -1])
+    edit = ch.edits.knock_out(ch.prefix(1), layers=[0], heads=[1], positions=[5, -1])
     with (
         torch.no_grad(),
         ch.intervene(model, [edit]),

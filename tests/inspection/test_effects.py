@@ -56,7 +56,7 @@ def test_other_edits_and_groups_of_them():
         "both": [ch.edits.temperature(0.5, layers=[0]), ch.edits.scale(2.0, layers=[1])],
         "uniform": ch.edits.uniform(heads=[0]),
         "patch": ch.edits.patch(seen, layers=[1], heads=[0]),
-        "freeze": ch.edits.freeze(seen, layers=[0], rows=[3, 4]),
+        "freeze": ch.edits.freeze(seen, layers=[0], positions=[3, 4]),
         "per text": ch.edits.knock_out(ch.dense(keep=torch.rand(2, 1, 7, 7) > 0.5)),
         "mean": ch.edits.ablate(by="mean", over=seen, heads=[2]),
     }

@@ -226,7 +226,7 @@ def test_caches_among_the_inputs(at_once, max_length):
     assert found.baseline == pytest.approx(float(plain), rel=1e-5)
     for e in found:
         # Edited in the rows after the past alone, which caches hold unedited.
-        edit = ch.edits.ablate(layers=[e.layer], heads=[e.head], rows=range(4, 7))
+        edit = ch.edits.ablate(layers=[e.layer], heads=[e.head], positions=range(4, 7))
         with ch.intervene(net, [edit]):
             edited = metric(net(torch.cat([past, x], 1), [None, None])[:, 4:])
         assert e.exact == pytest.approx(float(edited - plain), rel=1e-3)

@@ -68,20 +68,25 @@ def by_hand(q, k, v, keep, *, scale=None, softcap=None, bias=None, sinks=None, l
     return torch.softmax(x, -1).nan_to_num(0.0)[..., :-1], v
 
 
-def chosen(heads=None, rows=None, batch=None, start=START):
+def chosen(heads=None, positions=None, batch=None, start=START):
     found = torch.ones(B, H, Tq, 1, dtype=torch.bool)
     if heads is not None:
         found &= torch.isin(torch.arange(H), torch.tensor(heads) % H).reshape(1, H, 1, 1)
-    if rows is not None:
-        at = torch.tensor([r - start if r >= 0 else r + Tq for r in rows])
+    if positions is not None:
+        at = torch.tensor([p - start if p >= 0 else p + Tq for p in positions])
         found &= torch.isin(torch.arange(Tq), at).reshape(1, 1, Tq, 1)
     if batch is not None:
         found &= torch.isin(torch.arange(B), torch.tensor(batch)).reshape(B, 1, 1, 1)
     return found
 
 
-PLACES = [{}, {"heads": [1, -1]}, {"rows": [START + 2, -1]}, {"heads": [0, 4], "rows": [START]},
-          {"heads": [2], "batch": range(1, 2)}]  # fmt: skip
+PLACES = [
+    {},
+    {"heads": [1, -1]},
+    {"positions": [START + 2, -1]},
+    {"heads": [0, 4], "positions": [START]},
+    {"heads": [2], "batch": range(1, 2)},
+]
 NUMBERS = torch.randn(1, H, Tq, Tk, generator=torch.Generator().manual_seed(5)).double()
 KEYWORDS = {
     "plain": {},
@@ -164,7 +169,7 @@ def test_temperature_and_uniform_by_hand(case, place, dtype):
         return x / t, keep, sink / t
 
     q, k, v = tensors(dtype)
-    by_row = "rows" in place or "batch" in place
+    by_row = "positions" in place or "batch" in place
     capped = (edit, name) == ("temperature", "softcap")
     if (name == "sinks" and by_row) or (capped and place):
         with pytest.raises(BadValue, match="cannot differ between"):
@@ -188,7 +193,7 @@ def test_alibi_is_scaled_by_head(name):
         edited = by_hand(q, k, v, CAUSAL, bias=bias, logits=lambda x, m, s, f=f: (x * f, m, s))
         check(edit, *edited, {"bias": ch.alibi(slopes, align="end")}, torch.float64)
     with pytest.raises(BadValue, match="a layer with ALiBi"):
-        check(ch.edits.uniform(rows=[-1]), None, None, {"bias": ch.alibi(slopes, align="end")},
+        check(ch.edits.uniform(positions=[-1]), None, None, {"bias": ch.alibi(slopes, align="end")},
               torch.float64)  # fmt: skip
 
 
@@ -243,7 +248,7 @@ def test_edits_compose_and_blocks_nest():
 def test_a_query_without_edges_gives_zero_and_gradients_are_finite():
     q, k, v = (x.requires_grad_() for x in tensors(torch.float32))
     model = Model(mask=END)
-    with intervene(model, [ch.edits.knock_out(ch.everything, heads=[3], rows=[START])]):
+    with intervene(model, [ch.edits.knock_out(ch.everything, heads=[3], positions=[START])]):
         out = model(q, k, v)[0]
     assert not out[:, 3, 0].any() and out[:, 2, 0].all()
     grads = torch.autograd.grad(out.square().sum(), (q, k, v))
@@ -253,12 +258,12 @@ def test_a_query_without_edges_gives_zero_and_gradients_are_finite():
 @pytest.mark.parametrize(
     "edit",
     [
-        ch.edits.knock_out(ch.prefix(2), heads=[1], rows=[START + 1]),
+        ch.edits.knock_out(ch.prefix(2), heads=[1], positions=[START + 1]),
         ch.edits.temperature(0.6, heads=[4, 5]),
-        ch.edits.uniform(rows=[-1]),
+        ch.edits.uniform(positions=[-1]),
         ch.edits.ablate(heads=[0]),
         ch.edits.ablate(by=torch.ones(Dv), heads=[0, 2]),
-        ch.edits.scale(0.3, rows=[-2]),
+        ch.edits.scale(0.3, positions=[-2]),
     ],
     ids=repr,
 )
@@ -322,9 +327,9 @@ def test_what_never_applied_is_an_error():
         with intervene(linear, [ch.edits.ablate()]):
             linear(torch.ones(2))
     with pytest.raises(BadValue, match="never applied"):
-        with intervene(model, [ch.edits.ablate(rows=[Tk])]):
+        with intervene(model, [ch.edits.ablate(positions=[Tk])]):
             model(q, k, v)
-    with intervene(model, [ch.edits.ablate(rows=[Tk])], must_apply=False) as done:
+    with intervene(model, [ch.edits.ablate(positions=[Tk])], must_apply=False) as done:
         model(q, k, v)
     assert done.times(0) == 0
     with pytest.raises(ZeroDivisionError), intervene(model, [ch.edits.ablate()]):
@@ -367,9 +372,9 @@ def test_one_query_that_does_not_say_where_it_stands():
     q, k, v = tensors(Tq=1)
     model = Model()
     with pytest.raises(BadValue, match="position of a single query"):
-        with intervene(model, [ch.edits.ablate(rows=[0])]):
+        with intervene(model, [ch.edits.ablate(positions=[0])]):
             model(q, k, v)
-    with intervene(model, [ch.edits.ablate(rows=[-1])]):
+    with intervene(model, [ch.edits.ablate(positions=[-1])]):
         assert not model(q, k, v)[0].any()
 
 
@@ -460,10 +465,10 @@ OF_ONE_LAYER = {
     "one": lambda: [ch.edits.knock_out(ch.prefix(1), layers=[2], heads=[0])],
     "patch": lambda: [ch.edits.patch(same_text())],
     "freeze": lambda: [ch.edits.freeze(same_text(), heads=[1])],
-    "mean": lambda: [ch.edits.ablate(by="mean", over=same_text(), rows=[3])],
+    "mean": lambda: [ch.edits.ablate(by="mean", over=same_text(), positions=[3])],
 }
 OF_ALL_ALIKE = {
-    "all": lambda: [ch.edits.scale(3.0), ch.edits.uniform(heads=[0], rows=[4])],
+    "all": lambda: [ch.edits.scale(3.0), ch.edits.uniform(heads=[0], positions=[4])],
     "the three": lambda: [ch.edits.knock_out(ch.window(before=0), layers=[0, 1, 2], heads=[2])],
     "the module": lambda: [ch.edits.temperature(0.5, layers=["block.*"])],
     "the other": lambda: [ch.edits.patch(same_text(), layers=[3])],
@@ -606,3 +611,9 @@ def test_a_range_of_the_batch_is_cut_where_the_batch_ends(batch, rows):
     with pytest.raises(BadValue, match=r"batch=range\(3, 5\)\) never applied"):
         with intervene(model, [ch.edits.scale(3.0, batch=range(3, 5))]):
             model(q, k, v)
+
+
+def test_the_old_name_of_positions():
+    with pytest.warns(DeprecationWarning, match="use positions"):
+        edit = ch.edits.keep_only(END, rows=[3, -1])
+    assert edit.positions == (3, -1)

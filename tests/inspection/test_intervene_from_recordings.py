@@ -87,7 +87,7 @@ def test_some_rows_and_heads_are_recorded_in_an_order_of_their_own():
     weights = torch.where(where, frozen, weights)
     recording = recorded(rows=[5, 2, -1], heads=[4, 0, 1])
     assert recording[0].queries == (5, 2, Tq - 1)
-    edit = ch.edits.freeze(recording, layers=[1], heads=[1, 4], rows=[START + 2, START + 5])
+    edit = ch.edits.freeze(recording, layers=[1], heads=[1, 4], positions=[START + 2, START + 5])
     found, shown = run(edit)
     torch.testing.assert_close(found, weights @ values)
     torch.testing.assert_close(shown, weights)
@@ -192,7 +192,7 @@ def test_gradients_flow_through_frozen_weights_and_patched_outputs():
     with ch.watch(other := Model(mask=END), exact_rows=range(3), outputs=True) as recording:
         other(*few(seed=9))
     for edit in (
-        ch.edits.freeze(recording, heads=[0, 3], rows=[START + 1]),
+        ch.edits.freeze(recording, heads=[0, 3], positions=[START + 1]),
         ch.edits.patch(recording, heads=[2]),
         ch.edits.ablate(by="mean", over=recording, heads=[1]),
     ):
@@ -231,7 +231,7 @@ def test_a_model_with_its_own_weights_frozen_and_outputs_patched_is_the_same():
         (lambda: ch.edits.ablate(over=recorded(outputs=True)), BadValue, "by='zero' and over="),
         (lambda: run(ch.edits.patch(recorded())), BadValue, "without outputs"),
         (lambda: run(ch.edits.freeze(recorded())), BadValue, "without rows"),
-        (lambda: run(ch.edits.freeze(recorded(rows=[1]), rows=[START])), BadValue, "rows were not"),
+        (lambda: run(ch.edits.freeze(recorded(rows=[1]), positions=[4])), BadValue, "were not"),
         (lambda: run(ch.edits.patch(recorded(outputs=True, heads=[1]))), BadValue, "selects heads"),
         (lambda: run(ch.edits.patch(other(Tq=5))), BadValue, r"\(Tq, Dv\) = \(5, 4\)"),
         (lambda: run(ch.edits.freeze(other(Tk=9))), BadValue, r"\(Tq, Tk\) = \(1, 9\)"),

@@ -26,7 +26,7 @@ def test_key_padding_masks_of_torch(additive):
     encoder = nn.TransformerEncoderLayer(d, H, 17, dropout=0.0, batch_first=True).eval()
     x = texts()
     mask = torch.zeros(B, T).masked_fill(PADDING, -torch.inf) if additive else PADDING
-    edit = ch.edits.knock_out(ch.prefix(1), rows=[0, 2, -1], heads=[1])
+    edit = ch.edits.knock_out(ch.prefix(1), positions=[0, 2, -1], heads=[1])
     stats = [ch.mass({"first": ch.prefix(1), "near": ch.window(before=1)})]
     with ch.compat.patched(), ch.watch(encoder, stats=stats, exact_rows=[1, -1]) as seen:
         encoder(x, src_key_padding_mask=mask)
@@ -54,7 +54,7 @@ def test_cross_attention_of_torch_has_the_padding_of_both_texts():
     x, memory = texts(), texts(seed=1)
     swapped = PADDING.flip(0)  # of the texts that queries are of
     own = COLUMNS[::-1]
-    edits = [ch.edits.knock_out(ch.prefix(2), rows=[1, -1], layers=["multihead_attn"])]
+    edits = [ch.edits.knock_out(ch.prefix(2), positions=[1, -1], layers=["multihead_attn"])]
     with ch.compat.patched(), ch.intervene(decoder, edits) as done:
         found = decoder(x, memory, tgt_key_padding_mask=swapped, memory_key_padding_mask=PADDING)
     assert done.times(0) == 1
@@ -73,14 +73,14 @@ def test_lengths_say_where_a_text_ends():
     mask = ch.lengths(keys=LENGTHS)
     with ch.watch(layer, stats=["entropy"], exact_rows=[-1, 5]) as seen:
         layer(x, mask=mask)
-    with ch.intervene(layer, [ch.edits.scale(0.0, rows=[-1])]):
+    with ch.intervene(layer, [ch.edits.scale(0.0, positions=[-1])]):
         found = layer(x, mask=mask)
     for b, n in enumerate(LENGTHS):
         with ch.watch(layer, exact_rows=[-1]) as alone:
             right = layer(x[b : b + 1, :n])
         torch.testing.assert_close(seen[0].exact_rows[b, :, 0, :n], alone[0].exact_rows[0, :, 0])
         assert bool(seen[0].exact_rows[b, :, 1].any()) == (n > 5)
-        with ch.intervene(layer, [ch.edits.scale(0.0, rows=[n - 1])]):
+        with ch.intervene(layer, [ch.edits.scale(0.0, positions=[n - 1])]):
             right = layer(x[b : b + 1, :n])
         torch.testing.assert_close(found[b, :n], right[0])
     real = torch.cat([seen[0].entropy[b, :, :n].flatten() for b, n in enumerate(LENGTHS)])

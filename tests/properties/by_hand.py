@@ -37,7 +37,7 @@ class Edit:
     __repr__ = short_repr
 
     def for_clearhead(self, recording: ch.Recording | None = None) -> ch.edits.Edit:
-        at = dict(layers=self.layers, heads=self.heads, rows=self.rows, batch=self.batch)
+        at = dict(layers=self.layers, heads=self.heads, positions=self.rows, batch=self.batch)
         match self.what:
             case "knock out prefix":
                 return ch.edits.knock_out(ch.prefix(self.amount), **at)

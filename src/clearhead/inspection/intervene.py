@@ -172,7 +172,7 @@ class Intervention:
             )
         else:
             last = len(layers.names) - 1
-            rule = f"an edit applies in its layers and rows; the {model} has "
+            rule = f"an edit applies in its layers and positions; the {model} has "
             rule += f"layers 0 to {last}." if last else "only layer 0."
             hint = "change them, or in Python, pass must_apply=False to allow unused edits."
         raise BadValue(f"{idle[0]}.", rule, hint)

@@ -18,11 +18,12 @@ The first four change the problem, which an engine computes as usual, in O(S) me
 the first four apply first, then `freeze`, then the edits of the output; within each of these groups
 the order of the list decides. So frozen weights stay as recorded.
 
-All edits take `layers`, `heads`, `rows` and `batch`, which select where they apply (see `Edit`).
+All edits take `layers`, `heads`, `positions` and `batch`, which select where they apply (see
+`Edit`).
 
-Positions in `rows` and in masks such as `prefix(1)` count from the first real token of each text if
-the call carries its padding: a 2-D `attention_mask` of transformers, the `key_padding_mask` of
-torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are columns.
+`positions`, and positions in masks such as `prefix(1)`, count from the first real token of each
+text if the call carries its padding: a 2-D `attention_mask` of transformers, the `key_padding_mask`
+of torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are columns.
 """
 
 from .edit import Edit

@@ -1,8 +1,10 @@
 """The base class of edits: one change of attention, and where it applies."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,16 +25,35 @@ class EditSite(NamedTuple):
     at: Positions = BY_COLUMN
 
 
+E = TypeVar("E", bound="Edit")
+
+
+def accept_rows(cls: type[E]) -> type[E]:
+    """Let an edit accept `rows`, which is the name of `positions` before version 0.2."""
+    init = cls.__init__
+
+    @wraps(init)
+    def with_old_name(self: E, *args: Any, **named: Any) -> None:
+        if "rows" in named:
+            warnings.warn("rows was renamed: use positions.", DeprecationWarning, stacklevel=2)
+            named["positions"] = named.pop("rows")
+        init(self, *args, **named)
+
+    cls.__init__ = with_old_name  # type: ignore[assignment, method-assign]
+    return cls
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Edit:
     """One change, and where it applies. For each argument, None means all.
 
     Args:
         layers: numbers as in `Call.layer`, or patterns for module names such as ``"*.5.*"``.
-        heads: indices of query heads; -1 is the last.
-        rows: positions of queries in the text, counted from 0, including tokens in a cache; -1 is
-            the last token of the text in a call. Padding does not count if the call carries it (see
-            `clearhead.edits`).
+        heads: indices of query heads; -1 is the last. For `patch` of keys or values, indices of key
+            heads.
+        positions: positions of queries in the text, counted from 0, including tokens in a cache; -1
+            is the last token of the text in a call. Padding does not count if the call carries it
+            (see `clearhead.edits`). For `patch` of keys or values, positions of keys.
         batch: a range of rows of the batch; -1 is the last. Rows beyond the batch are ignored.
     """
 
@@ -42,13 +63,13 @@ class Edit:
 
     layers: Sequence[int | str] | None = None
     heads: Sequence[int] | None = None
-    rows: Sequence[int] | None = None
+    positions: Sequence[int] | None = None
     batch: range | None = None
 
     def __post_init__(self) -> None:
         if self.layers is not None:
             object.__setattr__(self, "layers", checked_list("layers", self.layers, patterns=True))
-        for name in ("heads", "rows"):
+        for name in ("heads", "positions"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, checked_list(name, getattr(self, name)))
         if self.batch is not None and not isinstance(self.batch, range):
@@ -63,7 +84,7 @@ class Edit:
         return f"{type(self).__name__}({', '.join([*self.arguments(), *where])})"
 
     def _where(self) -> Iterable[tuple[str, object]]:
-        for name in ("layers", "heads", "rows"):
+        for name in ("layers", "heads", "positions"):
             x = getattr(self, name)
             yield name, x if x is None else list(x)
         yield "batch", self.batch
@@ -142,8 +163,8 @@ class Edit:
             parts.append(flags_at(self.heads_of(problem), problem.H).reshape(1, -1, 1))
         if self.batch is not None:
             parts.append(flags_at(self.batch_of(problem), problem.B).reshape(-1, 1, 1))
-        if (rows := self._rows_of(problem, site)) is not None:
-            parts.append(rows)
+        if (queries := self._at_positions(problem, site)) is not None:
+            parts.append(queries)
         if not parts:
             return None
         selected = parts[0].to(problem.device)
@@ -151,21 +172,21 @@ class Edit:
             selected = selected & part.to(problem.device)
         return selected
 
-    def _rows_of(self, problem: Problem, site: EditSite) -> Tensor | None:
-        if self.rows is None:
+    def _at_positions(self, problem: Problem, site: EditSite) -> Tensor | None:
+        if self.positions is None:
             return None
         Tq, start = problem.Tq, site.at.start
         query = torch.arange(Tq).reshape(1, 1, -1)
         after = _column(site.at.real_queries(Tq)[1])
-        last = torch.tensor([r for r in self.rows if r < 0], dtype=torch.long)
+        last = torch.tensor([p for p in self.positions if p < 0], dtype=torch.long)
         selected = torch.isin(query - after, last)
-        if named := [r for r in self.rows if r >= 0]:
+        if named := [p for p in self.positions if p >= 0]:
             if start is None:
                 raise BadValue(
                     f"{self!r} was applied to one query and {problem.Tk} keys.",
-                    "rows are positions in the text, and without a causal mask the position of a "
+                    "positions count in the text, and without a causal mask the position of a "
                     "single query is unknown.",
-                    "count rows from the end, rows=[-1], or leave rows out.",
+                    "count from the end, positions=[-1], or leave positions out.",
                 )
             selected = selected | torch.isin(query + _column(start), torch.tensor(named))
         return selected & site.at.is_real(Tq)
@@ -196,7 +217,7 @@ def replaced(
     site: EditSite,
     queries: Tensor | None = None,
 ) -> Tensor:
-    """Return `out` with `value` in the heads, rows and texts that the edit selects.
+    """Return `out` with `value` in the heads, positions and texts that the edit selects.
 
     `value` broadcasts to (B, n, queries, Dv), for the B texts and n heads of the edit. Its rows
     belong to `queries`, (B|1, queries); -1 means no query, None means all queries. Raises
@@ -219,7 +240,7 @@ def replaced(
     target = torch.tensor(batch)[text, None], torch.tensor(heads), queries[text, number, None]
     text, number = text.to(out.device), number.to(out.device)
     full = out.index_put(tuple(x.to(out.device) for x in target), value[text, :, number])
-    if edit.rows is None:
+    if edit.positions is None:
         return full
     where = edit.where(problem, site)
     assert where is not None

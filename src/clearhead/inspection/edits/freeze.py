@@ -11,18 +11,19 @@ from ...masks import dense
 from ...problem.biases import TensorBias
 from ...problem.nan_safe import weighted_sum
 from ...problem.problem import Inputs, Problem
-from .edit import EditSite, replaced
+from .edit import EditSite, accept_rows, replaced
 from .recorded import FromRecording, call_for, check_columns, heads_in, other_sizes, texts_in
 
 
+@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class freeze(FromRecording):
     """Replace the weights of the heads by those of another run.
 
     ``watch(model, exact_rows=[...])`` records that run, and ``exact_rows=range(T)`` records
     complete matrices. The output is o[b, h, q] = sum over k of recorded[b, h, q, k] v[b, h, k],
-    with the values v of this run. Queries whose rows were not recorded do not change; if `rows`
-    selects one of them, `BadValue` is raised.
+    with the values v of this run. Queries whose rows were not recorded do not change; if
+    `positions` selects one of them, `BadValue` is raised.
 
     Calls and texts are matched with those of the recording as in `patch`. `watch` records the
     frozen weights; for this it forms a matrix of up to 2^27 cells.
@@ -95,7 +96,7 @@ class freeze(FromRecording):
             _of_texts(at.rows(call.queries, Tq), batch) for at in (call.at, site.at)
         )
         queries = torch.where(recorded == queries, queries, -1)
-        if self.rows is not None:
+        if self.positions is not None:
             exists = torch.zeros(problem.B, Tq + 1, dtype=torch.bool)
             columns = queries.expand(len(batch), -1) % (Tq + 1)  # column Tq takes the -1
             exists[batch] = exists[batch].scatter(1, columns, True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ..recording import Recording
-from .edit import Edit, EditSite, finite_number, replaced
+from .edit import Edit, EditSite, accept_rows, finite_number, replaced
 from .recorded import (
     FromRecording,
     call_for,
@@ -22,6 +22,7 @@ from .recorded import (
 )
 
 
+@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class ablate(Edit):
     """Replace the output of the heads by zeros, by a mean, or by a tensor.
@@ -92,6 +93,7 @@ class ablate(Edit):
         return (total / count.clamp(min=1)).unsqueeze(1)
 
 
+@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class scale(Edit):
     """Multiply the output of the heads by `factor`: o becomes factor * o. 0 is `ablate()`.
@@ -115,6 +117,7 @@ class scale(Edit):
         return scaled.to(out.dtype)
 
 
+@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class patch(FromRecording):
     """Replace the output of the heads by that of another run.
@@ -154,7 +157,7 @@ class patch(FromRecording):
                 f"{self!r} selects queries {padding.any(0).nonzero().flatten().tolist()}, where "
                 "a recorded text has padding.",
                 "the output of a token is replaced by the output of a token.",
-                "select rows that both runs have, or record texts of the same length.",
+                "select positions that both runs have, or record texts of the same length.",
             )
         return replaced(self, out, value, problem, site)
 

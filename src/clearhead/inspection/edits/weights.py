@@ -14,11 +14,12 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_values
 from ..text_stack import names_lengths
-from .edit import Edit, EditSite, finite_number
+from .edit import Edit, EditSite, accept_rows, finite_number
 
 MOST_SHOWN = 80  # characters of a mask in the repr of an edit
 
 
+@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class knock_out(Edit):
     """Remove the edges that `mask` allows.
@@ -127,6 +128,7 @@ class keep_only(knock_out):
         return ~self.mask
 
 
+@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class temperature(Edit):
     """Divide the logits by `t`: w = softmax(x / t).
@@ -134,8 +136,9 @@ class temperature(Edit):
     Below 1 the weights become sharper, above 1 flatter. All logits are divided: x after scale, soft
     cap and bias, and the logit of a sink.
 
-    Raises `BadValue` unless t > 0. In a call with sinks or ALiBi, which are the same for all rows,
-    it raises it if `rows` or `batch` is set. In a call with a soft cap, it also does if `heads` is.
+    Raises `BadValue` unless t > 0. In a call with sinks or ALiBi, which are the same for all
+    queries, it raises it if `positions` or `batch` is set. In a call with a soft cap, it also does
+    if `heads` is.
     """
 
     t: float
@@ -160,28 +163,29 @@ class temperature(Edit):
         self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         factor, softcap = 1 / self.t, problem.softcap
-        by_row = self.rows is not None or self.batch is not None
+        by_position = self.positions is not None or self.batch is not None
         if softcap is not None:
-            if by_row or self.heads is not None:
-                hint = "leave out heads, rows and batch."
-                raise _cannot_differ(self, "a soft cap", "heads or rows", hint)
+            if by_position or self.heads is not None:
+                hint = "leave out heads, positions and batch."
+                raise _cannot_differ(self, "a soft cap", "heads or positions", hint)
             problem = replace(problem, scale=problem.scale / self.t, softcap=softcap / self.t)
         else:
             q = inputs.q * self.factors(factor, problem, site).unsqueeze(-1)
             inputs = inputs._replace(q=q.to(inputs.q.dtype))
         sinks = problem.sinks
         if sinks is not None:
-            _refuse_rows(self, by_row, "sinks")
+            _refuse_positions(self, by_position, "sinks")
             sinks = sinks * self.factors(factor, problem, site).flatten()
         return _with_bias(self, factor, replace(problem, sinks=sinks), site), inputs
 
 
+@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class uniform(Edit):
     """Make the weights equal: w = 1/n for each of the n keys that the query may look at.
 
-    A sink gets weight 0. Raises `BadValue` if `rows` or `batch` is set in a call with sinks or
-    ALiBi, because these are the same for all rows.
+    A sink gets weight 0. Raises `BadValue` if `positions` or `batch` is set in a call with sinks
+    or ALiBi, because these are the same for all queries.
     """
 
     def for_copy(self, batch: range) -> Edit | None:
@@ -194,7 +198,7 @@ class uniform(Edit):
         inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
         sinks = problem.sinks
         if sinks is not None:
-            _refuse_rows(self, self.rows is not None or self.batch is not None, "sinks")
+            _refuse_positions(self, self.positions is not None or self.batch is not None, "sinks")
             sinks = sinks.masked_fill(where.flatten(), -math.inf)
         return _with_bias(self, 0.0, replace(problem, sinks=sinks), site), inputs
 
@@ -206,7 +210,7 @@ def _with_bias(edit: Edit, factor: float, problem: Problem, site: EditSite) -> P
         return problem
     factors = edit.factors(factor, problem, site)
     if isinstance(bias, Alibi):
-        _refuse_rows(edit, edit.rows is not None or edit.batch is not None, "ALiBi")
+        _refuse_positions(edit, edit.positions is not None or edit.batch is not None, "ALiBi")
         slopes = bias.of(problem.grid)
         return replace(problem, bias=Alibi(slopes * factors.flatten().to(slopes), bias.align))
     assert isinstance(bias, TensorBias)
@@ -214,9 +218,10 @@ def _with_bias(edit: Edit, factor: float, problem: Problem, site: EditSite) -> P
     return replace(problem, bias=TensorBias(scaled.to(bias.tensor.dtype)))
 
 
-def _refuse_rows(edit: Edit, by_row: bool, what: str) -> None:
-    if by_row:
-        raise _cannot_differ(edit, what, "rows", "leave out rows and batch; heads are allowed.")
+def _refuse_positions(edit: Edit, by_position: bool, what: str) -> None:
+    if by_position:
+        hint = "leave out positions and batch; heads are allowed."
+        raise _cannot_differ(edit, what, "positions", hint)
 
 
 def _cannot_differ(edit: Edit, what: str, parts: str, hint: str) -> BadValue:
