@@ -68,8 +68,8 @@ def parts(name, model):
     return attention, _linear(attention.v_proj, attention.o_proj)
 
 
-def eager_products(name, ids):
-    """w |v W_O| of layer 1 in float64, (B, H, T, T), from weights that transformers returns."""
+def eager_parts(name, ids):
+    """Weights of layer 1 in float64, (B, H, T, T), from transformers, and v W_O, (B, H, T, d)."""
     torch.manual_seed(0)
     model = MODELS[name](attn_implementation="eager").eval()
     attention, ((weight, bias), output) = parts(name, model)
@@ -85,15 +85,15 @@ def eager_products(name, ids):
     values = inputs["x"].double() @ weight.double() + bias
     values = values.unflatten(-1, (-1, D)).transpose(1, 2)
     values = values.repeat_interleave(H // values.shape[1], 1)
-    written = values @ output.double().view(H, D, -1)
-    return weights.double() * written.norm(dim=-1).unsqueeze(2)
+    return weights.double(), values @ output.double().view(H, D, -1)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_head_moves_is_that_of_an_eager_model(name):
     ch.hf.register()
     ids = torch.randint(0, 99, (2, T), generator=torch.Generator().manual_seed(3))
-    moved = eager_products(name, ids)
+    weights, written = eager_parts(name, ids)
+    moved = weights * written.norm(dim=-1).unsqueeze(2)
     torch.manual_seed(0)
     model = MODELS[name](attn_implementation="clearhead").eval()
     stats = [ch.value_weighted(GROUPS), ch.topk(3, by="value"), ch.received(by="value")]
@@ -109,6 +109,59 @@ def test_what_a_head_moves_is_that_of_an_eager_model(name):
     torch.testing.assert_close(seen[1].received, moved.sum(2), **close)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_what_varies_is_that_of_an_eager_model(name):
+    ch.hf.register()
+    ids = torch.randint(0, 99, (2, T), generator=torch.Generator().manual_seed(4))
+    weights, written = eager_parts(name, ids)
+    torch.manual_seed(0)
+    model = MODELS[name](attn_implementation="clearhead").eval()
+    by = dict(by="relative_value")
+    stats = ["varying", ch.value_weighted(GROUPS, **by), ch.topk(3, **by), ch.received(**by)]
+    with torch.no_grad(), ch.watch(model, stats=stats) as seen:
+        model(ids)
+    close = dict(rtol=1e-4, atol=1e-5, check_dtype=False)
+    o = weights @ written
+    change = (o - o.mean(2, keepdim=True)).square().sum(-1)
+    share = change / o.square().sum(-1).mean(-1, keepdim=True)
+    torch.testing.assert_close(seen[1].varying, share, **close)
+    fraction = change.sum(-1) / o.square().sum((2, 3))
+    torch.testing.assert_close(seen[1].varying.mean(-1), fraction, **close)
+    sources = weights.unsqueeze(-1) * (written - written[:, :, :1]).unsqueeze(2)
+    torch.testing.assert_close(sources.sum(3), o - written[:, :, :1], **close)
+    moved = sources.norm(dim=-1)
+    near = (moved * torch.ones(T, T).tril().triu(-2)).sum(-1)
+    expected = near / moved.sum(-1).masked_fill(moved.sum(-1) == 0, 1.0)
+    torch.testing.assert_close(seen[1].value_weighted["near"], expected, **close)
+    assert not seen[1].value_weighted["first"].any()
+    torch.testing.assert_close(seen[1].topk.weights, moved.topk(3).values, **close)
+    torch.testing.assert_close(seen[1].received, moved.sum(2), **close)
+
+
+def test_a_constant_output_does_not_vary_and_the_gradient_is_that_of_autograd():
+    x = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
+    module = Gated(gated=False).double()
+    with ch.watch(module, stats=["varying"]) as seen:
+        module(x)
+        module(x[:, :1].expand(2, 7, 12))
+    heads = x.unflatten(-1, (3, 4)).transpose(1, 2)
+    scores = (heads @ heads.mT / 2).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+    o = (scores.softmax(-1) @ heads).unsqueeze(-2) @ module.o_proj.weight.T.view(3, 1, 4, 5)
+    o = o.squeeze(-2)
+    expected = (o - o.mean(2, keepdim=True)).square().sum(-1)
+    expected = expected / o.square().sum(-1).mean(-1, keepdim=True)
+    torch.testing.assert_close(seen[0].varying, expected)
+    weight = torch.randn(expected.shape, dtype=torch.float64)
+    ours, right = (torch.autograd.grad((y * weight).sum(), x, retain_graph=True)[0]
+                   for y in (seen[0].varying, expected))  # fmt: skip
+    torch.testing.assert_close(ours, right)
+    assert float(seen[1].varying.detach().max()) < 1e-20
+    with pytest.raises(ch.BadValue, match=r'stats has "varying" outside a model'):
+        ch.look(heads, heads, heads, stats=["varying"])
+    with pytest.raises(ch.BadValue, match="got 'relative_value' outside a model"):
+        ch.look(heads, heads, heads, stats=[ch.topk(2, by="relative_value")])
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_moves_nothing(side):
     ch.hf.register()
@@ -121,13 +174,17 @@ def test_padding_moves_nothing(side):
         torch.cat(parts, 1),
         torch.cat([(x is ids) * torch.ones_like(x) for x in parts], 1),
     )
-    stats = [ch.value_weighted(GROUPS), ch.topk(2, by="value")]
+    relative = ch.weighted("relative_value")
+    stats = [ch.value_weighted(GROUPS), ch.topk(2, by="value"), "varying", relative]
     with torch.no_grad(), ch.watch(model, stats=stats) as alone:
         model(ids)
     with torch.no_grad(), ch.watch(model, stats=stats) as seen:
         model(padded, attention_mask=real)
     columns = slice(4, 11) if side == "left" else slice(0, 7)
     for a, b in zip(alone, seen, strict=True):
+        for ours, right in ((b.varying, a.varying), (b.weighted["all"], a.weighted["all"])):
+            torch.testing.assert_close(ours[..., columns], right, rtol=1e-4, atol=1e-5)
+        assert b.varying.count_nonzero() == a.varying.count_nonzero()
         for group in GROUPS:
             x = b.value_weighted[group][..., columns]
             torch.testing.assert_close(x, a.value_weighted[group], rtol=1e-4, atol=1e-5)

@@ -4,6 +4,9 @@
 layer's output projection that reads the head. The norms are computed from a square root of
 W_O W_O^T, so a key costs Dv x Dv multiplications instead of Dv x d.
 
+``by="relative_value"`` takes |(v - v_first) W_O|, with the value of the text's first token. As
+sum_j w_j = 1, the output without this value is sum_j w_j (v_j - v_first).
+
 Letters: B batch, H query heads, G key/value heads, Tk keys, Dv value size, d model size.
 """
 
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import BadValue
 from ..hf.projections import OutputProjection, output_projection
+from ..masks.text_positions import PerText
 from ..problem.problem import Inputs, Problem
 
 
@@ -24,7 +28,7 @@ class _Layer(NamedTuple):
 
 
 class ValueNorms:
-    """The norms for the calls of a model.
+    """The norms for the calls of a model, and a root of W_O W_O^T for each.
 
     The first call of every module is verified, and the first one after its weights have changed.
     """
@@ -35,8 +39,8 @@ class ValueNorms:
         self._unverified: dict[str, tuple[OutputProjection, Tensor]] = {}  # and output of attention
 
     @torch.no_grad()
-    def of_call(self, name: str, p: Problem, inputs: Inputs, out: Tensor) -> Tensor:
-        """Compute |v W_O|, (B, H, Tk), for a call of the module `name`, whose output is `out`.
+    def root(self, name: str, p: Problem, out: Tensor) -> Tensor:
+        """Return R, (H, Dv, Dv), with |x R| = |x W_O|, for a call of the module `name`.
 
         Raises `BadValue` if the output projection of the module is not found.
         """
@@ -50,10 +54,7 @@ class ValueNorms:
             layer = self._layers[name] = _Layer(root, parameter, _version(parameter))
             heads = out.detach().reshape(p.B, p.H, p.Tq, p.Dv)
             self._unverified[projection.module] = projection, heads
-        root = layer.root.to(p.device, p.wide)
-        per_key_head = root.unflatten(0, (p.G, p.H // p.G))
-        values = inputs.v.detach().reshape(p.B, p.G, 1, p.Tk, p.Dv).to(p.wide)
-        return (values @ per_key_head).norm(dim=-1).flatten(1, 2)
+        return layer.root.to(p.device, p.wide)
 
     def verify(self, name: str, returned: object) -> None:
         """Compare what the module `name` returned with what the heads of its call write."""
@@ -74,3 +75,17 @@ class ValueNorms:
 def _version(parameter: Tensor) -> int:
     """Return a number that changes with each write; tensors of inference mode have only one."""
     return 0 if parameter.is_inference() else parameter._version
+
+
+@torch.no_grad()
+def norms(root: Tensor, p: Problem, inputs: Inputs, first: PerText | None = None) -> Tensor:
+    """Compute |v W_O|, (B, H, Tk), from the root of W_O.
+
+    With `first`, the key of each text's first token, it is |(v - v_first) W_O|.
+    """
+    per_key_head = root.unflatten(0, (p.G, p.H // p.G))
+    values = inputs.v.detach().reshape(p.B, p.G, 1, p.Tk, p.Dv).to(p.wide)
+    if first is not None:
+        key = torch.tensor(first, device=p.device).reshape(-1, 1, 1, 1, 1)
+        values = values - values.gather(3, key.expand(p.B, p.G, 1, 1, p.Dv))
+    return (values @ per_key_head).norm(dim=-1).flatten(1, 2)

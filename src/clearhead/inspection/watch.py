@@ -49,6 +49,13 @@ def watch(
     ``value_weighted(groups)`` and ``by="value"`` multiply weights by |v W_O|, the norm of what the
     value of a key writes through the output projection of its layer. The projection is found in the
     model, and compared with what the layer returns; the norms receive no gradient.
+    ``by="relative_value"`` takes |(v - v_first) W_O|, relative to the value of the text's first
+    token: the output without v_first W_O is the sum of these vectors times the weights. If a cache
+    has dropped the first token, it is relative to the oldest key.
+
+    ``"varying"`` is |o - mean o|² / mean |o|² at each query, (B, H, Tq). Here o = z W_O is what
+    the head writes, and means are over the queries of the text in this call. Its mean over queries
+    is the fraction of the head's squared output that varies from query to query.
 
     Groups of `mass` without `align` take the alignment of the call's mask, if all its parts have
     the same one. So they stay correct with a KV cache.
@@ -63,7 +70,7 @@ def watch(
     only. Every rank gets the statistics of the complete sequence, without gradients.
 
     Args:
-        stats: the statistics to compute, as in `look`.
+        stats: the statistics to compute, as in `look`, or "varying".
         layers: record only these layers. Numbers are those of `Call.layer`; strings are patterns
             for module names, such as ``"*.5.*"``. None means all.
         heads: record only these query heads. None means all.

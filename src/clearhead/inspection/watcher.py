@@ -17,7 +17,15 @@ from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import edges_in_call
 from ..problem.problem import Inputs, Problem
-from ..stats import Statistic, TopWeights, exact_rows as ExactRows, map_tensors, parse_stats
+from ..stats import (
+    Statistic,
+    TopWeights,
+    Varying,
+    exact_rows as ExactRows,
+    map_tensors,
+    parse_stats,
+)
+from ..stats.per_key import RELATIVE_VALUE
 from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from .layers import (
     Layers,
@@ -28,7 +36,7 @@ from .layers import (
     warn_if_compiled,
 )
 from .recording import Call
-from .value_norms import ValueNorms
+from .value_norms import ValueNorms, norms
 
 
 class Watcher:
@@ -95,21 +103,28 @@ class Watcher:
         """Compute the statistics of one call."""
         at = self.running.texts.positions(problem)
         statistics, rows = self.aligned(problem, at), None
+        root = None
         if self.values is not None:
             must_not_be_sharded("watch with statistics of values")
-            numbers = self.values.of_call(name, problem, inputs, out)
-            statistics = tuple(
-                s.with_numbers(numbers) if _needs_values(s) else s for s in statistics
-            )
+            root = self.values.root(name, problem, out)
+            statistics = _with_norms(statistics, root, problem, inputs, at)
         if self.rows is not None:
             rows = self.rows_of(problem, at)
             columns = sorted({*rows.flatten().tolist()} - {-1})
             statistics = parse_stats([*statistics, ExactRows(columns)])
+        masked = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
         # A checkpoint compares the tensors saved for backward by its two forward passes. Statistics
         # are computed in the first one only, so their tensors must bypass the checkpoint's hooks.
         unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
         with torch.set_grad_enabled(problem.grad), unhooked:
-            results = statistics_of(problem, inputs, statistics)
+            of_weights = [s for s in statistics if not isinstance(s, Varying)]
+            results = statistics_of(problem, inputs, of_weights)
+            for varying in (s for s in statistics if isinstance(s, Varying)):
+                assert root is not None
+                counts = at.is_real(problem.Tq).to(problem.device)
+                counts = counts if masked is None else counts & ~masked
+                heads_out = out.reshape(problem.B, problem.H, problem.Tq, problem.Dv)
+                results[varying.name] = varying.of_output(heads_out.to(problem.wide), root, counts)
             if rows is not None:
                 results["exact_rows"] = _rows_of_texts(
                     cast(Tensor, results["exact_rows"]), columns, rows
@@ -117,7 +132,6 @@ class Watcher:
         if "topk" in results:
             top = cast(TopWeights, results["topk"])
             results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
-        masked = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
         output = full_output(out) if self.outputs else None
         queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
         heads = None
@@ -189,8 +203,27 @@ class Watcher:
 
 
 def _needs_values(statistic: Statistic) -> bool:
-    """Does the statistic multiply weights by the norms of values after the output projection?"""
-    return statistic.factors is not None and statistic.factors.numbers is None
+    """Does the statistic need the output projection of the layer?"""
+    return isinstance(statistic, Varying) or _norm_of(statistic) is not None
+
+
+def _norm_of(statistic: Statistic) -> str | None:
+    """Return which norm of values multiplies the weights of the statistic, if any."""
+    return None if statistic.factors is None else statistic.factors.norm
+
+
+def _with_norms(
+    statistics: tuple[Statistic, ...], root: Tensor, p: Problem, inputs: Inputs, at: Positions
+) -> tuple[Statistic, ...]:
+    """Return the statistics with the norms of the call's values that they name."""
+    first = per_text(lambda key: min(max(-key, 0), p.Tk - 1), at.first_key)
+    numbers = {
+        norm: norms(root, p, inputs, first if norm == RELATIVE_VALUE else None)
+        for norm in {_norm_of(s) for s in statistics} - {None}
+    }
+    return tuple(
+        s if _norm_of(s) is None else s.with_numbers(numbers[_norm_of(s)]) for s in statistics
+    )
 
 
 def _refuse_gradient(name: str, x: Tensor) -> Tensor:

@@ -2,12 +2,14 @@
 
 `statistic` defines what a statistic is. `row_statistics` has statistics of each query,
 `group_statistics` sums over groups of keys, `weight_statistics` sums over queries, and `per_key`
-numbers that multiply weights. `parse` reads a request, `sweep` computes it, and `partial` merges
-shards and chunks. A statistic with arguments is called by its name in this module:
+numbers that multiply weights. `output_statistics` has what `watch` computes from the output.
+`parse` reads a request, `sweep` computes it, and `partial` merges shards and chunks. A statistic
+with arguments is called by its name in this module:
 ``stats=["entropy", stats.topk(8), stats.pooled(64, 64)]``.
 """
 
 from .group_statistics import mass, value_weighted, weighted
+from .output_statistics import Varying
 from .parse import DEFAULT_STATISTICS, lse_alone, parse_stats
 from .partial import Partial
 from .row_statistics import topk
@@ -21,6 +23,7 @@ __all__ = [
     "Result",
     "Statistic",
     "TopWeights",
+    "Varying",
     "exact_rows",
     "lse_alone",
     "map_tensors",

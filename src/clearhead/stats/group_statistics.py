@@ -154,7 +154,8 @@ class value_weighted(GroupStatistic):
 
     Args:
         groups: masks or spans (lo, hi) of keys, by name, as in `mass`.
-        by: other numbers n, 0 or more, for every key. "value" means the norms, in `watch` only.
+        by: other numbers n, 0 or more, for every key. "value" means the norms, and "relative_value"
+            those of differences from the value of the first token, both in `watch` only.
     """
 
     groups: Groups

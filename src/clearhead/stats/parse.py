@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ..errors import BadType, BadValue, did_you_mean
 from ..masks import Grid
 from .group_statistics import mass, value_weighted, weighted
+from .output_statistics import Varying
 from .row_statistics import Effective, Entropy, Largest, LogSumExp, topk
 from .statistic import Statistic
 from .weight_statistics import exact_rows, pooled, received
@@ -12,7 +13,7 @@ from .weight_statistics import exact_rows, pooled, received
 # In the order in which errors list them.
 STATISTICS: tuple[type[Statistic], ...] = (
     LogSumExp, Largest, Entropy, Effective, topk, mass, weighted, value_weighted,
-    received, pooled, exact_rows
+    received, pooled, exact_rows, Varying
 )  # fmt: skip
 BY_NAME: dict[str, Statistic] = {s.name: s() for s in STATISTICS if not s.call}
 EXAMPLES = {s.name: s.example for s in STATISTICS if s.call}

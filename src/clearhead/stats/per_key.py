@@ -11,29 +11,33 @@ from ..problem.problem import Problem
 
 # A user passes numbers, or the name of numbers that `watch` computes.
 Numbers: TypeAlias = "Tensor | PerKey | str | None"
-VALUE = "value"  # the norms of the values after the output projection
+# The norms of the values after the output projection, and of their differences from the first one.
+VALUE, RELATIVE_VALUE = "value", "relative_value"
 
 
 class PerKey:
     """Numbers n, (Tk,), (H, Tk) or (B, H, Tk); H and B may be 1. They are constants for autograd.
 
-    With "value" there are no numbers until `watch` computes them for a call. Two are equal if they
-    hold the same numbers, so that partial results can merge.
+    Those with a `norm`, "value" or "relative_value", have no numbers until `watch` computes them
+    for a call. Two are equal if they hold the same numbers, so that partial results can merge.
     """
 
     def __init__(self, numbers: object, argument: str, *, positive: bool = False) -> None:
         self.argument = argument
         self.numbers: Tensor | None = None
+        self.norm: str | None = None
         if isinstance(numbers, PerKey):
-            self.numbers = numbers.numbers
+            self.numbers, self.norm = numbers.numbers, numbers.norm
             return
-        if isinstance(numbers, str) and numbers == VALUE:
+        if isinstance(numbers, str) and numbers in (VALUE, RELATIVE_VALUE):
+            self.norm = numbers
             return
         if not isinstance(numbers, Tensor) or numbers.dtype.is_complex:
             raise BadType(
                 f"{argument} got {kind_of(numbers)}.",
                 "by= is a tensor with one real number for every key.",
-                'pass a tensor of shape (Tk,), (H, Tk) or (B, H, Tk), or "value" in watch.',
+                'pass a tensor of shape (Tk,), (H, Tk) or (B, H, Tk); in watch also "value" or '
+                '"relative_value".',
             )
         if not 1 <= numbers.dim() <= 3:
             raise BadValue(
@@ -53,7 +57,7 @@ class PerKey:
         """Raise `BadValue` unless there is one number for each key of a call of these sizes."""
         if self.numbers is None:
             raise BadValue(
-                f"{self.argument} got {VALUE!r} outside a model.",
+                f"{self.argument} got {self.norm!r} outside a model.",
                 "the norms of values depend on the output projection of a layer.",
                 "use watch(model, stats=[...]), or pass a tensor with a number for every key.",
             )
@@ -80,12 +84,13 @@ class PerKey:
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, PerKey) or self.numbers is None or other.numbers is None:
-            return isinstance(other, PerKey) and self.numbers is other.numbers
+            same = isinstance(other, PerKey) and self.numbers is other.numbers
+            return same and bool(self.norm == other.norm)
         return torch.equal(self.numbers, other.numbers)
 
     __hash__ = None  # type: ignore[assignment]  # tensors are compared by their numbers
 
     def __repr__(self) -> str:
         if self.numbers is None:
-            return repr(VALUE)
+            return repr(self.norm)
         return f"<{' x '.join(map(str, self.numbers.shape))} numbers>"

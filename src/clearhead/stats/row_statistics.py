@@ -91,7 +91,8 @@ class topk(RowStatistic):
 
     `by` is a number of 0 or more for every key, (Tk,), (H, Tk) or (B, H, Tk), without a gradient.
     With it, the statistic finds the largest products of weight and number, and `weights` holds the
-    products. In `watch`, "value" means the norms of the values after the output projection.
+    products. In `watch`, "value" means the norms of the values after the output projection, and
+    "relative_value" those of their differences from the value of the first token.
     """
 
     n: int
