@@ -23,7 +23,8 @@ export async function compute(text, edits, field = null) {
     screen.drawControls();
     let plain = store.current, compared = null, after = null;
     try {
-      if (text !== store.current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+      if (text === opened.text) plain = opened;
+      else if (text !== store.current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
       compared = plain;
       if (hasEdits(edits)) {
         if (source.can.rounds && plain === opened) compared = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
@@ -89,25 +90,24 @@ export async function answered(ask, isOfAnother = false) {
   }
 }
 
-// A field of one line removes line breaks, and would join the words around them.
-export function inOneLine(text) {
-  return text.replace(/\s*[\r\n]+\s*/g, " ");
-}
-
 export function stop() {
   store.computing++;
   store.source?.cancel?.();
   byId("stop").hidden = true;
   store.wanted = store.refusedField = null;
-  byId("text").value = inOneLine(store.current.text);
+  byId("text").value = store.current.text;
   say("Stopped. The text is the earlier one.");
   screen.drawControls();
 }
 
-// Measured labels hold for every text; the others, and effects, belong to the earlier text.
+// Measured labels hold for every text; the others, and effects, belong to the text of the page.
 export function keepLabels(data) {
   if (data.heads || !opened.data.heads) return data;
-  return { ...data, heads: opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it) };
+  const heads = opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it);
+  const only = heads.length ? "Only labels that were measured on held-out stories apply to this text. The others, and effects,"
+    : "Labels and effects";
+  return { ...data, heads, missing: `${only} are of the text with which the page opened: undo to see them, or run ` +
+    "clearhead look on this text." };
 }
 
 // The selected query in another text: the same position if its word is still near it, else the word,

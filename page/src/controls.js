@@ -1,7 +1,7 @@
 // "What if": the same text with edits, or without some heads, with before and after side by side.
 // pageData.edits describes the control of each edit and its valid values.
 
-import { asked, can, compute, edit, inOneLine, say, stop } from "./compute.js";
+import { asked, can, compute, edit, say, stop } from "./compute.js";
 import { changedEdits, refusalOf } from "./edits.js";
 import { byId, make, number, percent } from "./marks.js";
 import { besideName } from "./state.js";
@@ -63,13 +63,9 @@ export function buildControls() {
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
   byId("typing").hidden = !store.source?.can.text;
-  byId("text").addEventListener("input", () => compute(byId("text").value, asked().edits));
-  byId("text").addEventListener("paste", (event) => {
-    const field = byId("text"), pasted = event.clipboardData.getData("text");
-    if (!/[\r\n]/.test(pasted)) return;
-    event.preventDefault();
-    field.setRangeText(inOneLine(pasted), field.selectionStart, field.selectionEnd, "end");
-    field.dispatchEvent(new Event("input"));
+  byId("text").addEventListener("input", () => {
+    fitField();
+    compute(byId("text").value, asked().edits);
   });
   byId("stop").addEventListener("click", stop);
 }
@@ -114,5 +110,12 @@ export function drawControls() {
   }
   byId("edit-none").disabled = changedEdits(edits).length === 0;
   byId("whatif").classList.toggle("active", store.edited !== null);
-  if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = inOneLine(text);
+  if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = text;
+  fitField();
+}
+
+const MOST_ROWS = 4; // of the text field
+
+function fitField() {
+  byId("text").rows = Math.min(MOST_ROWS, byId("text").value.split("\n").length);
 }

@@ -56,10 +56,10 @@ function pictureToSave() {
 
 function shifted(shape, dx, dy) {
   if (shape.kind !== "path") return { ...shape, x: shape.x + dx, y: shape.y + dy };
-  // All paths are absolute: M, C with pairs, and V with a y.
+  // All paths are absolute: M, L, C and Q with pairs, and V with a y.
   let isX = true, isVertical = false;
-  const d = shape.d.replace(/[MCV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
-    if (/[MCV]/.test(it)) { isX = true; isVertical = it === "V"; return it; }
+  const d = shape.d.replace(/[MLCQV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
+    if (/[MLCQV]/.test(it)) { isX = true; isVertical = it === "V"; return it; }
     const moved = Number(it) + (isVertical || !isX ? dy : dx);
     isX = !isX;
     return String(moved);

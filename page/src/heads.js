@@ -1,6 +1,7 @@
 // The heads: a small map and a description of each.
 
 import { shareColour, sideColour } from "./ink.js";
+import { MANY_HEADS, layOutGrid, tileSize } from "./grid.js";
 import { byId, count, make, percent } from "./marks.js";
 import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
@@ -90,18 +91,8 @@ export function fillHeads() {
   for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
   const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
   if (!counts.has(sheet.label)) sheet.label = null;
-  byId("labels").replaceChildren(...names.map((label) => {
-    const title = `Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
-    const button = make("button", { type: "button", "aria-pressed": label === sheet.label, title }, label,
-      make("small", {}, ` ${counts.get(label)}`));
-    button.addEventListener("click", () => {
-      sheet.label = sheet.label === label ? null : label;
-      fillHeads();
-      drawHeads();
-    });
-    return button;
-  }));
-  byId("labels").hidden = names.length < 2;
+  byId("labels").replaceChildren(...names.map((label) => labelButton(label, counts.get(label))));
+  byId("labels").hidden = names.length < 2 || sheet.order === "label"; // there each group has its button
   const places = [...snapshot().places()];
   const order = ORDERS[sheet.order][1];
   if (found.length) {
@@ -110,25 +101,37 @@ export function fillHeads() {
     places.sort((a, b) => order(it(a), it(b)));
   }
   store.tiles = places.map(tile);
-  byId("grid").replaceChildren(...(sheet.order === "label" ? withHeadings(store.tiles) : store.tiles));
+  byId("grid").classList.toggle("grouped", sheet.order === "label");
+  byId("grid").replaceChildren(...(sheet.order === "label" ? inGroups(store.tiles) : store.tiles));
+  byId("grid-note").textContent = snapshot().data.missing ?? "";
   byId("heads-pane").hidden = places.length === 1;
   layOutGrid();
 }
 
-// The tiles with the label of each group before it.
-function withHeadings(tiles) {
-  return [...grouped(tiles)].flatMap(([label, group]) => [make("h3", { class: "group" }, label,
-    make("small", {}, ` ${group.length}`)), ...group]);
-}
-
-/** The tiles by the label of their group. @param {any[]} tiles @returns {Map<string, any[]>} */
-function grouped(tiles) {
+// The tiles in a row for each label, with a button that fades the others.
+function inGroups(tiles) {
   const groups = new Map();
-  for (const it of tiles) groups.set(groupOf(it), [...(groups.get(groupOf(it)) ?? []), it]);
-  return groups;
+  for (const it of tiles) {
+    const label = snapshot().finding(it.layer, it.head)?.label ?? "";
+    groups.set(label, [...(groups.get(label) ?? []), it]);
+  }
+  return [...groups].flatMap(([label, group]) => [labelButton(label, group.length),
+    make("div", { class: isByEntropy({ label }) ? "group" : "group role", role: "presentation" }, group)]);
 }
 
-const groupOf = ({ layer, head }) => snapshot().finding(layer, head)?.label ?? "";
+// A button that shows the heads with a label and fades the others.
+function labelButton(label, number) {
+  const title = `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ` +
+    `${means({ label })}.`;
+  const button = make("button", { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
+    make("span", {}, label), make("small", {}, ` ${number}`));
+  button.addEventListener("click", () => {
+    sheet.label = sheet.label === label ? null : label;
+    fillHeads();
+    drawHeads();
+  });
+  return button;
+}
 
 function tile({ layer, head }) {
   const it = snapshot().finding(layer, head), name = placeName(layer, head);
@@ -161,48 +164,10 @@ function choosePlace(layer, head) {
   showPane("picture-pane");
 }
 
-const MANY_HEADS = 64; // more are grouped by role
-const HEADING_HEIGHT = 26; // pixels, of a group
-const LEAST_TILE = 22; // pixels
-const LABEL_HEIGHT = 38, LEAST_LABELLED = 50, LARGEST_TILE = 150; // pixels
-const LARGEST_PLAIN = 62; // without a label
-
-// The largest tiles that fit: each layer in one or more rows.
-function layOutGrid() {
-  const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
-  if (!width || !store.tiles.length) return;
-  const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
-  // The rows of a layer have nearly equal length: all in one row, in two, and so on.
-  const lengths = sheet.order === "place" ? [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))]
-    : Array.from({ length: Math.max(1, Math.min(store.tiles.length, Math.floor(width / (LEAST_TILE + 6)))) }, (_, i) => i + 1);
-  const groups = sheet.order === "label" ? grouped(store.tiles) : null;
-  const sizes = lengths.map((columns) => {
-    const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns)
-      : groups ? [...groups.values()].reduce((sum, it) => sum + Math.ceil(it.length / columns), 0)
-        : Math.ceil(store.tiles.length / columns);
-    const free = height - (groups?.size ?? 0) * HEADING_HEIGHT;
-    const wide = Math.floor(width / columns) - 6, high = Math.floor(free / rows) - 6;
-    const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
-    return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true }
-      : { columns, size: Math.min(wide, high, LARGEST_PLAIN), isLabelled: false };
-  });
-  const isBetter = (a, b) => (a.isLabelled !== b.isLabelled ? a.isLabelled : a.size > b.size);
-  const best = sizes.reduce((a, b) => (isBetter(b, a) ? b : a));
-  best.size = Math.max(LEAST_TILE, best.size);
-  grid.style.setProperty("--columns", best.columns);
-  grid.style.setProperty("--tile", `${best.size}px`);
-  grid.classList.toggle("labelled", best.isLabelled);
-  grid.columns = best.columns;
-  // A layer begins a new row.
-  for (const it of store.tiles) {
-    it.style.gridColumnStart = sheet.order === "place" && it.head === 0 ? "1" : "";
-  }
-}
-
 export function drawHeads() {
   const { layer, head, others } = state();
-  const pixels = 2 * Math.round(parseFloat(byId("grid").style.getPropertyValue("--tile")) || 60);
   for (const it of store.tiles) {
+    const pixels = 2 * (tileSize(it) || 60);
     const here = it.layer === layer && it.head === head;
     it.setAttribute("aria-checked", it.layer === chosen.layer && it.head === chosen.head);
     it.tabIndex = it.layer === chosen.layer && it.head === chosen.head ? 0 : -1;

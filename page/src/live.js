@@ -186,10 +186,10 @@ class LiveModel {
 
 const matrix = (rows, columns) => ({ rows, columns, values: new Float32Array(rows * columns) });
 
-// Weights are stored in 16 bits: integers, and a unit for each row.
-function scaledRows({ stored: [rows, columns], units, numbers }) {
-  const x = matrix(rows, columns), unit = decode(units), whole = decode(numbers);
-  for (let i = 0; i < whole.length; i++) x.values[i] = whole[i] * unit[Math.floor(i / columns)];
+// Weights are stored in 24 bits: integers in two parts, and a unit for each row.
+function scaledRows({ stored: [rows, columns], units, numbers, rest }) {
+  const x = matrix(rows, columns), unit = decode(units), high = decode(numbers), low = decode(rest);
+  for (let i = 0; i < high.length; i++) x.values[i] = (256 * high[i] + low[i]) * unit[Math.floor(i / columns)];
   return x;
 }
 

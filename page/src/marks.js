@@ -36,6 +36,8 @@ export const keyToken = (position, most = 24) => tokenAt(shownTrace().keys, posi
 
 export const MINUS = "−";
 
+// A number with at most `digits` digits after the point, and one digit more in all. float32 sums of the same
+// numbers differ in the sixth digit, so all numbers of the page have at most five.
 export function number(value, digits = 4) {
   if (Number.isNaN(value)) return "NaN";
   const sign = value < 0 ? MINUS : "";
@@ -45,13 +47,13 @@ export function number(value, digits = 4) {
   if (size >= 1e6 || size < 0.5 * 10 ** -digits) {
     return sign + size.toExponential(digits - 2).replace("e+", "e").replace("e-", "e" + MINUS);
   }
-  return sign + size.toFixed(size >= 1000 ? Math.max(0, digits - 2) : digits);
+  return sign + size.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(size)))));
 }
 
-// Six significant digits, the precision of float32.
+// Five significant digits.
 export function precise(value) {
   if (!Number.isFinite(value) || value === 0) return number(value);
-  return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
+  return String(Number(value.toPrecision(5))).replace("e+", "e").replaceAll("-", MINUS);
 }
 
 // A fraction in whole percent; a fraction slightly below 1 is not written as 100 %.

@@ -9,7 +9,7 @@ import { store } from "./store.js";
 /** @typedef {{fill?: string, stroke?: string, hatch?: boolean, opacity?: number, radius?: number, line?: number,
  *   dash?: number[]}} Ink */
 /** @typedef {{size?: number, align?: CanvasTextAlign, fill?: string, bold?: boolean, serif?: boolean, turn?: number,
- *   italic?: boolean, opacity?: number, halo?: boolean}} Lettering */
+ *   italic?: boolean, opacity?: number}} Lettering */
 
 export class Scene {
   /** @type {any[]} */ shapes;
@@ -32,9 +32,9 @@ export class Scene {
   }
 
   text(text, x, y, /** @type {Lettering} */ { size = 13, align = "left", fill = "ink", bold = false, serif = false,
-    turn = 0, italic = false, opacity = 1, halo = false } = {}) {
+    turn = 0, italic = false, opacity = 1 } = {}) {
     this.shapes.push({ kind: "text", text: String(text), x, y, size, align, fill, bold, serif, turn, italic,
-      opacity, halo });
+      opacity });
   }
 
   // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a masked cell.
@@ -105,8 +105,6 @@ export function paint(canvas, /** @type {Scene} */ scene, ratio = devicePixelRat
   for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
 }
 
-const HALO = 5; // pixels of paper colour around letters, in front of lines
-
 const PAINTED = {
   rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
     pen.globalAlpha = opacity;
@@ -139,11 +137,6 @@ const PAINTED = {
     pen.save();
     pen.translate(shape.x, shape.y);
     pen.rotate(shape.turn * Math.PI / 180);
-    if (shape.halo) {
-      Object.assign(pen, { strokeStyle: inked("paper"), lineWidth: HALO, lineJoin: "round" });
-      pen.setLineDash([]);
-      pen.strokeText(shape.text, 0, 0);
-    }
     pen.fillText(shape.text, 0, 0);
     pen.restore();
     pen.globalAlpha = 1;
@@ -212,8 +205,7 @@ export function svgOf(/** @type {Scene} */ scene) {
       opacity: it.opacity, transform: `translate(${it.x} ${it.y}) rotate(${it.turn})`,
       "text-anchor": { left: "start", center: "middle", right: "end" }[it.align],
       "font-size": it.size, "font-weight": it.bold ? 600 : 400,
-      "font-family": it.serif ? "serif" : "sans-serif", ...(it.halo ? { stroke: inked("paper"),
-        "stroke-width": HALO, "stroke-linejoin": "round", "paint-order": "stroke" } : {}) }, it.text)],
+      "font-family": it.serif ? "serif" : "sans-serif" }, it.text)],
     cells: (it) => [
       element("rect", { x: it.x, y: it.y, width: it.cellWidth * it.columns,
         height: it.cellHeight * it.rows, fill: "url(#hatch)" }),

@@ -214,12 +214,14 @@ export interface Snapshot {
 }
 
 /**
- * A matrix with 16 bits per number: each row as integers times its own unit.
+ * A matrix with 24 bits per number: each row as integers, 256 `numbers` + `rest`, times its own
+ * unit.
  */
 export interface Rows {
   stored: number[];
   units: Numbers;
   numbers: Numbers;
+  rest: Numbers;
 }
 
 /**

@@ -59,6 +59,7 @@ export const walk = { at: 0, speed: 1, isPlaying: false, frame: 0, last: 0 };
 export const sheet = { label: /** @type {string | null} */ (null), order: "place" };
 
 export const stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
+export const narrow = matchMedia("(max-width: 52rem)"); // as in the style sheet
 
 export const store = {
   // The target of the pointer, which overrides the selection.

@@ -461,7 +461,7 @@ def test_why_there_are_no_effects(visit):  # noqa: F811
 def test_many_heads_are_grouped_by_their_leading_role(visit):  # noqa: F811
     tab = visit(toy_report(11, layers=24, H=4))
     assert tab.locator("#order").input_value() == "label"
-    headings = tab.locator("#grid .group").all_text_contents()
+    headings = tab.locator("#grid .label").all_text_contents()
     assert headings and sum(int(x.split()[-1]) for x in headings) == 96
     assert tab.locator("#grid .tile").count() == 96
     width = tab.evaluate("document.getElementById('grid').scrollWidth")

@@ -3,7 +3,7 @@
 import { LEAST, drawHatchKey, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
 import { MINUS, number } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
-import { sides } from "../state.js";
+import { largestAt, sides } from "../state.js";
 import { chosen } from "../store.js";
 import { wordLists } from "./text.js";
 import { zoomedSide } from "./zoom.js";
@@ -12,8 +12,9 @@ import { zoomedSide } from "./zoom.js";
 /** @import { Step } from "../data.js" */
 /** @import { Side } from "../state.js" */
 
-const LARGEST_CELL = 46, DIGITS_FROM = 30; // pixels of the largest cell, and of the least with digits
+const LARGEST_CELL = 80, DIGITS_FROM = 30; // pixels of the largest cell, and of the least with digits
 const LABEL = 14; // pixels from one label to the next
+const TITLE = 20; // pixels
 
 // Blocked cells are minus infinity: in the step itself (in the maps of a report, too), or for weights in
 // the step `masked`.
@@ -50,7 +51,7 @@ export function drawMap(width, height) {
     drawHatchKey(scene, 220, height - 26);
     return scene;
   }
-  const columns = Math.min(all.length, width > 560 ? 2 : 1), rows = Math.ceil(all.length / columns);
+  const { columns, rows } = arrangement(all, stepOf, width, height - bar);
   const wide = (width - 16 * (columns - 1)) / columns, high = (height - bar) / rows;
   let hasBlocked = false;
   all.forEach((side, i) => {
@@ -70,15 +71,28 @@ export function drawMap(width, height) {
   return scene;
 }
 
+// The rows and columns of maps with which they are largest.
+function arrangement(all, stepOf, width, height) {
+  const grids = all.map((side) => stepOf(side).grid(side.head));
+  const cell = (columns, rows) => Math.min(...grids.map((it) =>
+    Math.min((width / columns - 16) / it.columns, (height / rows - TITLE) / it.rows)));
+  return all.map((_, i) => ({ columns: i + 1, rows: Math.ceil(all.length / (i + 1)) }))
+    .reduce((best, it) => (cell(it.columns, it.rows) > cell(best.columns, best.rows) ? it : best));
+}
+
 function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
-  const { trace, query, key } = side;
-  const size = 13, above = (title ? 20 : 0);
+  const { trace, query } = side, key = keyOf(side);
+  const size = 13, above = title ? TITLE : 0;
   const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) =>
     widthOf(it.slice(0, 20), { size }))));
-  const left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
+  const bare = Math.min(width / columns, (height - above) / rows);
+  let left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
+  // Beside small maps, labels would take much of the room: the title has the query and the key.
+  const isBare = title && bare < LABEL && Math.min((width - left) / columns, (height - above - head) / rows) < 0.8 * bare;
+  if (isBare) [left, head] = [0, 0];
   const cellFor = (rowRanks, columnRanks) => {
     const cell = Math.min(LARGEST_CELL, (width - rowRanks * left) / columns, (height - columnRanks * head - above) / rows);
-    return cell >= 2 ? Math.floor(cell) : cell;
+    return cell >= 2 ? Math.floor(2 * cell) / 2 : cell;
   };
   // Every label, in two ranks if necessary, if the cells stay nearly as large; else every second label,
   // every third, and so on.
@@ -87,7 +101,11 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
     .find(([, , size]) => 2 * size >= LABEL && size >= 0.8 * plain) ?? [1, 1];
   const wide = cellFor(rowRanks, columnRanks);
   const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
-  if (title) scene.text(title, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) });
+  const pair = isBare && query !== null && key !== null ? `  ${trace.queries[query]} → ${trace.keys[key]}` : "";
+  if (title) {
+    scene.text(fitted(title + pair, width, { bold: true }), x, y + 8,
+      { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) });
+  }
   scene.cells(x0, y0, wide, wide, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
   scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
   const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
@@ -100,16 +118,18 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
       if (isHere || (cell % every === 0 && !gives)) draw(cell, rank, isHere);
     }
   };
-  labelled(rows, rowRanks, query === null ? null : at.row, (row, rank, bold) => {
+  if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, (row, rank, bold) => {
     const middle = y0 + (row + 0.5) * wide;
     if (rank) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
-    scene.text(fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size, bold }), x0 - 6 - rank * left, middle,
+    const position = bold && query !== null ? query : trace.rowSpan(row, rows)[0];
+    scene.text(fitted(trace.queries[position], left - 8, { size, bold }), x0 - 6 - rank * left, middle,
       { size, align: "right", bold });
   });
-  labelled(columns, columnRanks, key === null ? null : at.column, (column, rank, bold) => {
+  if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank, bold) => {
     const middle = x0 + (column + 0.5) * wide;
     if (rank) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
-    scene.text(fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size, bold }),
+    const position = bold && key !== null ? key : trace.columnSpan(column, columns)[0];
+    scene.text(fitted(trace.keys[position], head - 8, { size, bold }),
       middle, y0 - 6 - rank * head, { size, turn: -90, bold });
   });
   if (wide >= DIGITS_FROM) {
@@ -130,6 +150,13 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
         return side.back({ query: trace.nearest(trace.rowSpan(row, rows)[0]), key: trace.columnSpan(column, columns)[0] });
       } });
   }
+}
+
+// The selected key, or that of the query's largest weight.
+function keyOf(/** @type {Side} */ { trace, head, query, key }) {
+  if (key !== null || query === null) return key;
+  const row = trace.row(trace.used, head, query);
+  return row ? largestAt(row) : null;
 }
 
 const short = (value) =>

@@ -6,7 +6,7 @@ import { byId, clip, keyToken, make, percent, queryToken } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, largestAt, point, queryOr, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
-import { bare, isPronoun, isWord } from "../words.js";
+import { bare, isLineEnd, isPronoun, isWord } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
 /** @import { Side } from "../state.js" */
@@ -49,9 +49,10 @@ export function fillStrip() {
   byId("unknown").textContent = unknownInWords();
   const runs = [];
   words.forEach((_, i) => {
-    if (!i || !touches(first + i)) runs.push([]);
+    if (!i || !touches(first + i) || isLineEnd(words[i - 1])) runs.push([]);
     const classes = ["word", snapshot().unknown.has(first + i) && "unknown", touches(first + i) && "joined",
       touches(first + i + 1) && "continued"];
+    if (isLineEnd(words[i - 1])) runs.splice(-1, 0, [make("span", { class: "end", role: "presentation" })]);
     runs.at(-1).push(make("span", { role: "option", id: `word-${first + i}`, "data-position": first + i,
       class: classes.filter(Boolean).join(" ") }, queryToken(first + i)));
   });
@@ -148,60 +149,82 @@ const percentOf = (weight) =>
 
 // ---- the view of the text ------------------------------------------------------------------
 
-const WORD_SIZES = [26, 22, 18]; // the largest that fits, with at most four lines of words
-const boxHeight = (size) => Math.round(size * 1.55), lineHeight = (size) => boxHeight(size) + 18;
+const WORD_SIZES = [26, 22, 18, 16, 14, 13]; // the largest that fits
+const GUTTER = 20, LEAST_GUTTER = 8; // pixels between two lines of words, in which arcs run
+const MARGIN = 14; // pixels beside the words, in which arcs run past other lines
+const MOST_SHOWN = 400; // words
+const boxHeight = (size) => Math.round(size * 1.45);
 
-// The words in lines; with a query, arcs to the keys that it looks at. `side` has the head.
-function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, most, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
-  const { trace, head, query, key } = side;
+// A function that lays out the words of a side in lines of a width: in the largest size of at least `least`
+// pixels with which `most` pixels suffice. `fits` is false if none does; then the size is the smallest.
+function layouts(/** @type {Side} */ { trace, query, from }, width, gutter) {
+  const first = Math.max(0, Math.min(trace.keys.length - MOST_SHOWN, (query ?? 0) - MOST_SHOWN / 2));
+  const shown = trace.keys.slice(first, first + MOST_SHOWN), measured = WORD_SIZES[0], font = { serif: true, size: measured };
+  // The pieces of a word touch, and are on one line if they fit. A line end begins a line.
+  const pieces = shown.map((word, i) => {
+    const [joined, continued] = [first + i, first + i + 1].map((at) => from.touches(trace.keys, at)), bold = !joined && !continued;
+    const text = word.length > 12 ? fitted(word, 300, { ...font, bold }) : word;
+    return { position: first + i, text, joined, continued, isFirst: isLineEnd(shown[i - 1]), wide: widthOf(text, { ...font, bold }) };
+  });
+  /** @type {Map<number, any[][]>} */
+  const bySize = new Map();
+  const linesOf = (size) => {
+    const [begin, end] = [MARGIN, width - MARGIN], lines = [/** @type {any[]} */ ([])];
+    const sized = pieces.map((it) => {
+      const before = it.joined ? 0 : 5, after = it.continued ? 0 : 5, middle = it.wide * size / measured;
+      return { ...it, before, middle, after, width: before + middle + after, height: boxHeight(size) };
+    });
+    let left = begin, word = 0; // the width of the word from its first piece
+    sized.forEach((it, i) => {
+      if (!it.joined || it.isFirst) {
+        word = it.width;
+        for (let j = i + 1; sized[j]?.joined && !sized[j].isFirst; j++) word += sized[j].width;
+      }
+      const isFull = left > begin && left + (it.joined || word > end - begin ? it.width : word) > end;
+      if (it.isFirst || isFull) {
+        lines.push([]);
+        left = begin;
+      }
+      lines[lines.length - 1].push({ ...it, left });
+      left += it.width + (it.after && 4);
+    });
+    return lines;
+  };
+  return (most, least) => {
+    const sizes = WORD_SIZES.filter((size) => size >= least);
+    const tried = (size) => {
+      const lines = bySize.get(size) ?? linesOf(size), high = boxHeight(size), line = high + gutter;
+      bySize.set(size, lines);
+      return { lines, size, high, line, gutter, width, most, fits: lines.length * line - gutter <= most };
+    };
+    const size = sizes.find((size) => tried(size).fits) ?? sizes.at(-1);
+    return tried(size);
+  };
+}
+
+// The words in lines; with a query, arcs to the keys that it looks at. Returns the lower end.
+function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, layout, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
+  const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
   const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
   const blocked = query === null ? [] : trace.blocked(head, query);
-  const first = Math.max(0, Math.min(trace.keys.length - 400, (query ?? 0) - 200));
-  const shown = trace.keys.slice(first, first + 400);
-  const font = { serif: true, size: WORD_SIZES.find((size) =>
-    shown.reduce((sum, word) => sum + widthOf(word.slice(0, 30), { serif: true, bold: true, size }) + 14, 0) <
-      Math.min(3, 0.85 * Math.floor(most / lineHeight(size))) * width) ?? 16 };
-  const high = boxHeight(font.size), line = lineHeight(font.size);
-  /** @type {any[][]} */
-  const lines = [[]];
-  let left = x;
-  // The pieces of a word touch, and are on one line if they fit.
-  const pieces = shown.map((word, i) => {
-    const text = fitted(word, 220, font), [joined, continued] = [first + i, first + i + 1].map((at) => side.from.touches(trace.keys, at));
-    const before = joined ? 0 : 5, after = continued ? 0 : 5;
-    return { position: first + i, text, joined, before, middle: widthOf(text, { ...font, bold: !joined && !continued }), after };
-  });
-  const wideOf = (it) => it.before + it.middle + it.after;
-  pieces.forEach((it, i) => {
-    const end = pieces.findIndex((next, j) => j > i && !next.joined);
-    const word = pieces.slice(i, end < 0 ? undefined : end).reduce((sum, part) => sum + wideOf(part), 0);
-    if (left > x && left + (it.joined || word > width ? wideOf(it) : word) > x + width) {
-      lines.push([]);
-      left = x;
-    }
-    lines[lines.length - 1].push({ ...it, x: left, width: wideOf(it), height: high });
-    left += wideOf(it) + (it.after && 4);
-  });
   // As many lines as fit: at least those of the query and of its largest weight.
-  const kept = linesToShow(lines, Math.max(2, Math.floor(most / line)), row, [trace.isOneText ? query : null, key]);
+  const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
   const boxes = new Map();
   let top = y - line, before = -1;
-  const cut = (at) => scene.text("⋯", x + 4, at, { size: 12, fill: "soft" });
+  const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
   for (const i of kept) {
     top += line;
-    if (i > before + 1) cut(top - 9);
-    for (const word of lines[i]) boxes.set(word.position, { ...word, y: top });
+    if (i > before + 1) cut(top - gutter / 2);
+    for (const word of lines[i]) boxes.set(word.position, { ...word, x: x + word.left, y: top });
     before = i;
   }
-  if (before < lines.length - 1) cut(top + high + 9);
+  if (before < lines.length - 1) cut(top + high + gutter / 2);
   const from = difference || !trace.isOneText ? undefined : boxes.get(query);
   for (const [position, to] of boxes) {
     const weight = row[position];
     if (!from || position === query || !(weight >= Math.max(LEAST, chosen.threshold))) continue;
-    const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
-    const lift = Math.min(40, 12 + Math.abs(x1 - x2) / 14) + (from.y === to.y ? 0 : 6);
-    scene.path(`M ${x1} ${from.y} C ${x1} ${from.y - lift} ${x2} ${to.y - lift} ${x2} ${to.y}`,
-      { stroke: "accent", line: 1 + 5 * weight, opacity: 0.25 + 0.7 * weight }, { weight });
+    scene.path(arc(from, to, [x + 5, x + width - 5], gutter),
+      { stroke: "accent", line: 1 + gutter / 4 * weight, opacity: 0.25 + 0.7 * weight }, { weight });
   }
   for (const [position, box] of boxes) {
     const weight = row[position], isQuery = position === query && trace.isOneText;
@@ -213,11 +236,28 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, w
       scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
     }
     scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
-      halo: !colour, fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
+      fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + (box.after && 4), box.height,
       side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }));
   }
-  return top + line;
+  return top + high;
+}
+
+// The path from one word to another, which crosses no word: through the space above the line of each,
+// and, if they are on two lines, along the nearer of the `sides`.
+function arc(from, to, sides, gutter) {
+  const [x1, x2] = [from, to].map((it) => it.x + it.width / 2), [y1, y2] = [from.y, to.y];
+  if (y1 === y2) {
+    const lift = y1 - Math.min(gutter - 4, gutter / 2 + Math.abs(x1 - x2) / 30);
+    return `M ${x1} ${y1} C ${x1} ${lift} ${x2} ${lift} ${x2} ${y2}`;
+  }
+  const [left, right] = sides, side = x1 + x2 - 2 * left < 2 * right - x1 - x2 ? left : right;
+  const [above1, above2] = [y1 - gutter / 2, y2 - gutter / 2], round = gutter / 2;
+  const towards = (x) => side + Math.sign(x - side) * Math.min(round, Math.abs(x - side)), down = Math.sign(y2 - y1) * round;
+  const before = (x) => x + Math.sign(side - x) * Math.min(round, Math.abs(x - side) / 2);
+  return `M ${x1} ${y1} Q ${x1} ${above1} ${before(x1)} ${above1} L ${towards(x1)} ${above1} ` +
+    `Q ${side} ${above1} ${side} ${above1 + down} L ${side} ${above2 - down} Q ${side} ${above2} ${towards(x2)} ${above2} ` +
+    `L ${before(x2)} ${above2} Q ${x2} ${above2} ${x2} ${y2}`;
 }
 
 // The lines to show, in order: those of the `wanted` positions, then those with the largest weights, then
@@ -237,19 +277,19 @@ function linesToShow(lines, most, row, wanted) {
 }
 
 // Lists below the text: the keys of the query, the queries that look at it, and the predictions.
-export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, isColumn = false) {
+export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, isColumn = false, most = MOST_LISTED) {
   const { trace, head, from, query } = side;
-  if (query === null) return y;
+  if (query === null || !most) return y;
   const row = trace.row(trace.used, head, query) ?? [];
-  const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row).map((i) => [trace.keys[i], row[i], { key: i }])]];
+  const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }])]];
   if (trace.isOneText && trace.size.k <= MANY_WORDS) {
     const column = trace.column(head, query);
     lists.push([`What looks at ${clip(trace.keys[query], 14)}`,
-      heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])]);
+      heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }])]);
   }
   if (from.guesses?.[query]) {
     lists.push([`Predictions after ${clip(trace.queries[query], 12)}`,
-      from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])]);
+      from.guesses[query].slice(0, most).map(([word, share]) => [word, share, null])]);
   }
   if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
   const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);
@@ -271,9 +311,15 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
   return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
 }
 
-// The positions of the six largest weights of at least one percent.
-const heaviest = (weights) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST)
-  .sort((a, b) => weights[b] - weights[a]).slice(0, 6);
+const MOST_LISTED = 6;
+
+// The positions of the `most` largest weights of at least one percent.
+const heaviest = (weights, most) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST)
+  .sort((a, b) => weights[b] - weights[a]).slice(0, most);
+
+const LEAST_SIZE = WORD_SIZES[WORD_SIZES.length - 1];
+const LEAST_SIZES_AND_LISTS = [[18, 6], [16, 6], [16, 4], [14, 3], [LEAST_SIZE, 2], [LEAST_SIZE, 0]]; // from the best on
+const NAME = 20, LEGEND = 40; // pixels above the words of a side, and below all
 
 export function drawText(width, height) {
   const scene = new Scene(width, height), shown = sides();
@@ -284,25 +330,45 @@ export function drawText(width, height) {
     const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
     const limit = Math.max(LEAST, ...difference.map(Math.abs));
     scene.text(`${shown[1].name} minus ${shown[0].name}`, 0, 12, { bold: true });
-    bottom = textScene(scene, shown[0], 0, 44, width, height - 90, { difference, limit });
-    drawSignedBar(scene, 0, bottom + 4, limit);
-    bottom += 40;
+    const layout = layouts(shown[0], width, LEAST_GUTTER)(height - 90, LEAST_SIZE);
+    bottom = textScene(scene, shown[0], 0, 44, layout, { difference, limit });
+    drawSignedBar(scene, 0, bottom + 16, limit);
+    bottom += 52;
+  } else if (shown.length > 2) {
+    bottom = manySides(scene, shown, width, height - LEGEND);
   } else {
     const columns = shown.length === 2 && width > 620 ? 2 : 1, wide = (width - 28 * (columns - 1)) / columns;
+    const above = shown.length > 1 ? NAME : 0, rows = columns === 2 ? 1 : shown.length;
     shown.forEach((side, i) => {
-      const left = columns === 2 ? i * (wide + 28) : 0;
-      const above = columns === 2 ? 0 : bottom;
+      const left = columns === 2 ? i * (wide + 28) : 0, top = columns === 2 ? 0 : bottom;
       const { query } = state(), isAbsent = side.query === null && query !== null; // in another text
       const name = isAbsent ? `${side.name}: no “${clip(shownTrace().queries[query], 16)}”` : side.name;
-      if (shown.length > 1) scene.text(name, left, above + 10, { bold: true, fill: sideColour(i) });
-      const lists = side.query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
-      const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);
-      const after = side.query === null ? at : wordLists(scene, side, left, at + 6, wide);
+      if (above) scene.text(name, left, top + 10, { bold: true, fill: sideColour(i) });
+      // All words, if possible with the lists below them; of a longer text, as many lines as fit.
+      const free = (height - LEGEND) / rows - above - GUTTER, layOut = layouts(side, wide, above ? LEAST_GUTTER : GUTTER);
+      const tried = (side.query === null ? [[LEAST_SIZE, 0]] : LEAST_SIZES_AND_LISTS)
+        .map(([least, listed]) => ({ ...layOut(free - (listed ? 50 + 23 * listed : 0), least), listed }));
+      const layout = tried.find((it) => it.fits) ?? tried[0];
+      const at = textScene(scene, side, left, top + above + GUTTER, layout);
+      const after = wordLists(scene, side, left, at + 14, wide, false, layout.listed);
       bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
     });
-    drawWeightBar(scene, 0, bottom + 2);
-    bottom += 28;
+  }
+  if (!chosen.difference) {
+    drawWeightBar(scene, 0, bottom + 10);
+    bottom += 36;
   }
   scene.height = Math.max(height, bottom);
   return scene;
+}
+
+// More than two heads, one below the other, with their names at the left.
+function manySides(/** @type {Scene} */ scene, shown, width, height) {
+  const most = height / shown.length, label = 10 + Math.max(...shown.map((side) => widthOf(side.name, { bold: true })));
+  return shown.reduce((above, side, i) => {
+    const layout = layouts(side, width - label, LEAST_GUTTER)(most - LEAST_GUTTER, LEAST_SIZE);
+    const top = Math.max(above, i * most) + LEAST_GUTTER;
+    scene.text(side.name, 0, top + layout.high / 2, { bold: true, fill: sideColour(i) });
+    return textScene(scene, side, label, top, layout);
+  }, 0);
 }

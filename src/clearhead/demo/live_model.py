@@ -7,7 +7,7 @@ from ..inspection.report.live_model import LiveModel
 from ..nn import RelativePositions
 from .model import Decoder
 
-MOST_WEIGHTS = 700_000  # of a model in a page: 1.9 MB
+MOST_WEIGHTS = 700_000  # of a model in a page: 2.8 MB
 
 
 def live_model(model: Decoder, words: Sequence[str]) -> LiveModel | None:

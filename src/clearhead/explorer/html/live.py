@@ -21,14 +21,16 @@ def model_data(model: LiveModel) -> Model:
 
 
 def _scaled_rows(x: Tensor) -> Rows:
-    """Encode a matrix with 16 bits per number: each row as integers times its own unit.
+    """Encode a matrix with 24 bits per number: each row as integers times its own unit.
 
-    The error of a number is at most 1/65534 of the largest in its row. Half precision has 3 digits.
+    The error of a number is at most 1/2^24 of the largest in its row, as in float32.
     """
     rows = x.detach().double().reshape(-1, x.shape[-1])
-    units = (rows.abs().amax(-1, keepdim=True) / 32767).clamp(min=1e-30)
+    units = (rows.abs().amax(-1, keepdim=True) / (2**23 - 2)).clamp(min=1e-30).float()
+    integers = (rows / units.double()).round().long()
     return {
         "stored": list(rows.shape),
         "units": encoded(units.flatten(), "f4"),
-        "numbers": encoded((rows / units).round(), "i2"),
+        "numbers": encoded(integers >> 8, "i2"),
+        "rest": encoded(integers & 255, "u1"),
     }

@@ -184,11 +184,13 @@ class Snapshot(Reading, total=False):
 
 
 class Rows(TypedDict):
-    """A matrix with 16 bits per number: each row as integers times its own unit."""
+    """A matrix with 24 bits per number: each row as integers, 256 `numbers` + `rest`, times its own
+    unit."""
 
     stored: list[int]
     units: Numbers
     numbers: Numbers
+    rest: Numbers
 
 
 class Model(TypedDict):

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 472510dcb16857d96946d0cf386ed3132cda1e77b9eb9f7b9989dc2a2fff5f04; do not edit.
+// Made by `make page` from the sources 0f1c00b3214a7d29d2a26c94b73fb840c229205c31a6ac1c8da392e15f264d06; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -369,6 +369,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     null
   ), order: "place" };
   var stillOnly = matchMedia("(prefers-reduced-motion: reduce)");
+  var narrow = matchMedia("(max-width: 52rem)");
   var store = {
     // The target of the pointer, which overrides the selection.
     pointed: (
@@ -505,6 +506,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
   var isWord = (token2) => /^\p{L}/u.test(bare(token2));
   var isPronoun = (word) => PRONOUNS.has(bare(word));
+  var isLineEnd = (token2) => token2?.includes("↵") ?? false;
 
   // src/state.js
   var VIEWS = ["text", "lines", "map", "numbers", "walk"];
@@ -730,11 +732,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (size >= 1e6 || size < 0.5 * 10 ** -digits) {
       return sign + size.toExponential(digits - 2).replace("e+", "e").replace("e-", "e" + MINUS);
     }
-    return sign + size.toFixed(size >= 1e3 ? Math.max(0, digits - 2) : digits);
+    return sign + size.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(size)))));
   }
   function precise(value) {
     if (!Number.isFinite(value) || value === 0) return number(value);
-    return String(Number(value.toPrecision(6))).replace("e+", "e").replaceAll("-", MINUS);
+    return String(Number(value.toPrecision(5))).replace("e+", "e").replaceAll("-", MINUS);
   }
   var percent = (share) => {
     const nearlyAll = share > 0.995 && share < 1;
@@ -874,7 +876,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       screen.drawControls();
       let plain = store.current, compared = null, after = null;
       try {
-        if (text !== store.current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+        if (text === opened.text) plain = opened;
+        else if (text !== store.current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
         compared = plain;
         if (hasEdits(edits)) {
           if (source.can.rounds && plain === opened) compared = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
@@ -931,21 +934,20 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (isNewest()) byId("stop").hidden = true;
     }
   }
-  function inOneLine(text) {
-    return text.replace(/\s*[\r\n]+\s*/g, " ");
-  }
   function stop() {
     store.computing++;
     store.source?.cancel?.();
     byId("stop").hidden = true;
     store.wanted = store.refusedField = null;
-    byId("text").value = inOneLine(store.current.text);
+    byId("text").value = store.current.text;
     say("Stopped. The text is the earlier one.");
     screen.drawControls();
   }
   function keepLabels(data) {
     if (data.heads || !opened.data.heads) return data;
-    return { ...data, heads: opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it) };
+    const heads = opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it);
+    const only = heads.length ? "Only labels that were measured on held-out stories apply to this text. The others, and effects," : "Labels and effects";
+    return { ...data, heads, missing: `${only} are of the text with which the page opened: undo to see them, or run clearhead look on this text.` };
   }
   function sameWords(next) {
     const moved = (position) => {
@@ -1026,13 +1028,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     );
     byId("typing").addEventListener("submit", (event) => event.preventDefault());
     byId("typing").hidden = !store.source?.can.text;
-    byId("text").addEventListener("input", () => compute(byId("text").value, asked().edits));
-    byId("text").addEventListener("paste", (event) => {
-      const field2 = byId("text"), pasted = event.clipboardData.getData("text");
-      if (!/[\r\n]/.test(pasted)) return;
-      event.preventDefault();
-      field2.setRangeText(inOneLine(pasted), field2.selectionStart, field2.selectionEnd, "end");
-      field2.dispatchEvent(new Event("input"));
+    byId("text").addEventListener("input", () => {
+      fitField();
+      compute(byId("text").value, asked().edits);
     });
     byId("stop").addEventListener("click", stop);
   }
@@ -1066,7 +1064,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     byId("edit-none").disabled = changedEdits(edits).length === 0;
     byId("whatif").classList.toggle("active", store.edited !== null);
-    if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = inOneLine(text);
+    if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = text;
+    fitField();
+  }
+  var MOST_ROWS = 4;
+  function fitField() {
+    byId("text").rows = Math.min(MOST_ROWS, byId("text").value.split("\n").length);
   }
 
   // src/scene.js
@@ -1099,8 +1102,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       serif = false,
       turn = 0,
       italic = false,
-      opacity = 1,
-      halo = false
+      opacity = 1
     } = {}) {
       this.shapes.push({
         kind: "text",
@@ -1114,8 +1116,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         serif,
         turn,
         italic,
-        opacity,
-        halo
+        opacity
       });
     }
     // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a masked cell.
@@ -1169,7 +1170,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     pen.clearRect(0, 0, scene.width, scene.height);
     for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
   }
-  var HALO = 5;
   var PAINTED = {
     rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
       pen.globalAlpha = opacity;
@@ -1212,11 +1212,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       pen.save();
       pen.translate(shape.x, shape.y);
       pen.rotate(shape.turn * Math.PI / 180);
-      if (shape.halo) {
-        Object.assign(pen, { strokeStyle: inked("paper"), lineWidth: HALO, lineJoin: "round" });
-        pen.setLineDash([]);
-        pen.strokeText(shape.text, 0, 0);
-      }
       pen.fillText(shape.text, 0, 0);
       pen.restore();
       pen.globalAlpha = 1;
@@ -1298,13 +1293,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         "text-anchor": { left: "start", center: "middle", right: "end" }[it.align],
         "font-size": it.size,
         "font-weight": it.bold ? 600 : 400,
-        "font-family": it.serif ? "serif" : "sans-serif",
-        ...it.halo ? {
-          stroke: inked("paper"),
-          "stroke-width": HALO,
-          "stroke-linejoin": "round",
-          "paint-order": "stroke"
-        } : {}
+        "font-family": it.serif ? "serif" : "sans-serif"
       }, it.text)],
       cells: (it) => [
         element("rect", {
@@ -1496,13 +1485,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("unknown").textContent = unknownInWords();
     const runs = [];
     words.forEach((_, i) => {
-      if (!i || !touches(first + i)) runs.push([]);
+      if (!i || !touches(first + i) || isLineEnd(words[i - 1])) runs.push([]);
       const classes = [
         "word",
         snapshot().unknown.has(first + i) && "unknown",
         touches(first + i) && "joined",
         touches(first + i + 1) && "continued"
       ];
+      if (isLineEnd(words[i - 1])) runs.splice(-1, 0, [make("span", { class: "end", role: "presentation" })]);
       runs.at(-1).push(make("span", {
         role: "option",
         id: `word-${first + i}`,
@@ -1588,55 +1578,79 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("sentence").replaceChildren(...words);
   }
   var percentOf = (weight) => weight === void 0 ? "less than the stored weights" : weight < LEAST ? "under 1 %" : percent(weight);
-  var WORD_SIZES = [26, 22, 18];
-  var boxHeight = (size) => Math.round(size * 1.55);
-  var lineHeight = (size) => boxHeight(size) + 18;
-  function textScene(scene, side, x, y, width, most, { difference, limit } = {}) {
-    const { trace, head, query, key } = side;
+  var WORD_SIZES = [26, 22, 18, 16, 14, 13];
+  var GUTTER = 20;
+  var LEAST_GUTTER = 8;
+  var MARGIN = 14;
+  var MOST_SHOWN = 400;
+  var boxHeight = (size) => Math.round(size * 1.45);
+  function layouts({ trace, query, from }, width, gutter) {
+    const first = Math.max(0, Math.min(trace.keys.length - MOST_SHOWN, (query ?? 0) - MOST_SHOWN / 2));
+    const shown = trace.keys.slice(first, first + MOST_SHOWN), measured = WORD_SIZES[0], font = { serif: true, size: measured };
+    const pieces = shown.map((word, i) => {
+      const [joined, continued] = [first + i, first + i + 1].map((at) => from.touches(trace.keys, at)), bold = !joined && !continued;
+      const text = word.length > 12 ? fitted(word, 300, { ...font, bold }) : word;
+      return { position: first + i, text, joined, continued, isFirst: isLineEnd(shown[i - 1]), wide: widthOf(text, { ...font, bold }) };
+    });
+    const bySize = /* @__PURE__ */ new Map();
+    const linesOf = (size) => {
+      const [begin, end] = [MARGIN, width - MARGIN], lines = [
+        /** @type {any[]} */
+        []
+      ];
+      const sized = pieces.map((it) => {
+        const before = it.joined ? 0 : 5, after = it.continued ? 0 : 5, middle = it.wide * size / measured;
+        return { ...it, before, middle, after, width: before + middle + after, height: boxHeight(size) };
+      });
+      let left = begin, word = 0;
+      sized.forEach((it, i) => {
+        if (!it.joined || it.isFirst) {
+          word = it.width;
+          for (let j = i + 1; sized[j]?.joined && !sized[j].isFirst; j++) word += sized[j].width;
+        }
+        const isFull = left > begin && left + (it.joined || word > end - begin ? it.width : word) > end;
+        if (it.isFirst || isFull) {
+          lines.push([]);
+          left = begin;
+        }
+        lines[lines.length - 1].push({ ...it, left });
+        left += it.width + (it.after && 4);
+      });
+      return lines;
+    };
+    return (most, least) => {
+      const sizes = WORD_SIZES.filter((size2) => size2 >= least);
+      const tried = (size2) => {
+        const lines = bySize.get(size2) ?? linesOf(size2), high = boxHeight(size2), line = high + gutter;
+        bySize.set(size2, lines);
+        return { lines, size: size2, high, line, gutter, width, most, fits: lines.length * line - gutter <= most };
+      };
+      const size = sizes.find((size2) => tried(size2).fits) ?? sizes.at(-1);
+      return tried(size);
+    };
+  }
+  function textScene(scene, side, x, y, layout, { difference, limit } = {}) {
+    const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
     const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
     const blocked = query === null ? [] : trace.blocked(head, query);
-    const first = Math.max(0, Math.min(trace.keys.length - 400, (query ?? 0) - 200));
-    const shown = trace.keys.slice(first, first + 400);
-    const font = { serif: true, size: WORD_SIZES.find((size) => shown.reduce((sum2, word) => sum2 + widthOf(word.slice(0, 30), { serif: true, bold: true, size }) + 14, 0) < Math.min(3, 0.85 * Math.floor(most / lineHeight(size))) * width) ?? 16 };
-    const high = boxHeight(font.size), line = lineHeight(font.size);
-    const lines = [[]];
-    let left = x;
-    const pieces = shown.map((word, i) => {
-      const text = fitted(word, 220, font), [joined, continued] = [first + i, first + i + 1].map((at) => side.from.touches(trace.keys, at));
-      const before2 = joined ? 0 : 5, after = continued ? 0 : 5;
-      return { position: first + i, text, joined, before: before2, middle: widthOf(text, { ...font, bold: !joined && !continued }), after };
-    });
-    const wideOf = (it) => it.before + it.middle + it.after;
-    pieces.forEach((it, i) => {
-      const end = pieces.findIndex((next, j) => j > i && !next.joined);
-      const word = pieces.slice(i, end < 0 ? void 0 : end).reduce((sum2, part) => sum2 + wideOf(part), 0);
-      if (left > x && left + (it.joined || word > width ? wideOf(it) : word) > x + width) {
-        lines.push([]);
-        left = x;
-      }
-      lines[lines.length - 1].push({ ...it, x: left, width: wideOf(it), height: high });
-      left += wideOf(it) + (it.after && 4);
-    });
-    const kept = linesToShow(lines, Math.max(2, Math.floor(most / line)), row, [trace.isOneText ? query : null, key]);
+    const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
     const boxes = /* @__PURE__ */ new Map();
     let top = y - line, before = -1;
-    const cut = (at) => scene.text("⋯", x + 4, at, { size: 12, fill: "soft" });
+    const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
     for (const i of kept) {
       top += line;
-      if (i > before + 1) cut(top - 9);
-      for (const word of lines[i]) boxes.set(word.position, { ...word, y: top });
+      if (i > before + 1) cut(top - gutter / 2);
+      for (const word of lines[i]) boxes.set(word.position, { ...word, x: x + word.left, y: top });
       before = i;
     }
-    if (before < lines.length - 1) cut(top + high + 9);
+    if (before < lines.length - 1) cut(top + high + gutter / 2);
     const from = difference || !trace.isOneText ? void 0 : boxes.get(query);
     for (const [position, to] of boxes) {
       const weight = row[position];
       if (!from || position === query || !(weight >= Math.max(LEAST, chosen.threshold))) continue;
-      const [x1, x2] = [from.x + from.width / 2, to.x + to.width / 2];
-      const lift = Math.min(40, 12 + Math.abs(x1 - x2) / 14) + (from.y === to.y ? 0 : 6);
       scene.path(
-        `M ${x1} ${from.y} C ${x1} ${from.y - lift} ${x2} ${to.y - lift} ${x2} ${to.y}`,
-        { stroke: "accent", line: 1 + 5 * weight, opacity: 0.25 + 0.7 * weight },
+        arc(from, to, [x + 5, x + width - 5], gutter),
+        { stroke: "accent", line: 1 + gutter / 4 * weight, opacity: 0.25 + 0.7 * weight },
         { weight }
       );
     }
@@ -1652,7 +1666,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         ...font,
         bold: isQuery,
         align: "center",
-        halo: !colour,
         fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink"
       });
       scene.target(
@@ -1663,7 +1676,19 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position })
       );
     }
-    return top + line;
+    return top + high;
+  }
+  function arc(from, to, sides2, gutter) {
+    const [x1, x2] = [from, to].map((it) => it.x + it.width / 2), [y1, y2] = [from.y, to.y];
+    if (y1 === y2) {
+      const lift = y1 - Math.min(gutter - 4, gutter / 2 + Math.abs(x1 - x2) / 30);
+      return `M ${x1} ${y1} C ${x1} ${lift} ${x2} ${lift} ${x2} ${y2}`;
+    }
+    const [left, right] = sides2, side = x1 + x2 - 2 * left < 2 * right - x1 - x2 ? left : right;
+    const [above1, above2] = [y1 - gutter / 2, y2 - gutter / 2], round = gutter / 2;
+    const towards = (x) => side + Math.sign(x - side) * Math.min(round, Math.abs(x - side)), down = Math.sign(y2 - y1) * round;
+    const before = (x) => x + Math.sign(side - x) * Math.min(round, Math.abs(x - side) / 2);
+    return `M ${x1} ${y1} Q ${x1} ${above1} ${before(x1)} ${above1} L ${towards(x1)} ${above1} Q ${side} ${above1} ${side} ${above1 + down} L ${side} ${above2 - down} Q ${side} ${above2} ${towards(x2)} ${above2} L ${before(x2)} ${above2} Q ${x2} ${above2} ${x2} ${y2}`;
   }
   function linesToShow(lines, most, row, wanted) {
     const all = lines.map((_, i) => i);
@@ -1676,22 +1701,22 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const near = all.toSorted((a, b) => distance(a) - distance(b));
     return [.../* @__PURE__ */ new Set([...first, ...near])].slice(0, most).sort((a, b) => a - b);
   }
-  function wordLists(scene, side, x, y, width, isColumn = false) {
+  function wordLists(scene, side, x, y, width, isColumn = false, most = MOST_LISTED) {
     const { trace, head, from, query } = side;
-    if (query === null) return y;
+    if (query === null || !most) return y;
     const row = trace.row(trace.used, head, query) ?? [];
-    const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row).map((i) => [trace.keys[i], row[i], { key: i }])]];
+    const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }])]];
     if (trace.isOneText && trace.size.k <= MANY_WORDS) {
       const column = trace.column(head, query);
       lists.push([
         `What looks at ${clip(trace.keys[query], 14)}`,
-        heaviest(column).map((i) => [trace.queries[i], column[i], { query: i, key: query }])
+        heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }])
       ]);
     }
     if (from.guesses?.[query]) {
       lists.push([
         `Predictions after ${clip(trace.queries[query], 12)}`,
-        from.guesses[query].slice(0, 6).map(([word, share]) => [word, share, null])
+        from.guesses[query].slice(0, most).map(([word, share]) => [word, share, null])
       ]);
     }
     if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
@@ -1713,7 +1738,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     });
     return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
   }
-  var heaviest = (weights) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST).sort((a, b) => weights[b] - weights[a]).slice(0, 6);
+  var MOST_LISTED = 6;
+  var heaviest = (weights, most) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST).sort((a, b) => weights[b] - weights[a]).slice(0, most);
+  var LEAST_SIZE = WORD_SIZES[WORD_SIZES.length - 1];
+  var LEAST_SIZES_AND_LISTS = [[18, 6], [16, 6], [16, 4], [14, 3], [LEAST_SIZE, 2], [LEAST_SIZE, 0]];
+  var NAME = 20;
+  var LEGEND = 40;
   function drawText(width, height) {
     const scene = new Scene(width, height), shown = sides();
     let bottom = 0;
@@ -1722,33 +1752,50 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
       const limit = Math.max(LEAST, ...difference.map(Math.abs));
       scene.text(`${shown[1].name} minus ${shown[0].name}`, 0, 12, { bold: true });
-      bottom = textScene(scene, shown[0], 0, 44, width, height - 90, { difference, limit });
-      drawSignedBar(scene, 0, bottom + 4, limit);
-      bottom += 40;
+      const layout = layouts(shown[0], width, LEAST_GUTTER)(height - 90, LEAST_SIZE);
+      bottom = textScene(scene, shown[0], 0, 44, layout, { difference, limit });
+      drawSignedBar(scene, 0, bottom + 16, limit);
+      bottom += 52;
+    } else if (shown.length > 2) {
+      bottom = manySides(scene, shown, width, height - LEGEND);
     } else {
       const columns = shown.length === 2 && width > 620 ? 2 : 1, wide = (width - 28 * (columns - 1)) / columns;
+      const above = shown.length > 1 ? NAME : 0, rows = columns === 2 ? 1 : shown.length;
       shown.forEach((side, i) => {
-        const left = columns === 2 ? i * (wide + 28) : 0;
-        const above = columns === 2 ? 0 : bottom;
+        const left = columns === 2 ? i * (wide + 28) : 0, top = columns === 2 ? 0 : bottom;
         const { query } = state(), isAbsent = side.query === null && query !== null;
         const name = isAbsent ? `${side.name}: no “${clip(shownTrace().queries[query], 16)}”` : side.name;
-        if (shown.length > 1) scene.text(name, left, above + 10, { bold: true, fill: sideColour(i) });
-        const lists = side.query === null ? 0 : Math.min(178, height * 0.45), rows = columns === 2 ? 1 : shown.length;
-        const at = textScene(scene, side, left, above + (shown.length > 1 ? 46 : 40), wide, height / rows - lists - 84);
-        const after = side.query === null ? at : wordLists(scene, side, left, at + 6, wide);
+        if (above) scene.text(name, left, top + 10, { bold: true, fill: sideColour(i) });
+        const free = (height - LEGEND) / rows - above - GUTTER, layOut = layouts(side, wide, above ? LEAST_GUTTER : GUTTER);
+        const tried = (side.query === null ? [[LEAST_SIZE, 0]] : LEAST_SIZES_AND_LISTS).map(([least, listed]) => ({ ...layOut(free - (listed ? 50 + 23 * listed : 0), least), listed }));
+        const layout = tried.find((it) => it.fits) ?? tried[0];
+        const at = textScene(scene, side, left, top + above + GUTTER, layout);
+        const after = wordLists(scene, side, left, at + 14, wide, false, layout.listed);
         bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
       });
-      drawWeightBar(scene, 0, bottom + 2);
-      bottom += 28;
+    }
+    if (!chosen.difference) {
+      drawWeightBar(scene, 0, bottom + 10);
+      bottom += 36;
     }
     scene.height = Math.max(height, bottom);
     return scene;
   }
+  function manySides(scene, shown, width, height) {
+    const most = height / shown.length, label = 10 + Math.max(...shown.map((side) => widthOf(side.name, { bold: true })));
+    return shown.reduce((above, side, i) => {
+      const layout = layouts(side, width - label, LEAST_GUTTER)(most - LEAST_GUTTER, LEAST_SIZE);
+      const top = Math.max(above, i * most) + LEAST_GUTTER;
+      scene.text(side.name, 0, top + layout.high / 2, { bold: true, fill: sideColour(i) });
+      return textScene(scene, side, label, top, layout);
+    }, 0);
+  }
 
   // src/pictures/map.js
-  var LARGEST_CELL = 46;
+  var LARGEST_CELL = 80;
   var DIGITS_FROM = 30;
   var LABEL = 14;
+  var TITLE = 20;
   function blockedIn(trace, step, head, fine = true) {
     const masked = step.isShare && trace.step("masked");
     const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
@@ -1789,7 +1836,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       drawHatchKey(scene, 220, height - 26);
       return scene;
     }
-    const columns = Math.min(all.length, width > 560 ? 2 : 1), rows = Math.ceil(all.length / columns);
+    const { columns, rows } = arrangement(all, stepOf, width, height - bar2);
     const wide = (width - 16 * (columns - 1)) / columns, high = (height - bar2) / rows;
     let hasBlocked = false;
     all.forEach((side, i) => {
@@ -1817,20 +1864,36 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
     return scene;
   }
+  function arrangement(all, stepOf, width, height) {
+    const grids = all.map((side) => stepOf(side).grid(side.head));
+    const cell = (columns, rows) => Math.min(...grids.map((it) => Math.min((width / columns - 16) / it.columns, (height / rows - TITLE) / it.rows)));
+    return all.map((_, i) => ({ columns: i + 1, rows: Math.ceil(all.length / (i + 1)) })).reduce((best, it) => cell(it.columns, it.rows) > cell(best.columns, best.rows) ? it : best);
+  }
   function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
-    const { trace, query, key } = side;
-    const size = 13, above = title ? 20 : 0;
+    const { trace, query } = side, key = keyOf(side);
+    const size = 13, above = title ? TITLE : 0;
     const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) => widthOf(it.slice(0, 20), { size }))));
-    const left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
+    const bare2 = Math.min(width / columns, (height - above) / rows);
+    let left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
+    const isBare = title && bare2 < LABEL && Math.min((width - left) / columns, (height - above - head) / rows) < 0.8 * bare2;
+    if (isBare) [left, head] = [0, 0];
     const cellFor = (rowRanks2, columnRanks2) => {
       const cell = Math.min(LARGEST_CELL, (width - rowRanks2 * left) / columns, (height - columnRanks2 * head - above) / rows);
-      return cell >= 2 ? Math.floor(cell) : cell;
+      return cell >= 2 ? Math.floor(2 * cell) / 2 : cell;
     };
     const plain = cellFor(1, 1), pairs = plain < LABEL ? [[2, 2], [2, 1], [1, 2]] : [];
     const [rowRanks, columnRanks] = pairs.map(([down, across]) => [down, across, cellFor(down, across)]).find(([, , size2]) => 2 * size2 >= LABEL && size2 >= 0.8 * plain) ?? [1, 1];
     const wide = cellFor(rowRanks, columnRanks);
     const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
-    if (title) scene.text(title, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) });
+    const pair = isBare && query !== null && key !== null ? `  ${trace.queries[query]} → ${trace.keys[key]}` : "";
+    if (title) {
+      scene.text(
+        fitted(title + pair, width, { bold: true }),
+        x,
+        y + 8,
+        { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) }
+      );
+    }
     scene.cells(x0, y0, wide, wide, rows, columns, (at2) => isBlocked(at2) ? null : colourOf(values[at2]));
     scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
     const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
@@ -1842,21 +1905,23 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         if (isHere || cell % every === 0 && !gives) draw2(cell, rank2, isHere);
       }
     };
-    labelled(rows, rowRanks, query === null ? null : at.row, (row, rank2, bold) => {
+    if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, (row, rank2, bold) => {
       const middle = y0 + (row + 0.5) * wide;
       if (rank2) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
+      const position = bold && query !== null ? query : trace.rowSpan(row, rows)[0];
       scene.text(
-        fitted(trace.queries[trace.rowSpan(row, rows)[0]], left - 8, { size, bold }),
+        fitted(trace.queries[position], left - 8, { size, bold }),
         x0 - 6 - rank2 * left,
         middle,
         { size, align: "right", bold }
       );
     });
-    labelled(columns, columnRanks, key === null ? null : at.column, (column, rank2, bold) => {
+    if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank2, bold) => {
       const middle = x0 + (column + 0.5) * wide;
       if (rank2) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
+      const position = bold && key !== null ? key : trace.columnSpan(column, columns)[0];
       scene.text(
-        fitted(trace.keys[trace.columnSpan(column, columns)[0]], head - 8, { size, bold }),
+        fitted(trace.keys[position], head - 8, { size, bold }),
         middle,
         y0 - 6 - rank2 * head,
         { size, turn: -90, bold }
@@ -1889,7 +1954,73 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       });
     }
   }
+  function keyOf({ trace, head, query, key }) {
+    if (key !== null || query === null) return key;
+    const row = trace.row(trace.used, head, query);
+    return row ? largestAt(row) : null;
+  }
   var short = (value) => Math.abs(value) < 100 ? value.toFixed(2).replace(/^(-?)0\./, "$1.").replace("-", MINUS) : number(value, 0);
+
+  // src/grid.js
+  var MANY_HEADS = 64;
+  var LEAST_TILE = 16;
+  var LEAST_TARGET = 40;
+  var LARGEST_TILE = 150;
+  var LABEL_HEIGHT = 22;
+  var LEAST_LABELLED = 50;
+  var ROLE = 1.7;
+  var HEADING = 156;
+  var GROUP_GAP = 8;
+  var gapOf = () => store.tiles.length > MANY_HEADS ? 3 : 6;
+  var tileSize = (tile2) => Math.round(parseFloat(getComputedStyle(tile2).getPropertyValue("--tile")));
+  function layOutGrid() {
+    const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
+    if (!width || !store.tiles.length) return;
+    grid.style.setProperty("--gap", `${gapOf()}px`);
+    const groups = [...grid.querySelectorAll(".group")];
+    if (groups.length) layOutGroups(grid, groups, width - 4, height - 4);
+    else layOutRows(grid, width - 4, height - 4);
+  }
+  var leastTile = () => narrow.matches ? LEAST_TARGET : LEAST_TILE;
+  function layOutGroups(grid, groups, width, height) {
+    const gap = gapOf(), room = narrow.matches ? width : width - HEADING;
+    const heightOf = (group, size2) => {
+      const tile2 = sizeIn(group, size2), columns = Math.max(1, Math.floor((room + gap) / (tile2 + gap)));
+      return Math.ceil(group.children.length / columns) * (tile2 + gap) + GROUP_GAP;
+    };
+    const fits2 = (size2) => groups.reduce((sum2, group) => sum2 + heightOf(group, size2), 0) <= height;
+    let size = LARGEST_TILE / 2;
+    while (size > leastTile() && !fits2(size)) size--;
+    grid.classList.remove("labelled");
+    for (const group of groups) group.style.setProperty("--tile", `${sizeIn(group, size)}px`);
+    grid.columns = Math.max(1, Math.floor((room + gap) / (size + gap)));
+  }
+  var sizeIn = (group, size) => group.classList.contains("role") ? Math.round(size * ROLE) : size;
+  function layOutRows(grid, width, height) {
+    const layers = snapshot().layers, count2 = store.tiles.length, isByPlace = sheet.order === "place";
+    const counts = Array.from({ length: layers }, (_, i) => snapshot().layer(i).heads), across = Math.max(...counts);
+    const splits = Array.from({ length: across }, (_, i) => ({ columns: Math.ceil(across / (i + 1)), rows: layers * (i + 1), side: 1 }));
+    const shared = counts.every((it) => it === across) ? Array.from({ length: layers - 1 }, (_, i) => ({ columns: across * (i + 2), rows: Math.ceil(layers / (i + 2)), side: i + 2 })) : [];
+    const any = Array.from({ length: count2 }, (_, i) => ({ columns: i + 1, rows: Math.ceil(count2 / (i + 1)), side: 1 }));
+    const gap = gapOf(), sizes = (isByPlace ? [...splits, ...shared] : any).map((it) => {
+      const wide = Math.floor((width + gap) / it.columns) - gap, high = Math.floor((height + gap) / it.rows) - gap;
+      const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
+      return labelled >= LEAST_LABELLED ? { ...it, size: labelled, isLabelled: true } : { ...it, size: Math.min(wide, high, LARGEST_TILE), isLabelled: false };
+    });
+    const isBetter = (a, b) => a.isLabelled !== b.isLabelled ? a.isLabelled : a.size > b.size;
+    let best = sizes.reduce((a, b) => isBetter(b, a) ? b : a);
+    if (best.size < leastTile()) {
+      const columns = Math.floor((width + gap) / (leastTile() + gap));
+      best = { columns: isByPlace ? Math.min(across, columns) : columns, rows: 0, side: 1, size: leastTile(), isLabelled: false };
+    }
+    grid.style.setProperty("--columns", best.columns);
+    grid.style.setProperty("--tile", `${best.size}px`);
+    grid.classList.toggle("labelled", best.isLabelled);
+    grid.columns = best.columns;
+    for (const it of store.tiles) {
+      it.style.gridColumnStart = isByPlace && it.head === 0 ? it.layer % best.side * across + 1 : "";
+    }
+  }
 
   // src/panes.js
   function buildSwipe() {
@@ -1995,22 +2126,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
     const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
     if (!counts.has(sheet.label)) sheet.label = null;
-    byId("labels").replaceChildren(...names.map((label) => {
-      const title = `Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
-      const button = make(
-        "button",
-        { type: "button", "aria-pressed": label === sheet.label, title },
-        label,
-        make("small", {}, ` ${counts.get(label)}`)
-      );
-      button.addEventListener("click", () => {
-        sheet.label = sheet.label === label ? null : label;
-        fillHeads();
-        drawHeads();
-      });
-      return button;
-    }));
-    byId("labels").hidden = names.length < 2;
+    byId("labels").replaceChildren(...names.map((label) => labelButton(label, counts.get(label))));
+    byId("labels").hidden = names.length < 2 || sheet.order === "label";
     const places = [...snapshot().places()];
     const order = ORDERS[sheet.order][1];
     if (found.length) {
@@ -2018,24 +2135,38 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       places.sort((a, b) => order(it(a), it(b)));
     }
     store.tiles = places.map(tile);
-    byId("grid").replaceChildren(...sheet.order === "label" ? withHeadings(store.tiles) : store.tiles);
+    byId("grid").classList.toggle("grouped", sheet.order === "label");
+    byId("grid").replaceChildren(...sheet.order === "label" ? inGroups(store.tiles) : store.tiles);
+    byId("grid-note").textContent = snapshot().data.missing ?? "";
     byId("heads-pane").hidden = places.length === 1;
     layOutGrid();
   }
-  function withHeadings(tiles) {
-    return [...grouped(tiles)].flatMap(([label, group]) => [make(
-      "h3",
-      { class: "group" },
-      label,
-      make("small", {}, ` ${group.length}`)
-    ), ...group]);
-  }
-  function grouped(tiles) {
+  function inGroups(tiles) {
     const groups = /* @__PURE__ */ new Map();
-    for (const it of tiles) groups.set(groupOf(it), [...groups.get(groupOf(it)) ?? [], it]);
-    return groups;
+    for (const it of tiles) {
+      const label = snapshot().finding(it.layer, it.head)?.label ?? "";
+      groups.set(label, [...groups.get(label) ?? [], it]);
+    }
+    return [...groups].flatMap(([label, group]) => [
+      labelButton(label, group.length),
+      make("div", { class: isByEntropy({ label }) ? "group" : "group role", role: "presentation" }, group)
+    ]);
   }
-  var groupOf = ({ layer, head }) => snapshot().finding(layer, head)?.label ?? "";
+  function labelButton(label, number2) {
+    const title = `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
+    const button = make(
+      "button",
+      { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
+      make("span", {}, label),
+      make("small", {}, ` ${number2}`)
+    );
+    button.addEventListener("click", () => {
+      sheet.label = sheet.label === label ? null : label;
+      fillHeads();
+      drawHeads();
+    });
+    return button;
+  }
   function tile({ layer, head }) {
     const it = snapshot().finding(layer, head), name = placeName(layer, head);
     const fades = sheet.label !== null && !(it && labelsOf(it).includes(sheet.label));
@@ -2073,41 +2204,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     showPane("picture-pane");
   }
-  var MANY_HEADS = 64;
-  var HEADING_HEIGHT = 26;
-  var LEAST_TILE = 22;
-  var LABEL_HEIGHT = 38;
-  var LEAST_LABELLED = 50;
-  var LARGEST_TILE = 150;
-  var LARGEST_PLAIN = 62;
-  function layOutGrid() {
-    const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
-    if (!width || !store.tiles.length) return;
-    const across = Math.max(...Array.from({ length: snapshot().layers }, (_, i) => snapshot().layer(i).heads));
-    const lengths = sheet.order === "place" ? [...new Set(Array.from({ length: across }, (_, i) => Math.ceil(across / (i + 1))))] : Array.from({ length: Math.max(1, Math.min(store.tiles.length, Math.floor(width / (LEAST_TILE + 6)))) }, (_, i) => i + 1);
-    const groups = sheet.order === "label" ? grouped(store.tiles) : null;
-    const sizes = lengths.map((columns) => {
-      const rows = sheet.order === "place" ? snapshot().layers * Math.ceil(across / columns) : groups ? [...groups.values()].reduce((sum2, it) => sum2 + Math.ceil(it.length / columns), 0) : Math.ceil(store.tiles.length / columns);
-      const free = height - (groups?.size ?? 0) * HEADING_HEIGHT;
-      const wide = Math.floor(width / columns) - 6, high = Math.floor(free / rows) - 6;
-      const labelled = Math.min(wide, high - LABEL_HEIGHT, LARGEST_TILE);
-      return labelled >= LEAST_LABELLED ? { columns, size: labelled, isLabelled: true } : { columns, size: Math.min(wide, high, LARGEST_PLAIN), isLabelled: false };
-    });
-    const isBetter = (a, b) => a.isLabelled !== b.isLabelled ? a.isLabelled : a.size > b.size;
-    const best = sizes.reduce((a, b) => isBetter(b, a) ? b : a);
-    best.size = Math.max(LEAST_TILE, best.size);
-    grid.style.setProperty("--columns", best.columns);
-    grid.style.setProperty("--tile", `${best.size}px`);
-    grid.classList.toggle("labelled", best.isLabelled);
-    grid.columns = best.columns;
-    for (const it of store.tiles) {
-      it.style.gridColumnStart = sheet.order === "place" && it.head === 0 ? "1" : "";
-    }
-  }
   function drawHeads() {
     const { layer, head, others } = state();
-    const pixels = 2 * Math.round(parseFloat(byId("grid").style.getPropertyValue("--tile")) || 60);
     for (const it of store.tiles) {
+      const pixels = 2 * (tileSize(it) || 60);
       const here = it.layer === layer && it.head === head;
       it.setAttribute("aria-checked", it.layer === chosen.layer && it.head === chosen.head);
       it.tabIndex = it.layer === chosen.layer && it.head === chosen.head ? 0 : -1;
@@ -2644,7 +2744,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     "output"
   ];
   var SECONDS = 2;
-  var HEADING = 54;
+  var HEADING2 = 54;
   var STRIP_ROW = 34;
   var LEAST_WALK_ROW = 17;
   var MOST_WALK_ROW = 27;
@@ -2672,13 +2772,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     scene.text(step.formula, after, 13, { size: 16, serif: true, italic: true });
     scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
     const used = trace.row(trace.used, head, query);
-    const room = height - HEADING - 2 * STRIP_ROW - 12;
+    const room = height - HEADING2 - 2 * STRIP_ROW - 12;
     const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
     const keys = keysOfWalk(trace, used, trace.blocked(head, query), key, most).filter(held);
     const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
     const label = Math.min(120, width * 0.18), strip = (width - label) * (width < 520 ? 0.34 : 0.42);
     const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
-    const rowY = (i) => HEADING + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
+    const rowY = (i) => HEADING2 + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
     const endY = rowY(keys.length) + 10;
     const q = trace.step("query").along("d", trace.at(head, query, key));
     const vectors = keys.map((k) => trace.step("key").along("d", trace.at(head, query, k)));
@@ -2688,15 +2788,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     scene.text(
       fitted(trace.queries[query], label - 12, { size: 15, serif: true, bold: true }),
       label - 10,
-      HEADING + 12,
+      HEADING2 + 12,
       { size: 15, serif: true, bold: true, align: "right" }
     );
     const shownOfQuery = isNow("query") ? progress : 1;
-    vectorCells(scene, q, label, HEADING + 3, strip, 18, most1([q]), {
+    vectorCells(scene, q, label, HEADING2 + 3, strip, 18, most1([q]), {
       until: shownOfQuery,
       opacity: is("value") ? 0.25 : 1
     });
-    if (isNow("query")) scene.text(`its ${q.length} features`, label + strip + 18, HEADING + 12, { fill: "soft" });
+    if (isNow("query")) scene.text(`its ${q.length} features`, label + strip + 18, HEADING2 + 12, { fill: "soft" });
     keys.forEach((k, i) => {
       const y = rowY(i), isChosen = k === key;
       if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
@@ -3131,8 +3231,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function shifted(shape, dx, dy) {
     if (shape.kind !== "path") return { ...shape, x: shape.x + dx, y: shape.y + dy };
     let isX = true, isVertical = false;
-    const d = shape.d.replace(/[MCV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
-      if (/[MCV]/.test(it)) {
+    const d = shape.d.replace(/[MLCQV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
+      if (/[MLCQV]/.test(it)) {
         isX = true;
         isVertical = it === "V";
         return it;
@@ -3663,9 +3763,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
   };
   var matrix = (rows, columns) => ({ rows, columns, values: new Float32Array(rows * columns) });
-  function scaledRows({ stored: [rows, columns], units, numbers }) {
-    const x = matrix(rows, columns), unit = decode(units), whole = decode(numbers);
-    for (let i = 0; i < whole.length; i++) x.values[i] = whole[i] * unit[Math.floor(i / columns)];
+  function scaledRows({ stored: [rows, columns], units, numbers, rest }) {
+    const x = matrix(rows, columns), unit = decode(units), high = decode(numbers), low = decode(rest);
+    for (let i = 0; i < high.length; i++) x.values[i] = (256 * high[i] + low[i]) * unit[Math.floor(i / columns)];
     return x;
   }
   function pickRows(table2, ids) {

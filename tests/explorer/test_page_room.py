@@ -1,0 +1,114 @@
+"""The page in a browser: drawings have room, and do not overlap."""
+
+import pytest
+
+import clearhead as ch
+from clearhead import demo as storyteller
+from clearhead.explorer import html
+from tests.explorer.test_live import STORY
+from tests.explorer.test_page import PLAIN_NAMES, browser  # noqa: F401  # a fixture, too
+from tests.explorer.test_report_page import toy_report
+
+SIZES = [(1280, 720), (1400, 1000)]
+
+# Points of every arc that are inside the letters of a word.
+CROSSINGS = """() => {
+  const words = picture.shapes.filter((it) => it.kind === 'text' && it.serif &&
+    it.align === 'center');
+  const boxes = words.map((it) => {
+    const half = widthOf(it.text, it) / 2, high = 0.4 * it.size;
+    return [it.x - half, it.x + half, it.y - high, it.y + high];
+  });
+  const arcs = picture.shapes.filter((it) => it.kind === 'path'), inside = [];
+  for (const arc of arcs) {
+    const path = document.createElementNS('http://www.w3.org/2000/svg', 'path');
+    path.setAttribute('d', arc.d);
+    for (let at = 0; at <= path.getTotalLength(); at += 2) {
+      const { x, y } = path.getPointAtLength(at), wide = arc.line / 2;
+      boxes.forEach(([left, right, top, end], i) => {
+        const isInside = x + wide > left && x - wide < right && y + wide > top && y - wide < end;
+        if (isInside) inside.push(words[i].text);
+      });
+    }
+  }
+  return [arcs.length, [...new Set(inside)]];
+}"""
+
+
+@pytest.fixture(scope="module")
+def tab(browser, tmp_path_factory):  # noqa: F811
+    """The page of the storyteller, for all tests of this file."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    html.write_report(ch.report(storyteller.load(), STORY, effects=True, progress=False), path)
+    context = browser.new_context(reduced_motion="reduce")
+    context.add_init_script(PLAIN_NAMES)
+    opened = context.new_page()
+    opened.goto(path.as_uri())
+    yield opened
+    context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 900, 390])
+def test_no_arc_crosses_a_word(tab, width):
+    tab.set_viewport_size({"width": width, "height": 800})
+    drawn = 0
+    for head, query in ((0, 29), (2, 21), (7, 26), (3, 30), (7, 14)):
+        tab.evaluate(
+            f"go({{ view: 'text', layer: 0, head: {head}, query: {query}, key: null, others: [] }})"
+        )
+        arcs, crossed = tab.evaluate(CROSSINGS)
+        assert not crossed, (head, query)
+        drawn += arcs
+    assert drawn >= 10
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("view", ["text", "map", "lines"])
+def test_every_compared_head_is_in_sight(tab, view, size):
+    tab.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    places = "[[0, 0], [0, 3], [1, 2], [1, 7]]"
+    tab.evaluate(
+        f"go({{ view: '{view}', layer: 0, head: 7, query: 14, key: null, others: {places} }})"
+    )
+    names = tab.evaluate(
+        """picture.shapes.filter((it) => it.kind === 'text' && it.bold && it.y > 0
+             && it.y < byId('view').clientHeight).map((it) => it.text.split(' ')[0])"""
+    )
+    assert {"0·7", "0·0", "0·3", "1·2", "1·7"} <= set(names)
+    assert tab.evaluate("picture.height <= byId('view').clientHeight")
+    if view == "map":  # as large as five square maps can be, with 16 pixels between them
+        room = tab.evaluate("[byId('view').clientWidth, byId('view').clientHeight]")
+        side = max(min(room[0] / n - 16, (room[1] - 40) / -(-5 // n) - 26) for n in range(1, 6))
+        assert tab.evaluate("31 * picture.map.cell") > 0.85 * side
+    if view == "text":
+        shown = "picture.shapes.filter((it) => it.kind === 'text' && it.text === '{}').length"
+        assert tab.evaluate(shown.format("books")) == 5, "all words of every head"
+
+
+def test_270_heads_are_on_one_screen(browser, tmp_path):  # noqa: F811
+    html.write_report(toy_report(14, layers=30, H=9, G=3), tmp_path / "page.html")
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    for width, height in SIZES:
+        page.set_viewport_size({"width": width, "height": height})
+        for order in ("label", "place"):
+            page.locator("#order").select_option(order)
+            grid, last = page.locator("#grid"), page.locator("#grid .tile").last
+            assert page.locator("#grid .tile").count() == 270
+            assert grid.evaluate("it => it.scrollHeight <= it.clientHeight + 1"), (width, order)
+            assert grid.evaluate("it => it.scrollWidth <= it.clientWidth"), (width, order)
+            assert last.evaluate("it => it.clientWidth") >= 16
+    page.close()
+
+
+def test_the_map_names_the_selected_key(tab):
+    tab.set_viewport_size({"width": 1280, "height": 720})
+    labels = """picture.shapes.filter((it) => it.kind === 'text' && it.bold && it.turn === -90)
+        .map((it) => it.text)"""
+    select = "go({{ view: 'map', layer: 0, head: 7, query: 14, key: {}, others: [] }})"
+    for key, name in (
+        ("11", "young"),
+        ("null", "queen"),
+    ):  # without one, that of the largest weight
+        tab.evaluate(select.format(key))
+        assert tab.evaluate(labels) == [name]
