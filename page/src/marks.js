@@ -2,8 +2,6 @@
 //
 // Text is written as text nodes, never as markup, because a token may contain anything.
 
-import { shownTrace, snapshot } from "./state.js";
-
 /** @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -28,11 +26,6 @@ export function clip(text, most) {
 export function token(text, most = 24, title = text.length > 12 ? text : undefined) {
   return make("bdi", { class: "token", title }, clip(text, most));
 }
-
-// The token at a position of a text, with its spelling in the vocabulary for the pointer.
-const tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
-export const queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
-export const keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
 
 export const MINUS = "−";
 

@@ -2,7 +2,8 @@
 
 import { drawKeep } from "./controls.js";
 import { drawHeadLine, drawHeads, fillHeads } from "./heads.js";
-import { byId, count, keyToken, make, percent, precise, queryToken } from "./marks.js";
+import { keyToken, queryToken } from "./labels.js";
+import { byId, count, make, percent, precise } from "./marks.js";
 import { drawLines } from "./pictures/lines.js";
 import { drawMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages } from "./pictures/numbers.js";

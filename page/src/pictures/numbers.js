@@ -1,6 +1,7 @@
 // Numbers: every step of one query, with its exact numbers.
 
-import { MINUS, bar, byId, count, elide, ends, gapRow, keyToken, largest, make, number, precise, queryToken, table } from "../marks.js";
+import { keyToken, queryToken } from "../labels.js";
+import { MINUS, bar, byId, count, elide, ends, gapRow, largest, make, number, precise, table } from "../marks.js";
 import { answered } from "../compute.js";
 import { go, isBeside, keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { chosen, screen, store } from "../store.js";

@@ -2,7 +2,8 @@
 // that look at it, and the predictions of the model after it.
 
 import { LEAST, css, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
-import { byId, clip, keyToken, make, percent, queryToken } from "../marks.js";
+import { keyToken, queryToken } from "../labels.js";
+import { byId, clip, make, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, largestAt, point, queryOr, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";

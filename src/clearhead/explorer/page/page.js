@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 0f1c00b3214a7d29d2a26c94b73fb840c229205c31a6ac1c8da392e15f264d06; do not edit.
+// Made by `make page` from the sources 5b2a4c71ec8d38b4d9eeebcf33fd39a7b6348fd414e95af39e6a1c42db897aea; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -484,6 +484,116 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return edits.filter((it) => !store.source || !isReadable(it)).map(([name]) => name);
   }
 
+  // src/marks.js
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value !== false && value !== void 0) element.setAttribute(name, value);
+    }
+    element.append(...children.flat());
+    return element;
+  }
+  var byId = (id) => document.getElementById(id);
+  function clip(text, most) {
+    const head = [...text.slice(0, 2 * most + 2)];
+    return head.length > most ? head.slice(0, most).join("") + "…" : text;
+  }
+  function token(text, most = 24, title = text.length > 12 ? text : void 0) {
+    return make("bdi", { class: "token", title }, clip(text, most));
+  }
+  var MINUS = "−";
+  function number(value, digits = 4) {
+    if (Number.isNaN(value)) return "NaN";
+    const sign = value < 0 ? MINUS : "";
+    const size = Math.abs(value);
+    if (size === Infinity) return sign + "∞";
+    if (size === 0) return "0";
+    if (size >= 1e6 || size < 0.5 * 10 ** -digits) {
+      return sign + size.toExponential(digits - 2).replace("e+", "e").replace("e-", "e" + MINUS);
+    }
+    return sign + size.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(size)))));
+  }
+  function precise(value) {
+    if (!Number.isFinite(value) || value === 0) return number(value);
+    return String(Number(value.toPrecision(5))).replace("e+", "e").replaceAll("-", MINUS);
+  }
+  var percent = (share) => {
+    const nearlyAll = share > 0.995 && share < 1;
+    return `${nearlyAll ? Math.floor(1e3 * share) / 10 : Math.round(100 * share)} %`;
+  };
+  var count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
+  function bar(share) {
+    const fill = make("span", { class: "fill" });
+    fill.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
+    return make("span", { class: "gauge", "aria-hidden": "true" }, fill);
+  }
+  function elide(length, most, centre = 0) {
+    const all = Array.from({ length }, (_, i) => i);
+    if (length <= most) return all;
+    const near = Math.max(1, Math.floor((most - 4) / 2));
+    const middle = Math.max(near + 1, Math.min(length - near - 2, centre));
+    return withGaps(
+      all.filter((i) => i < 2 || i >= length - 2 || Math.abs(i - middle) <= near),
+      length
+    );
+  }
+  function ends(length, most) {
+    const all = Array.from({ length }, (_, i) => i);
+    return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
+  }
+  function largest(values, most, always) {
+    const size = (i) => Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity;
+    const order = Array.from(values, (_, i) => i).filter((i) => values[i] !== void 0 || i === always).sort((a, b) => size(b) - size(a));
+    if (order.length <= most) return withGaps(order.sort((a, b) => a - b), values.length);
+    const picked = /* @__PURE__ */ new Set([always, ...order.slice(0, most - 1)]);
+    return withGaps([...picked].sort((a, b) => a - b), values.length);
+  }
+  function withGaps(positions, length) {
+    const line = [];
+    let expected = 0;
+    for (const position of positions) {
+      if (position === expected + 1) line.push(expected);
+      if (position > expected + 1) line.push(null);
+      line.push(position);
+      expected = position + 1;
+    }
+    if (expected === length - 1) line.push(expected);
+    if (expected < length - 1) line.push(null);
+    return line;
+  }
+  function table(caption, columns, rows, kind = "") {
+    const head = columns.map((name) => make("th", { scope: "col" }, name));
+    const body = rows.map(({ cells, kind: kind2 }) => make(
+      "tr",
+      { class: kind2 },
+      cells.map((cell, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, cell))
+    ));
+    const around2 = make(
+      "div",
+      { class: "scroll", role: "group", "aria-label": caption },
+      make(
+        "table",
+        { class: kind },
+        make("caption", {}, caption),
+        make("thead", {}, make("tr", {}, head)),
+        make("tbody", {}, body)
+      )
+    );
+    scrolls.observe(around2);
+    return around2;
+  }
+  var scrolls = new ResizeObserver((entries) => {
+    for (const entry of entries) {
+      const target = (
+        /** @type {HTMLElement} */
+        entry.target
+      );
+      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
+    }
+  });
+  var gapRow = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });
+
   // src/words.js
   var PRONOUNS = /* @__PURE__ */ new Set([
     "he",
@@ -701,119 +811,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return { changes, misread };
   }
   var MOST_OTHERS = 4;
-
-  // src/marks.js
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (value !== false && value !== void 0) element.setAttribute(name, value);
-    }
-    element.append(...children.flat());
-    return element;
-  }
-  var byId = (id) => document.getElementById(id);
-  function clip(text, most) {
-    const head = [...text.slice(0, 2 * most + 2)];
-    return head.length > most ? head.slice(0, most).join("") + "…" : text;
-  }
-  function token(text, most = 24, title = text.length > 12 ? text : void 0) {
-    return make("bdi", { class: "token", title }, clip(text, most));
-  }
-  var tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
-  var queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
-  var keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
-  var MINUS = "−";
-  function number(value, digits = 4) {
-    if (Number.isNaN(value)) return "NaN";
-    const sign = value < 0 ? MINUS : "";
-    const size = Math.abs(value);
-    if (size === Infinity) return sign + "∞";
-    if (size === 0) return "0";
-    if (size >= 1e6 || size < 0.5 * 10 ** -digits) {
-      return sign + size.toExponential(digits - 2).replace("e+", "e").replace("e-", "e" + MINUS);
-    }
-    return sign + size.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(size)))));
-  }
-  function precise(value) {
-    if (!Number.isFinite(value) || value === 0) return number(value);
-    return String(Number(value.toPrecision(5))).replace("e+", "e").replaceAll("-", MINUS);
-  }
-  var percent = (share) => {
-    const nearlyAll = share > 0.995 && share < 1;
-    return `${nearlyAll ? Math.floor(1e3 * share) / 10 : Math.round(100 * share)} %`;
-  };
-  var count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
-  function bar(share) {
-    const fill = make("span", { class: "fill" });
-    fill.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
-    return make("span", { class: "gauge", "aria-hidden": "true" }, fill);
-  }
-  function elide(length, most, centre = 0) {
-    const all = Array.from({ length }, (_, i) => i);
-    if (length <= most) return all;
-    const near = Math.max(1, Math.floor((most - 4) / 2));
-    const middle = Math.max(near + 1, Math.min(length - near - 2, centre));
-    return withGaps(
-      all.filter((i) => i < 2 || i >= length - 2 || Math.abs(i - middle) <= near),
-      length
-    );
-  }
-  function ends(length, most) {
-    const all = Array.from({ length }, (_, i) => i);
-    return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
-  }
-  function largest(values, most, always) {
-    const size = (i) => Number.isNaN(values[i]) ? Infinity : values[i] ?? -Infinity;
-    const order = Array.from(values, (_, i) => i).filter((i) => values[i] !== void 0 || i === always).sort((a, b) => size(b) - size(a));
-    if (order.length <= most) return withGaps(order.sort((a, b) => a - b), values.length);
-    const picked = /* @__PURE__ */ new Set([always, ...order.slice(0, most - 1)]);
-    return withGaps([...picked].sort((a, b) => a - b), values.length);
-  }
-  function withGaps(positions, length) {
-    const line = [];
-    let expected = 0;
-    for (const position of positions) {
-      if (position === expected + 1) line.push(expected);
-      if (position > expected + 1) line.push(null);
-      line.push(position);
-      expected = position + 1;
-    }
-    if (expected === length - 1) line.push(expected);
-    if (expected < length - 1) line.push(null);
-    return line;
-  }
-  function table(caption, columns, rows, kind = "") {
-    const head = columns.map((name) => make("th", { scope: "col" }, name));
-    const body = rows.map(({ cells, kind: kind2 }) => make(
-      "tr",
-      { class: kind2 },
-      cells.map((cell, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, cell))
-    ));
-    const around2 = make(
-      "div",
-      { class: "scroll", role: "group", "aria-label": caption },
-      make(
-        "table",
-        { class: kind },
-        make("caption", {}, caption),
-        make("thead", {}, make("tr", {}, head)),
-        make("tbody", {}, body)
-      )
-    );
-    scrolls.observe(around2);
-    return around2;
-  }
-  var scrolls = new ResizeObserver((entries) => {
-    for (const entry of entries) {
-      const target = (
-        /** @type {HTMLElement} */
-        entry.target
-      );
-      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
-      else target.removeAttribute("tabindex");
-    }
-  });
-  var gapRow = (columns) => ({ kind: "gap", cells: ["⋮", ...Array(columns - 1).fill("")] });
 
   // src/telling.js
   var TELLING = [
@@ -1372,6 +1369,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     scene.text("may not look", x + 24, y + 4, { size: 12, fill: "soft" });
     return x + 24 + widthOf("may not look", { size: 12 });
   }
+
+  // src/labels.js
+  var tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
+  var queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
+  var keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
 
   // src/pictures/zoom.js
   var PART = 32;
