@@ -10,20 +10,21 @@ from collections.abc import Iterable
 
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Statistic, parse_stats
+from ..stats import Partial, Statistic, lse_alone, parse_stats
 from .cpu import Cpu
 from .devices import CPU
 from .engine import Answer, Engine
 from .gpu.flex import Flex
+from .gpu.fused import Fused
 from .gpu.triton import Triton
 from .reference import Steps
 from .sdpa import Sdpa
-from .sdpa_backends import Gpu, gpu_of, why_not_torch
+from .sdpa_backends import Gpu, gpu_of, why_not_direct, why_not_torch
 from .tiled import Tiled
 
 CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
-TRITON, FLEX = Triton(), Flex()
-BY_NAME: tuple[Engine, ...] = (CORE, SDPA, TRITON, FLEX, TILED, STEPS)
+FUSED, TRITON, FLEX = Fused(), Triton(), Flex()
+BY_NAME: tuple[Engine, ...] = (CORE, FUSED, SDPA, TRITON, FLEX, TILED, STEPS)
 ENGINES = tuple(engine for engine in BY_NAME if engine.name in CPU.engines)
 
 
@@ -35,15 +36,16 @@ def order(problem: Problem) -> tuple[Engine, ...]:
 def order_on(problem: Problem, gpu: Gpu) -> tuple[Engine, ...]:
     """Return `order` for this GPU.
 
-    torch's fused kernels come first for problems without a mask or a bias that one of them can
-    compute, because vendors tune them for each device. In every other case, causal masks included,
-    the Triton kernels come first. They skip tiles that the mask leaves empty, and masked NaN does
-    not reach their output. With torch's kernels, q, k and v must be cleaned of NaN first, and any
-    mask that is not causal must be written out.
+    torch's fused kernels come first for problems that one of them can compute with a causal mask or
+    none and without a bias, because vendors tune them for each device. In every other case the
+    Triton kernels come first: they skip tiles that the mask leaves empty, and torch's kernels would
+    need the mask written out, and q, k and v cleaned of NaN.
     """
-    if why_not_torch(problem, gpu):
-        return TRITON, SDPA, TILED, STEPS
-    return SDPA, TRITON, TILED, STEPS
+    if not why_not_direct(problem, gpu):
+        return FUSED, TRITON, SDPA, TILED, STEPS
+    if not why_not_torch(problem, gpu):  # with heads of a size that torch fills up
+        return SDPA, TRITON, TILED, STEPS
+    return TRITON, SDPA, TILED, STEPS
 
 
 def choose(problem: Problem, engine: str) -> Engine:
@@ -112,11 +114,13 @@ def answer(
 ) -> Answer:
     """Compute the output and statistics of the weights.
 
-    torch's kernels compute no statistics, so on a GPU the Triton kernels compute them in addition;
-    the output has the same bits as without statistics.
+    torch's kernels compute no statistic but the log-sum-exp, so on a GPU the Triton kernels compute
+    them in addition; the output has the same bits as without statistics.
     """
     undropped = problem.without_dropout
-    if statistics and engine in (SDPA, FLEX) and not TRITON.why_not(undropped):
+    alone = engine is FUSED and lse_alone(statistics) and FUSED.returns_lse(problem)
+    by_torch = statistics and engine in (FUSED, SDPA, FLEX) and not alone
+    if by_torch and not TRITON.why_not(undropped):
         out = engine.answer(problem, inputs).out
         return Answer(out, TRITON.answer(undropped, inputs, statistics, output=False).stats)
     return engine.answer(problem, inputs, statistics)

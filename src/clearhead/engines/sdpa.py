@@ -11,14 +11,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from ..errors import BadValue
-from ..masks.key_ranges import UNLIMITED
 from ..problem.biases import TensorBias
 from ..problem.problem import Inputs, Problem
 from ..torch_state import batches_gradients, in_forward_mode, in_transform
 from .devices import CPU, CUDA, policy_of
 from .engine import Engine
 from .nonfinite import compute_cleaned, is_finite
-from .sdpa_backends import Gpu, backends_decline, gpu_of, listed
+from .sdpa_backends import (
+    Gpu,
+    backends_decline,
+    gpu_of,
+    hides_nothing,
+    is_causal,
+    listed,
+    preferred,
+)
 
 FUSED = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -74,7 +81,8 @@ class Sdpa(Engine):
         if not _on_gpu(problem):
             return self.caption
         declined = backends_decline(problem, gpu_of(problem.device), _needs_matrix(problem))
-        capable = [name for name, reasons in declined.items() if not reasons]
+        order = preferred(gpu_of(problem.device), problem.Tq)
+        capable = [name for name in order if not declined[name]]
         return f"{self.caption}: {' or '.join(capable) or 'stores the weights'}"
 
     def skips_tiles(self, problem: Problem) -> bool:
@@ -90,7 +98,7 @@ class Sdpa(Engine):
             if p.bias is not None:
                 zeros = zeros + _bias(p).sum()
             return zeros.expand(p.B, p.H, p.Tq, p.Dv).contiguous()
-        if not p.masked:
+        if not _hides_keys(p):
             return _call_torch(p, q, k, v, {} if p.bias is None else {"attn_mask": _bias(p)})
         # In a graph for any length, torch accepts True but not the result of a comparison.
         causal: dict[str, object] = {} if _needs_matrix(p) else {"is_causal": True}
@@ -113,14 +121,12 @@ def _on_gpu(p: Problem) -> bool:
     return p.device.type == "cuda"
 
 
-def _is_causal(p: Problem) -> bool:
-    # torch's fused kernel multiplies its own -inf by the scale: a scale of 0 gives NaN, and a
-    # negative one +inf.
-    return p.scale > 1e-30 and p.mask.band(p.grid) == (UNLIMITED, 0)
+def _hides_keys(p: Problem) -> bool:
+    return p.masked and not (_on_gpu(p) and hides_nothing(p))
 
 
 def _needs_matrix(p: Problem) -> bool:
-    return p.bias is not None or (p.masked and not _is_causal(p))
+    return p.bias is not None or (_hides_keys(p) and not is_causal(p))
 
 
 def _call_torch(p: Problem, q: Tensor, k: Tensor, v: Tensor, rule: Mapping[str, object]) -> Tensor:

@@ -10,10 +10,13 @@ from typing import NamedTuple
 
 import torch
 
+from ..masks.key_ranges import UNLIMITED
 from ..problem.problem import Problem
 
 HALF = torch.float16, torch.bfloat16
-BACKENDS = "cudnn", "flash", "efficient"  # the order of reports, not of speed
+BACKENDS = "cudnn", "flash", "efficient"
+LATE_CUDNN = "flash", "cudnn", "efficient"
+FEW_QUERIES = 16
 LATEST = 12, 1  # the latest compute capability that torch's kernels support
 
 
@@ -44,16 +47,62 @@ def gpu_of(device: torch.device) -> Gpu:
 gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # an attribute of a function
 
 
-def why_not_torch(problem: Problem, gpu: Gpu) -> str:
-    """Return why one call of a torch fused kernel cannot compute the problem; empty if it can."""
-    if problem.masked:
-        return "torch's kernels need q, k and v cleaned of NaN, and most masks written out"
-    if problem.bias is not None:
+def is_causal(p: Problem) -> bool:
+    """Is the mask torch's `is_causal`, which counts queries and keys from the first?
+
+    torch's fused kernels multiply their own -inf by the scale: a scale of 0 gives NaN, and a
+    negative one +inf.
+    """
+    return p.scale > 1e-30 and p.mask.band(p.grid) == (UNLIMITED, 0)
+
+
+def hides_nothing(p: Problem) -> bool:
+    """Does every query see every key, as in a causal step of decoding?"""
+    band = p.mask.band(p.grid)
+    return band is not None and band[0] >= p.Tq - 1 and band[1] >= p.Tk - 1
+
+
+def preferred(gpu: Gpu, Tq: int) -> tuple[str, ...]:
+    """Return the enabled kernels in the order in which they are tried.
+
+    From reasons, not yet from measurements. cuDNN uses the matrix units of 9.0 and later as they
+    require; the other two are written for those of 8.0. For a few queries only flash splits the
+    keys among programs. It comes before efficient, which moves more bytes.
+    """
+    order = BACKENDS if gpu.capability >= (9, 0) and Tq > FEW_QUERIES else LATE_CUDNN
+    return tuple(name for name in order if name in gpu.enabled)
+
+
+def why_not_direct(problem: Problem, gpu: Gpu) -> str:
+    """Return why torch's fused kernels cannot be called directly (gpu/fused); empty if they
+    can."""
+    p = problem
+    plain, causal = hides_nothing(p), is_causal(p)
+    if p.bias is not None:
         return "torch's kernels need the bias written out"
-    declined = backends_decline(problem, gpu, False)
+    if not plain and not causal:
+        return "torch's kernels need this mask written out, and q, k and v cleaned of NaN"
+    if p.softcap is not None or p.sinks is not None:
+        return "torch's kernels have neither soft cap nor sinks"
+    if p.dropout:
+        return "torch's kernels draw dropout, which the repair of masked NaN cannot repeat"
+    if p.D % 8 or p.Dv % 8 or 0 in (p.B, p.H, p.Tq, p.Tk, p.Dv, p.D):
+        return "torch's kernels need head sizes that are multiples of 8"
+    if not plain and (gpu.capability < (8, 0) or max(p.D, p.Dv) > 256):
+        return "the repair of masked NaN needs capability 8.0 and head sizes up to 256"
+    declined = backends_decline(p, gpu, False)
     if not all(declined.values()):
         return ""
     return f"none of torch's fused kernels can compute it ({listed(declined)})"
+
+
+def why_not_torch(problem: Problem, gpu: Gpu) -> str:
+    """Return why torch's kernels are not the first choice for a problem; empty if they are."""
+    reason = why_not_direct(problem, gpu)
+    if not reason or problem.bias is not None or not hides_nothing(problem):
+        return reason
+    declined = backends_decline(problem, gpu, False)  # by scaled_dot_product_attention
+    return reason if all(declined.values()) else ""
 
 
 def listed(declined: dict[str, list[str]]) -> str:
@@ -91,7 +140,7 @@ def _declines(name: str, p: Problem, gpu: Gpu, matrix: bool) -> list[str]:
             reasons.append("needs head sizes up to 256")
         if matrix:
             reasons.append("does not support a mask as a matrix")
-        if p.masked and p.Tq != p.Tk:
+        if p.Tq != p.Tk and not hides_nothing(p):
             reasons.append("supports a causal mask only if Tq = Tk")
         small = (8, 6) <= gpu.capability <= (8, 9) or gpu.capability >= (12, 0)
         if p.grad and small and (192 < p.D <= 224 or (p.D > 224 and p.dropout)):

@@ -281,10 +281,11 @@ def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
 def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     """Move -inf in a bias to the mask, so that NaN in a blocked value has no effect.
 
-    This reads whether the bias has a -inf, for which a call on a GPU waits. Otherwise every bias
-    would become a mask.
+    On a CPU this reads whether the bias has a -inf. Elsewhere the host would wait for the answer,
+    and a CUDA graph could not be captured, so there every bias becomes a mask too.
     """
-    numbers, known = bias.tensor, has_values(bias.tensor)
+    numbers = bias.tensor
+    known = numbers.device.type == "cpu" and has_values(numbers)
     if known and (not numbers.numel() or math.isfinite(numbers.detach().amin().item())):
         return mask, bias
     blocked = torch.isneginf(without_repeats(numbers))

@@ -16,7 +16,7 @@ import torch
 
 import clearhead as ch
 from clearhead import engines
-from clearhead.engines import SDPA, TILED, TRITON, order_on
+from clearhead.engines import FUSED, SDPA, TILED, TRITON, order_on
 from clearhead.engines.gpu.triton import Triton
 from clearhead.engines.sdpa_backends import Gpu, backends_decline
 from clearhead.problem.check import Options, make_problem
@@ -60,11 +60,17 @@ def test_as_exact_as_torch_interpreted():
     interpret(EXACT, "-k", f"triton and (({wide}) or (once and (float32 or bfloat16)))")
 
 
+@needs_triton
+@pytest.mark.timeout(300)
+def test_the_repair_of_torchs_kernels_interpreted():
+    interpret("tests/engines/gpu/test_fused.py")
+
+
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.timeout(1800)
 def test_the_tests_of_all_engines_interpreted():
-    interpret(ALL, "tests/engines/test_nan.py", "-k", "triton", *ON_EVERY_CORE)
+    interpret(ALL, "tests/engines/test_nan.py", "-k", "triton or fused", *ON_EVERY_CORE)
 
 
 @pytest.mark.slow
@@ -195,12 +201,18 @@ def problem_of(dtype=torch.bfloat16, H=8, G=8, T=4096, Tk=None, D=64, Dv=None, *
 
 
 @pytest.mark.parametrize("keywords, gpu, first", [
-    ({}, AMPERE, SDPA),
-    ({"mask": ch.causal}, AMPERE, TRITON),
-    ({"G": 2}, AMPERE, SDPA),
-    ({"dtype": torch.float32}, AMPERE, SDPA),
+    ({}, AMPERE, FUSED),
+    ({"mask": ch.causal}, AMPERE, FUSED),
+    ({"mask": ch.causal, "dtype": torch.float32}, AMPERE, FUSED),
+    ({"mask": ch.causal, "dtype": torch.float16}, TURING, TRITON),  # which cannot repair either
+    ({"mask": ch.Causal(align="end"), "T": 1, "Tk": 4096}, AMPERE, FUSED),
+    ({"mask": ch.Causal(align="end"), "T": 7, "Tk": 4096}, AMPERE, TRITON),
+    ({"mask": ch.causal, "dropout": 0.1}, AMPERE, TRITON),
+    ({"mask": ch.causal, "D": 100}, AMPERE, TRITON),
+    ({"G": 2}, AMPERE, FUSED),
+    ({"dtype": torch.float32}, AMPERE, FUSED),
     ({"dtype": torch.float32, "G": 2}, AMPERE, TRITON),
-    ({"dtype": torch.float32}, TURING, SDPA),
+    ({"dtype": torch.float32}, TURING, FUSED),
     ({"mask": ch.window(before=99, after=0)}, AMPERE, TRITON),
     ({"bias": ch.alibi()}, AMPERE, TRITON),
     ({"D": 100}, AMPERE, SDPA),
@@ -213,13 +225,16 @@ def test_the_order_follows_what_torch_can_fuse(keywords, gpu, first):
 def test_auto_reports_which_engine_it_chose_and_why(monkeypatch):
     """The device is described; none is needed."""
     monkeypatch.setattr("clearhead.engines.gpu.triton.INSTALLED", True)
-    for room in (engines.choice, engines.sdpa, engines.gpu.triton):
+    monkeypatch.setattr("clearhead.engines.gpu.fused.INSTALLED", True)
+    for room in (engines.choice, engines.sdpa, engines.gpu.triton, engines.gpu.fused):
         monkeypatch.setattr(room, "gpu_of", lambda device: AMPERE)
     cuda = torch.device("cuda")
     for keywords, chosen, caption in (
-        ({}, SDPA, "torch's scaled_dot_product_attention: cudnn or flash or efficient"),
-        ({"mask": ch.causal}, TRITON, "q, k and v cleaned of NaN, and most masks written out"),
-        ({"D": 264}, SDPA, "efficient"),
+        ({}, FUSED, "called directly: flash or cudnn or efficient"),
+        ({"mask": ch.causal}, FUSED, "cudnn or efficient; masked NaN is repaired on the device"),
+        ({"mask": ch.window(before=9)}, TRITON, "written out, and q, k and v cleaned of NaN"),
+        ({"D": 264}, FUSED, "efficient"),
+        ({"D": 100}, SDPA, "torch's scaled_dot_product_attention: flash"),
         ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: does not support grouped heads)"),
     ):
         problem = replace(problem_of(**keywords), device=cuda)

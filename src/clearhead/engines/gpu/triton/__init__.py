@@ -7,7 +7,6 @@ gradients. `operator` makes operators of both for autograd and tracers. `weight_
 compare them with the reference in this way.
 """
 
-import os
 from importlib.util import find_spec
 
 import torch
@@ -19,6 +18,7 @@ from ...devices import policy_of
 from ...engine import Answer, Engine
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import gpu_of, why_not_torch
+from ..interpreter import interprets
 
 INSTALLED = find_spec("triton") is not None
 DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -42,7 +42,7 @@ class Triton(Engine):
     def why_not(self, problem: Problem) -> list[str]:
         p = problem
         reasons = []
-        if p.device.type == "cpu" and not _interprets():
+        if p.device.type == "cpu" and not interprets():
             return ["the Triton kernels compute on a GPU"]
         if p.device.type != "cpu" and self.name not in policy_of(p.device).engines:
             reasons.append(f"the Triton kernels are for CUDA devices, not {p.device.type}")
@@ -83,9 +83,3 @@ class Triton(Engine):
             attend_or_record(problem, inputs, False)[0] if output else None,
             super().answer(problem, inputs, statistics, output=False).stats,
         )
-
-
-def _interprets() -> bool:
-    """Return whether Triton runs kernels on a CPU. It reads the variable when a kernel is
-    defined."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"

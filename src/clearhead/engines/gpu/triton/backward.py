@@ -31,15 +31,21 @@ from .tile import (
     of_rows,
     product,
     row_hash,
+    store_rows,
     survivors,
 )
 
 
 @triton.jit(do_not_specialize=["count"])
-def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-                 M: tl.constexpr):  # fmt: skip
+def row_products(
+    dout, out, dlse, lse, top, share, delta, flag, natural, H, Tq, count,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
     """Compute delta = Σ dO O - dlse of each row. A program computes M rows, and reads (M, Dv)
-    twice."""
+    twice. With `lse`, it becomes `top`, and every `share` 1, which give the same weights."""
+    if flag is not None:  # on the device: 0 where another kernel's gradients hold (repair.py)
+        if tl.load(flag) == 0:
+            return
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     real = row < count
     at = tl.minimum(row, count - 1)
@@ -49,6 +55,10 @@ def row_products(dout, out, dlse, delta, H, Tq, count, DV: tl.constexpr, BLOCK_D
     if dlse is not None:
         product -= tl.load(dlse + at)
     tl.store(delta + at, product, mask=real)
+    if lse is not None:
+        nats = tl.load(lse + at)
+        tl.store(top + at, nats / natural, mask=real)
+        tl.store(share + at, tl.where(nats == float("-inf"), 0.0, 1.0), mask=real)
 
 
 @triton.jit
@@ -97,12 +107,15 @@ def score_gradients(
 
 @triton.jit(do_not_specialize=["tiles"])
 def query_gradients(
-    q, k, v, dout, top, share, delta, dq, scale, rule, sizes, tiles,
+    q, k, v, dout, top, share, delta, dq, flag, scale, rule, sizes, tiles,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dQ of M queries of one head, by the same walk over keys as the forward pass."""
+    if flag is not None:
+        if tl.load(flag) == 0:
+            return
     program = tl.program_id(0)
     tile = tiles - 1 - program % tiles
     program = program // tiles
@@ -143,9 +156,7 @@ def query_gradients(
             rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
             DROPS, PRECISION,
         )  # fmt: skip
-    d = tl.arange(0, BLOCK_D)
-    stored = real[:, None] & (d[None, :] < D)
-    tl.store(dq + at[:, None] * D + d[None, :], (acc * scale).to(dq.dtype.element_ty), mask=stored)
+    store_rows(dq, b, h, t, acc * scale, real, D, BLOCK_D)
 
 
 @triton.jit
@@ -183,17 +194,20 @@ def walk_keys(
 
 @triton.jit(do_not_specialize=["tiles", "splits", "chunk"])
 def key_gradients(
-    q, k, v, dout, top, share, delta, dk, dv, first, last, scale, rule, sizes, tiles,
+    q, k, v, dout, top, share, delta, dk, dv, flag, first, last, scale, rule, sizes, tiles,
     splits, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BAND: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV of N keys of one key head, (splits, B, G, Tk, ...).
+    """Compute dK and dV of N keys of one key head, (splits B, G, Tk, ...).
 
     A program sums over `chunk` of the query heads that read this key head, and over the queries
     that may see one of the keys: for each range of the mask, those from `first` to `last`.
     """
+    if flag is not None:
+        if tl.load(flag) == 0:
+            return
     program = tl.program_id(0)
     tile = program % tiles
     program = program // tiles
@@ -249,16 +263,9 @@ def key_gradients(
                     True, DROPS, PRECISION, TRANSPOSED,
                 )  # fmt: skip
     dk_acc, dv_acc = state
-    at = ((split * sizes.B + b).to(tl.int64) * sizes.G + g) * sizes.Tk + keys
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    tl.store(
-        dk + at[:, None] * D + d[None, :], (dk_acc * scale).to(dk.dtype.element_ty),
-        mask=real_key[:, None] & (d[None, :] < D),
-    )  # fmt: skip
-    tl.store(
-        dv + at[:, None] * DV + e[None, :], dv_acc.to(dv.dtype.element_ty),
-        mask=real_key[:, None] & (e[None, :] < DV),
-    )  # fmt: skip
+    example, last_key = split * sizes.B + b, tl.minimum(keys, sizes.Tk - 1)
+    store_rows(dk, example, g, last_key, dk_acc * scale, real_key, D, BLOCK_D)
+    store_rows(dv, example, g, last_key, dv_acc, real_key, DV, BLOCK_DV)
 
 
 @triton.jit

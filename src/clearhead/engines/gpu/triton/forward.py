@@ -38,6 +38,7 @@ from .tile import (
     logits,
     product,
     row_hash,
+    store_rows,
     survivors,
 )
 
@@ -73,13 +74,16 @@ class Groups(NamedTuple):
 # one.
 @triton.jit(do_not_specialize=["tiles", "splits", "begin", "chunk"])
 def attend_tiles(
-    q, k, v, out, sums, groups, rule, sizes, tiles, splits, begin, chunk,
+    q, k, v, out, sums, groups, rule, sizes, flag, tiles, splits, begin, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
     MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
     WITH_OUT: tl.constexpr,
 ):  # fmt: skip
+    if flag is not None:  # on the device: 0 where another kernel's output holds (repair.py)
+        if tl.load(flag) == 0:
+            return
     # The last queries come first: under a causal mask they have the most keys.
     program = tl.program_id(0)
     tile = tiles - 1 - program % tiles
@@ -156,19 +160,21 @@ def attend_tiles(
         tl.store(sums.best + at[:, None] * TOP + column[None, :], best, mask=real[:, None])
         tl.store(sums.where + at[:, None] * TOP + column[None, :], where, mask=real[:, None])
     if out.parts is not None:
-        store_rows(out.parts, at, acc, real, DV, BLOCK_DV)
+        d = tl.arange(0, BLOCK_DV)
+        stored = real[:, None] & (d[None, :] < DV)
+        tl.store(out.parts + at[:, None] * DV + d[None, :], acc, mask=stored)
         tops, totals = beside_parts(out.parts, sizes.B * sizes.H, sizes.Tq, splits, DV)
         tl.store(tops + at, top, mask=real)
         tl.store(totals + at, total, mask=real)
     if out.full is not None:
-        finish(out.full, sums, rule, top, total, acc, at, h, real, DV, BLOCK_DV)
+        finish(out.full, sums, rule, top, total, acc, at, b, h, t, real, DV, BLOCK_DV)
 
 
 class Out(NamedTuple):
-    """The buffer for the output, contiguous: `full`, (B, H, Tq, Dv), or `parts`.
+    """The buffer for the output: `full`, the `Rows` of (B, H, Tq, Dv), or `parts`.
 
-    `parts` is float32. It holds the undivided sum of each split, (splits, B, H, Tq, Dv), then the
-    largest logits and the sums of powers, (splits, B, H, Tq) each.
+    `parts` is contiguous and float32. It holds the undivided sum of each split, (splits, B, H, Tq,
+    Dv), then the largest logits and the sums of powers, (splits, B, H, Tq) each.
     """
 
     full: Any = None
@@ -332,14 +338,9 @@ def keep_one(best, where, x, keys, TOP: tl.constexpr):
 
 
 @triton.jit
-def store_rows(out, at, acc, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
-    d = tl.arange(0, BLOCK_DV)
-    address = out + at[:, None] * DV + d[None, :]
-    tl.store(address, acc.to(out.dtype.element_ty), mask=real[:, None] & (d[None, :] < DV))
-
-
-@triton.jit
-def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
+def finish(
+    out, sums, rule, top, total, acc, at, b, h, t, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr
+):
     """Add the sink, divide, and store. The output of a fully masked row is 0."""
     after = top
     if rule.sinks is not None:
@@ -354,7 +355,7 @@ def finish(out, sums, rule, top, total, acc, at, h, real, DV: tl.constexpr, BLOC
     # A fully masked row has share 0, even if the sink is NaN.
     fully_masked = empty | (top == float("-inf"))
     share = tl.where(fully_masked, 0.0, factor / tl.where(empty, 1.0, total))
-    store_rows(out, at, acc * share[:, None], real, DV, BLOCK_DV)
+    store_rows(out, b, h, t, acc * share[:, None], real, DV, BLOCK_DV)
     if sums.share is not None:
         tl.store(sums.share + at, share, mask=real)
     if sums.lse is not None:
@@ -385,8 +386,9 @@ def merge_splits(
     factors = tl.exp2((tops - anchor(top)) * rule.unit)
     one = tl.zeros([1], tl.float32)  # `finish` expects a tensor of rows; here it has one
     acc = tl.sum(sums_of_values * factors[:, None], 0)[None, :]
-    h = ((at // Tq) % H).to(tl.int32)
+    head = at // Tq
+    b, h, t = (head // H).to(tl.int32), (head % H).to(tl.int32), (at % Tq).to(tl.int32)
     finish(
-        out, sums, rule, top + one, tl.sum(totals * factors, 0) + one, acc, at, h, at < count, DV,
-        BLOCK_DV,
+        out, sums, rule, top + one, tl.sum(totals * factors, 0) + one, acc, at, b, h, t,
+        at < count, DV, BLOCK_DV,
     )  # fmt: skip

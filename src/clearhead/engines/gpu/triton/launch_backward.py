@@ -1,7 +1,7 @@
 """Launch the backward kernels: choose tiles, find which queries see them, and allocate buffers."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ...operators import KernelArgs, with_rows
 from .arguments import KernelRule, Rows, Sizes, cells_if, kernel_rule, rows, sizes_of
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
 from .launch_forward import (
+    Again,
     Table,
     Tiles,
     dot_precision,
@@ -73,23 +74,31 @@ def gradients(
     dlse: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    top: Tensor,
-    share: Tensor,
+    top: Tensor | None,
+    share: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     rule: KernelArgs,
     bias_grad: bool,
+    again: Again | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k, v, bias and sinks. The one of the bias is empty without
-    `bias_grad`, the one of the sinks without sinks."""
+    `bias_grad`, the one of the sinks without sinks.
+
+    If `top` and `share` are None, the weights follow from `lse` alone. With `again`, the kernels
+    write the gradients of q, k and v to its tensors, in one split, if its flag is up.
+    """
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
-    top, share = top.contiguous(), share.contiguous()
     sizes = sizes_of(q, k)
     B, H, G, Tq, Tk = sizes
     D, DV = q.shape[3], v.shape[3]
-    new = torch.empty if Tk else torch.zeros  # without keys the kernels do not start
-    dq, dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if again is None:
+        new = torch.empty if Tk else torch.zeros  # without keys the kernels do not start
+        dq, dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    else:
+        dq, dk, dv = cast("tuple[Tensor, Tensor, Tensor]", again[1:])
+    flag = None if again is None else again.flag
     bias = rule.bias if bias_grad else None
     dbias, dsinks = q.new_zeros(0, dtype=torch.float32), q.new_zeros(0, dtype=torch.float32)
     if bias is not None:
@@ -107,12 +116,16 @@ def gradients(
         D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), BAND=rule.lo is None,
         DROPS=rule.seed is not None, PRECISION=precision,
     )  # fmt: skip
-    saved = top, share, delta
+    all_lse = None
+    if top is None or share is None:
+        all_lse, top, share = lse.contiguous(), torch.empty_like(delta), torch.empty_like(delta)
+    saved = top.contiguous(), share.contiguous(), delta
     with on_device(q):
         start(
             row_products, math.ceil(B * H * Tq / 32), q.get_device(),
-            rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), delta,
-            H, Tq, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV), M=32,
+            rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), all_lse,
+            *saved, flag, of_kernel.natural, H, Tq, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV),
+            M=32,
         )  # fmt: skip
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
@@ -120,7 +133,7 @@ def gradients(
             tiles = math.ceil(Tq / tile.queries)
             start(
                 query_gradients, tiles * H * B, q.get_device(),
-                *tensors, *saved, dq, rule.scale, of_kernel, sizes, tiles,
+                *tensors, *saved, rows(dq), flag, rule.scale, of_kernel, sizes, tiles,
                 **_launched(tile), **for_all,
             )  # fmt: skip
             if bias is not None and bias.numel():
@@ -131,15 +144,15 @@ def gradients(
             if rule.lo is not None:
                 first, last = seen_from(rule, sizes, tile.queries, tile.keys)
             tiles = math.ceil(Tk / tile.keys)
-            splits, chunk = splits_of_heads(H // G, tiles * G, Tq)
+            splits, chunk = splits_of_heads(H // G, tiles * G, Tq) if again is None else (1, H // G)
             parts = [dk, dv]
             if splits > 1:
                 parts = [x.new_empty((splits, *x.shape), dtype=torch.float32) for x in parts]
             start(
                 key_gradients, tiles * splits * G * B, q.get_device(),
-                *tensors, *saved, *parts, cells_if(first), cells_if(last), rule.scale,
-                of_kernel, sizes, tiles, splits, chunk, TRANSPOSED=transposed,
-                **_launched(tile), **for_all,
+                *tensors, *saved, *(rows(x.flatten(0, -4)) for x in parts), flag, cells_if(first),
+                cells_if(last), rule.scale, of_kernel, sizes, tiles, splits, chunk,
+                TRANSPOSED=transposed, **_launched(tile), **for_all,
             )  # fmt: skip
             if splits > 1:
                 dk, dv = (x.sum(0).to(q.dtype) for x in parts)

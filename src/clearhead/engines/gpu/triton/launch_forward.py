@@ -7,7 +7,7 @@ The sizes of tiles follow from the registers and shared memory that the compiler
 import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
@@ -58,6 +58,16 @@ class Tiles(NamedTuple):
     keys: int
     warps: int
     stages: int
+
+
+class Again(NamedTuple):
+    """What the kernels compute again while the flag, (1,) on the device, is up: an output and its
+    log-sum-exp, or the gradients of q, k and v. While it is down they write nothing."""
+
+    flag: Tensor
+    first: Tensor
+    second: Tensor | None
+    third: Tensor | None = None
 
 
 @lru_cache(maxsize=64)
@@ -147,9 +157,13 @@ def attend(
     groups: Groups | None = None,
     n_groups: int = 0,
     top: int = 0,
+    again: Again | None = None,
 ) -> tuple[Tensor | None, dict[str, Tensor], int]:
     """Compute the output (None without values), the `wanted` members of `RowSums`, and the number
-    of splits. `share` and `lse` are (B, H, Tq), the other members (splits, B, H, Tq, ...)."""
+    of splits. `share` and `lse` are (B, H, Tq), the other members (splits, B, H, Tq, ...).
+
+    With `again`, the kernels write to its tensors, in one split, if its flag is up.
+    """
     q, k = with_rows(q), with_rows(k)
     v = None if v is None else with_rows(v)
     sizes = sizes_of(q, k)
@@ -158,7 +172,7 @@ def attend(
     block_d, block_dv = head_block(D), head_block(DV)
     block, biased, banded = max(block_d, block_dv), rule.bias is not None, rule.lo is None
     tile = forward_tiles(H, G, Tq, block, q.dtype, q.device, biased, banded)
-    splits, begin, chunk = splits_of(rule, sizes, tile)
+    splits, begin, chunk = splits_of(rule, sizes, tile) if again is None else (1, 0, sizes.Tk)
     top_block = max(2, power_of_2(top)) if top else 1
     group_block = power_of_2(n_groups)
     row, of_splits = (B, H, Tq), (splits, B, H, Tq)
@@ -172,11 +186,14 @@ def attend(
         )
         for name in wanted
     }
-    out = None if v is None else q.new_empty(B, H, Tq, DV)
+    out = None if v is None else q.new_empty(B, H, Tq, DV) if again is None else again.first
+    if again is not None and again.second is not None:
+        computed["lse"] = again.second
     if not B * H * Tq:
         return out, computed, splits
     sums = RowSums(**computed)
-    where, merges = Out(full=out), splits > 1 and out is not None
+    merges = splits > 1 and out is not None
+    where = Out() if out is None else Out(full=rows(out))
     if merges:
         numbers = splits * B * H * Tq * (DV + 2)
         where = Out(parts=q.new_empty(numbers, dtype=torch.float32))
@@ -186,7 +203,7 @@ def attend(
         start(
             attend_tiles, tiles * splits * parts * G * B, q.get_device(),
             rows(q), rows(k), None if v is None else rows(v), where, sums, groups, of_kernel,
-            sizes, tiles, splits, begin, chunk,
+            sizes, None if again is None else again.flag, tiles, splits, begin, chunk,
             D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
             HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
             BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
@@ -196,7 +213,7 @@ def attend(
         if merges:
             start(
                 merge_splits, B * H * Tq, q.get_device(),
-                out, where.parts, sums, of_kernel, H, Tq, splits, B * H * Tq,
+                rows(cast(Tensor, out)), where.parts, sums, of_kernel, H, Tq, splits, B * H * Tq,
                 DV=DV, BLOCK_DV=block_dv, SPLITS=power_of_2(splits),
             )  # fmt: skip
     return out, computed, splits

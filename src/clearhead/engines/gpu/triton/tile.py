@@ -68,6 +68,15 @@ def load_keys(view, b, g, k, Tk, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: 
 
 
 @triton.jit
+def store_rows(view, b, h, t, x, real, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Store rows, (rows, BLOCK_D), of which those that are not `real`, and columns beyond D, are
+    left out."""
+    d = tl.arange(0, BLOCK_D)
+    at = view.at + row_offsets(view, b, h, t)[:, None] + d[None, :]
+    tl.store(at, x.to(view.at.dtype.element_ty), mask=real[:, None] & (d[None, :] < D))
+
+
+@triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
     """Compute acc + a @ b in float32; `acc` may be None. The interpreter cannot multiply bfloat16:
     there, numbers are "widened" to float32 first, in which products of bfloat16 are exact."""
