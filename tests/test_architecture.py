@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 BUDGETS = {
     "explorer": 3000,
     "demo": 465,
-    "inspection": 5850,  # attribution, circuits, tables, roles, probe, texts of a batch, what varies
+    "inspection": 6200,  # attribution, circuits, roles, probe, batches, what varies, patches, paths
     "hf": 1630,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2490,
     "nn": 1145,

@@ -104,6 +104,8 @@ def _edited(edits: Sequence[Edit], call: UneditedCall) -> Tensor:
     """Return the output of the call with these edits, from its unedited inputs."""
     problem, inputs, out = call.problem, call.inputs, call.out
     for edit in edits:
+        problem, inputs = edit.edit_inputs(problem, inputs, call.site)
+    for edit in edits:
         problem, inputs = edit.edit_problem(problem, inputs, call.site)
     if problem is not call.problem or inputs is not call.inputs:
         out = choose(problem, "auto").answer(problem, inputs).output

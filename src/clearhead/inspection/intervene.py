@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 
 from ..errors import BadType, BadValue, kind_of
-from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, editing
+from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, ambient, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_backward
 from .edits.edit import Edit, EditSite, in_order
+from .edits.patch import patch
 from .layers import (
     Layers,
     check_layers,
@@ -69,6 +70,7 @@ def intervene(
     for edit in edits:
         check_layers(edit.layers or (), model)
     refuse_compiled(model)
+    _check_nesting(edits)
     editor = _Editor(edits)
     # Otherwise torch runs a GPU's backward pass, and the calls that checkpoints recompute in it, in
     # another thread, where no edits are active.
@@ -245,6 +247,8 @@ class _Editor(Editor):
     def _at(self, site: EditSite, problem: Problem, inputs: Inputs) -> EditedCall:
         applied = {number: self.edits[number] for number in in_order(self.edits, problem, site)}
         unchanged = set()
+        for edit in applied.values():
+            problem, inputs = edit.edit_inputs(problem, inputs, site)
         for number, edit in applied.items():
             before = problem
             problem, inputs = edit.edit_problem(problem, inputs, site)
@@ -292,6 +296,19 @@ def _checked_edits(edits: object) -> tuple[Edit, ...]:
                 "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])].",
             )
     return checked
+
+
+def _check_nesting(edits: Sequence[Edit]) -> None:
+    """Raise `BadValue` if a patch would undo what an outer block does to the queries."""
+    outer = [e for x in ambient().editors if isinstance(x, _Editor) for e in x.edits]
+    changed = [e for e in outer if e.changes_queries]
+    for edit in edits:
+        if changed and isinstance(edit, patch) and edit.of == "query":
+            raise BadValue(
+                f"{edit!r} is in a block inside that of {changed[0]!r}.",
+                "the outer block changes queries first, and the patch would replace them.",
+                "pass both in one list, where patches apply first.",
+            )
 
 
 def refuse_compiled(model: nn.Module) -> None:

@@ -43,6 +43,9 @@ class Call:
         queries: the queries of `exact_rows`, counted from each text's first token in the call.
             Where texts differ in length, negative ones count from its last. None if not requested.
         output: the output of the heads, (B, H, Tq, Dv); None if not requested.
+        query: the queries that attention received, (B, H, Tq, D); None if not requested.
+        key: the keys that attention received, (B, G, Tk, D), of all key heads.
+        value: the values that attention received, (B, G, Tk, Dv), of all key heads.
         at: the positions in the texts of the columns of the call.
     """
 
@@ -55,6 +58,9 @@ class Call:
     queries: tuple[int, ...] | None = None
     output: Tensor | None = field(default=None, repr=False)
     at: Positions = BY_COLUMN
+    query: Tensor | None = field(default=None, repr=False)
+    key: Tensor | None = field(default=None, repr=False)
+    value: Tensor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         heads = "" if self.heads is None else f", heads {', '.join(map(str, self.heads))}"
@@ -63,8 +69,9 @@ class Call:
     @property
     def query_count(self) -> int:
         """The number of queries, Tq; that of keys, if the call has only exact rows."""
-        if self.output is not None:
-            return self.output.shape[2]
+        for x in (self.output, self.query):
+            if x is not None:
+                return x.shape[2]
         for name, result in self.statistics.items():
             if isinstance(result, Tensor) and name not in NOT_PER_QUERY:
                 return result.shape[2]
@@ -307,7 +314,8 @@ def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path
         "stats": statistics, "heads": call.heads, "queries": call.queries,
         "at": call.at._asdict(),
     }  # fmt: skip
-    optional = {"fully_masked": call.fully_masked, "output": call.output}
+    parts = ("fully_masked", "output", "query", "key", "value")
+    optional = {name: getattr(call, name) for name in parts}
     tensors = {n: x.detach().contiguous() for n, x in optional.items() if x is not None}
     size = index.stat().st_size
     try:

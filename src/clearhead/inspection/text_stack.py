@@ -156,18 +156,24 @@ class TextStack:
         key: PerText = position.first_key
         if padding is not None:
             key = per_text(lambda first: position.first_key - first, padding.first)
+        real_keys = None
+        if padding is not None:
+            real_keys = per_text(operator.sub, padding.after, padding.first)
         if crosses and (own := self._positions_of_queries(problem.Tq)) is not None:
-            return own._replace(first_key=key, dropped=position.first_key)
+            return own._replace(first_key=key, dropped=position.first_key, keys=real_keys)
         # If there are more keys than queries, and the position of the queries is unknown, the keys
         # may be those of another text.
         one_text = not crosses and (stated or position is not UNKNOWN_POSITION)
         start, length = column, None
         if padding is not None and column is not None and one_text:
-            start = per_text(operator.sub, column, padding.first)
-            length = per_text(operator.sub, padding.after, padding.first)
+            start, length = per_text(operator.sub, column, padding.first), real_keys
         if queries is not None:
             length = per_text(operator.add, queries, start or 0)
-        positions = Positions(start, key, length, column, position.first_key, stated)
+        if padding is None and column is not None and one_text:
+            # A cache may have room for tokens after the queries.
+            after = per_text(lambda column: column + problem.Tq, column)
+            real_keys = None if after == position.first_key + problem.Tk else after
+        positions = Positions(start, key, length, column, position.first_key, stated, real_keys)
         if not crosses:
             around = [at.module for at in self.running[:-1]]
             self._own_text = _OwnText(around, problem.Tq, positions)

@@ -11,6 +11,7 @@ from typing import NoReturn
 from torch import nn
 
 from ..errors import BadType, kind_of, refuse_keywords, renamed
+from ..functional.sharding import must_not_be_sharded
 from ..stats import DEFAULT_STATISTICS, Statistic, exact_rows as ExactRows, parse_stats
 from ..stats.parse import BY_NAME
 from .layers import check_layers, checked_list
@@ -27,6 +28,7 @@ def watch(
     heads: Sequence[int] | None = None,
     exact_rows: Sequence[int] | None = None,
     outputs: bool = False,
+    inputs: bool = False,
     to: str | Path | None = None,
     **unknown: NoReturn,
 ) -> Iterator[Recording]:
@@ -79,6 +81,10 @@ def watch(
             rows: a generation step has only -1. A row that exists only in longer texts of the batch
             is 0 in the others. None means none.
         outputs: also record the output of each recorded head, (B, H, Tq, Dv), as `.output`.
+        inputs: also record what attention receives, after rotation and norms of queries and keys:
+            `.query`, (B, H, Tq, D), of each recorded head, and `.key`, (B, G, Tk, D), and `.value`,
+            (B, G, Tk, Dv), of all key heads. Edits apply first; `temperature` and `uniform` change
+            the queries.
         to: a folder. Each call is written to a safetensors file there, described by a line of
             `index.jsonl`, and not kept in memory. `recording.written` has the paths, for
             `safetensors.torch.load_file`. None keeps everything in memory.
@@ -126,7 +132,9 @@ def watch(
             recording.written.append(write_call(folder, recorded, call, names))
         recorded += 1
 
-    watcher = Watcher(model, keep, statistics, layers, heads, rows, outputs)
+    if inputs:
+        must_not_be_sharded("watch with inputs=True")
+    watcher = Watcher(model, keep, statistics, layers, heads, rows, outputs, inputs)
     try:
         with watcher.hooked():
             yield recording

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadValue, as_index
-from ..functional.ambient import listening
+from ..functional.ambient import EditedCall, Editor, editing, listening
 from ..functional.sharding import full_output, must_not_be_sharded, statistics_of
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
@@ -54,10 +55,12 @@ class Watcher:
         heads: Sequence[int] | None = None,
         rows: Sequence[int] | None = None,
         outputs: bool = False,
+        inputs: bool = False,
     ) -> None:
         self.model, self.receive, self.layers, self.heads = model, receive, layers, heads
         self.rows = None if rows is None else tuple(rows)
         self.outputs = outputs
+        self.received = _Received() if inputs else None
         self.values: ValueNorms | None = None
         self.running = Layers()
         self.grad_enabled = False  # when the model was called
@@ -73,7 +76,8 @@ class Watcher:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Compute statistics of the calls inside the `with` block."""
-        with module_hooks(self.model, self.enter, self.leave), listening(self.on_call):
+        received = nullcontext() if self.received is None else editing(self.received)
+        with module_hooks(self.model, self.enter, self.leave), listening(self.on_call), received:
             yield
 
     def enter(self, name: str, module: nn.Module, *arguments: Any) -> None:
@@ -133,6 +137,11 @@ class Watcher:
             top = cast(TopWeights, results["topk"])
             results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
         output = full_output(out) if self.outputs else None
+        received: dict[str, Tensor] = {}
+        if self.received is not None:
+            # Copies, because a cache of fixed size writes later tokens to the same memory.
+            q, k, v = (x.clone() for x in self.received.inputs)
+            received = {"query": q, "key": k, "value": v}
         queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
         heads = None
         if self.heads is not None:
@@ -144,6 +153,8 @@ class Watcher:
             }
             masked = masked[:, picked] if masked is not None and masked.shape[1] > 1 else masked
             output = None if output is None else output[:, picked]
+            if received:
+                received["query"] = received["query"][:, picked]
             heads = tuple(picked)
         if self.grad_enabled and not torch.is_grad_enabled() and in_autograd_function():
             results = {
@@ -151,7 +162,10 @@ class Watcher:
                 for n, result in results.items()
             }
             output = None if output is None else _refuse_gradient(name, output)
-        return Call(layer, name, problem.describe(), results, masked, heads, queries, output, at)
+            received = {part: _refuse_gradient(name, x) for part, x in received.items()}
+        return Call(
+            layer, name, problem.describe(), results, masked, heads, queries, output, at, **received
+        )
 
     def aligned(self, problem: Problem, at: Positions) -> tuple[Statistic, ...]:
         """Return the statistics with their groups of keys aligned to this call.
@@ -200,6 +214,24 @@ class Watcher:
                 "use these numbers, or the names of modules that call attention: "
                 f"{', '.join(dict.fromkeys(self.running.names))}.",
             )
+
+
+class _Received(Editor):
+    """An editor that changes nothing and keeps the inputs of the last call, after all edits."""
+
+    inputs: Inputs
+
+    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        return _ReceivedCall(problem, inputs, self)
+
+
+@dataclass(frozen=True, eq=False)
+class _ReceivedCall(EditedCall):
+    received: _Received
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        self.received.inputs = inputs
+        return out
 
 
 def _needs_values(statistic: Statistic) -> bool:

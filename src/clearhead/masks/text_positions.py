@@ -46,7 +46,8 @@ class Positions(NamedTuple):
     before the text. `start` is None if it is unknown, and `stated` is False if it is a guess.
     `length` is the number of columns from the first to the last real token of each text, None if
     no padding is known. `column` and `dropped` are the columns of query 0 and key 0, counted from
-    the first key of the cache, including keys that it has dropped.
+    the first key of the cache, including keys that it has dropped. `keys` is the position after the
+    last real key of each text, None if that is the last column.
     """
 
     start: PerText | None = 0
@@ -55,6 +56,7 @@ class Positions(NamedTuple):
     column: PerText | None = 0
     dropped: int = 0
     stated: bool = True
+    keys: PerText | None = None
 
     @property
     def padded(self) -> bool:
@@ -70,11 +72,21 @@ class Positions(NamedTuple):
             per_text(lambda start, n: min(max(n - start, 0), Tq), self.start, self.length),
         )
 
+    def real_keys(self, Tk: int) -> tuple[PerText, PerText]:
+        """Return the first key of the call that is a real token, and the one after the last."""
+        first = per_text(lambda key: min(max(-key, 0), Tk), self.first_key)
+        if self.keys is None:
+            return first, Tk
+        after = per_text(lambda key, n: min(max(n - key, 0), Tk), self.first_key, self.keys)
+        return first, after
+
     def is_real(self, Tq: int) -> Tensor:
         """Return which queries of the call are not padding, (B|1, 1, Tq)."""
-        first, after = (_column(x) for x in self.real_queries(Tq))
-        query = torch.arange(Tq)
-        return ((query >= first) & (query < after)).unsqueeze(1)
+        return _between(*self.real_queries(Tq), Tq)
+
+    def is_real_key(self, Tk: int) -> Tensor:
+        """Return which keys of the call are not padding, (B|1, 1, Tk)."""
+        return _between(*self.real_keys(Tk), Tk)
 
     def rows(self, named: tuple[int, ...], Tq: int) -> Tensor:
         """Convert rows to queries of the call, (B|1, n), or -1 where a text has no such row.
@@ -119,6 +131,11 @@ def per_text(compute: Callable[..., int], *numbers: PerText) -> PerText:
     columns = [x * (size // len(x)) if isinstance(x, tuple) else (x,) * size for x in numbers]
     results = tuple(compute(*row) for row in zip(*columns, strict=True))
     return results[0] if len({*results}) == 1 else results
+
+
+def _between(first: PerText, after: PerText, size: int) -> Tensor:
+    column = torch.arange(size)
+    return ((column >= _column(first)) & (column < _column(after))).unsqueeze(1)
 
 
 def _column(x: PerText) -> Tensor:

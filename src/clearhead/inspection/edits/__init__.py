@@ -12,11 +12,12 @@ w = softmax(x) the weights, and o = w V the output:
 | `freeze(recording)`     | w as recorded in another run                                    |
 | `ablate(by=...)`        | o = 0, the mean of a reference set, or a tensor                 |
 | `scale(factor)`         | factor * o                                                      |
-| `patch(recording)`      | o as recorded in another run                                    |
+| `patch(recording)`      | o as recorded in another run; with `of`, the queries, keys or values |
 
 The first four change the problem, which an engine computes as usual, in O(S) memory. In one call,
-the first four apply first, then `freeze`, then the edits of the output; within each of these groups
-the order of the list decides. So frozen weights stay as recorded.
+patches of queries, keys and values apply first, then the first four, then `freeze`, then the edits
+of the output; within each of these groups the order of the list decides. So frozen weights stay as
+recorded.
 
 All edits take `layers`, `heads`, `positions` and `batch`, which select where they apply (see
 `Edit`).
@@ -28,7 +29,8 @@ of torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are columns.
 
 from .edit import Edit
 from .freeze import freeze
-from .outputs import ablate, patch, scale
+from .outputs import ablate, scale
+from .patch import patch
 from .weights import keep_only, knock_out, temperature, uniform
 
 __all__ = [

@@ -60,6 +60,7 @@ class Edit:
     # Edits of a call apply in the order of their stages: 0 changes the problem, 1 the weights, 2
     # the output.
     stage: ClassVar[int] = 0
+    changes_queries: ClassVar[bool] = False  # Does `edit_problem` change the queries?
 
     layers: Sequence[int | str] | None = None
     heads: Sequence[int] | None = None
@@ -92,6 +93,12 @@ class Edit:
     def arguments(self) -> list[str]:
         """Return the edit's own arguments as written in a call."""
         return []
+
+    def edit_inputs(
+        self, problem: Problem, inputs: Inputs, site: EditSite
+    ) -> tuple[Problem, Inputs]:
+        """Return the problem with other queries, keys or values, before any `edit_problem`."""
+        return problem, inputs
 
     def edit_problem(
         self, problem: Problem, inputs: Inputs, site: EditSite
@@ -135,17 +142,26 @@ class Edit:
         """
         return replace(self, batch=batch) if self.batch is None else None
 
+    def head_count(self, problem: Problem) -> int:
+        """Return the number of heads from which `heads` selects."""
+        return problem.H
+
     def heads_of(self, problem: Problem) -> list[int]:
-        """Return the indices of the selected heads. Raises `BadValue` for a head beyond H."""
-        H = problem.H
+        """Return the indices of the selected heads. Raises `BadValue` for a head that does not
+        exist."""
+        count = self.head_count(problem)
         for h in self.heads or ():
-            if not -H <= h < H:
-                raise BadValue(
-                    f"{self!r} names head {h}.",
-                    f"the layer has {H} query heads, numbered from 0.",
-                    f"use heads from 0 to {H - 1}.",
-                )
-        return list(range(H)) if self.heads is None else [h % H for h in self.heads]
+            if not -count <= h < count:
+                raise self.no_head(h, problem)
+        return list(range(count)) if self.heads is None else [h % count for h in self.heads]
+
+    def no_head(self, h: int, problem: Problem) -> BadValue:
+        """Return the error for a head that does not exist."""
+        return BadValue(
+            f"{self!r} names head {h}.",
+            f"the layer has {problem.H} query heads, numbered from 0.",
+            f"use heads from 0 to {problem.H - 1}.",
+        )
 
     def batch_of(self, problem: Problem) -> list[int]:
         """Return the selected rows of the batch, in the order of the range, without rows beyond
@@ -157,14 +173,18 @@ class Edit:
         return list(dict.fromkeys(b % B for b in existing))
 
     def where(self, problem: Problem, site: EditSite) -> Tensor | None:
-        """Return booleans for the selected queries, (B|1, H|1, Tq|1); None if all are selected."""
+        """Return booleans for the selected queries, (B|1, H|1, Tq|1); None if all are selected.
+
+        `patch` of keys or values returns those of keys, (B|1, G|1, Tk|1).
+        """
         parts = []
         if self.heads is not None:
-            parts.append(flags_at(self.heads_of(problem), problem.H).reshape(1, -1, 1))
+            flags = flags_at(self.heads_of(problem), self.head_count(problem))
+            parts.append(flags.reshape(1, -1, 1))
         if self.batch is not None:
             parts.append(flags_at(self.batch_of(problem), problem.B).reshape(-1, 1, 1))
-        if (queries := self._at_positions(problem, site)) is not None:
-            parts.append(queries)
+        if self.positions is not None:
+            parts.append(self.at_positions(problem, site))
         if not parts:
             return None
         selected = parts[0].to(problem.device)
@@ -172,24 +192,18 @@ class Edit:
             selected = selected & part.to(problem.device)
         return selected
 
-    def _at_positions(self, problem: Problem, site: EditSite) -> Tensor | None:
-        if self.positions is None:
-            return None
-        Tq, start = problem.Tq, site.at.start
-        query = torch.arange(Tq).reshape(1, 1, -1)
-        after = _column(site.at.real_queries(Tq)[1])
-        last = torch.tensor([p for p in self.positions if p < 0], dtype=torch.long)
-        selected = torch.isin(query - after, last)
-        if named := [p for p in self.positions if p >= 0]:
-            if start is None:
-                raise BadValue(
-                    f"{self!r} was applied to one query and {problem.Tk} keys.",
-                    "positions count in the text, and without a causal mask the position of a "
-                    "single query is unknown.",
-                    "count from the end, positions=[-1], or leave positions out.",
-                )
-            selected = selected | torch.isin(query + _column(start), torch.tensor(named))
-        return selected & site.at.is_real(Tq)
+    def at_positions(self, problem: Problem, site: EditSite) -> Tensor:
+        """Return which queries of the call are at the named positions, (B|1, 1, Tq)."""
+        positions, start = self.positions or (), site.at.start
+        if start is None and any(p >= 0 for p in positions):
+            raise BadValue(
+                f"{self!r} was applied to one query and {problem.Tk} keys.",
+                "positions count in the text, and without a causal mask the position of a "
+                "single query is unknown.",
+                "count from the end, positions=[-1], or leave positions out.",
+            )
+        first, after = site.at.real_queries(problem.Tq)
+        return columns_at(positions, start or 0, first, after, problem.Tq)
 
     def factors(self, factor: float, problem: Problem, site: EditSite) -> Tensor:
         """Return `factor` for the selected queries and 1 for the others, (B|1, H|1, Tq|1) in the
@@ -219,12 +233,13 @@ def replaced(
 ) -> Tensor:
     """Return `out` with `value` in the heads, positions and texts that the edit selects.
 
-    `value` broadcasts to (B, n, queries, Dv), for the B texts and n heads of the edit. Its rows
-    belong to `queries`, (B|1, queries); -1 means no query, None means all queries. Raises
-    `BadValue` for a value of another shape.
+    `out` is the output of the call, or its queries, keys or values. `value` broadcasts to
+    (B, n, queries, Dv), for the B texts and n heads of the edit. Its rows belong to `queries`,
+    (B|1, queries); -1 means no query, None means all queries. Raises `BadValue` for a value of
+    another shape.
     """
     heads, batch = edit.heads_of(problem), edit.batch_of(problem)
-    queries = torch.arange(problem.Tq).unsqueeze(0) if queries is None else queries
+    queries = torch.arange(out.shape[2]).unsqueeze(0) if queries is None else queries
     queries = queries.expand(len(batch), -1)
     wanted = (len(batch), len(heads), queries.shape[1], out.shape[-1])
     try:
@@ -245,6 +260,23 @@ def replaced(
     where = edit.where(problem, site)
     assert where is not None
     return torch.where(where.unsqueeze(-1), full, out)
+
+
+def columns_at(
+    positions: Sequence[int], start: PerText, first: PerText, after: PerText, size: int
+) -> Tensor:
+    """Return which of `size` columns are at these positions of their texts, (B|1, 1, size).
+
+    Column 0 has position `start`; real tokens are the columns from `first` to `after`.
+    """
+    column = torch.arange(size).reshape(1, 1, -1)
+    named, last = (
+        torch.tensor([p for p in positions if (p < 0) is below], dtype=torch.long)
+        for below in (False, True)
+    )
+    selected = torch.isin(column + _column(start), named)
+    selected = selected | torch.isin(column - _column(after), last)
+    return selected & (column >= _column(first)) & (column < _column(after))
 
 
 def _column(number: PerText) -> Tensor:

@@ -9,17 +9,7 @@ from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ..recording import Recording
 from .edit import Edit, EditSite, accept_rows, finite_number, replaced
-from .recorded import (
-    FromRecording,
-    call_for,
-    calls_of,
-    check_columns,
-    check_recording,
-    heads_in,
-    other_sizes,
-    output_of,
-    texts_in,
-)
+from .recorded import calls_of, check_recording, heads_in, recorded_part
 
 
 @accept_rows
@@ -82,7 +72,7 @@ class ablate(Edit):
         """Return the mean of each head over the reference set, (n, 1, Dv)."""
         total, count = torch.zeros(()), torch.zeros(())
         for call in calls_of(self, self.over, site):
-            output = output_of(self, call)
+            output = recorded_part(self, call, "output")
             counts = torch.ones_like(output[..., :1], dtype=torch.bool)
             if call.fully_masked is not None:
                 counts = counts & ~call.fully_masked.unsqueeze(-1)
@@ -115,51 +105,6 @@ class scale(Edit):
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
         scaled = out * self.factors(self.factor, problem, site).unsqueeze(-1)
         return scaled.to(out.dtype)
-
-
-@accept_rows
-@dataclass(frozen=True, eq=False, repr=False)
-class patch(FromRecording):
-    """Replace the output of the heads by that of another run.
-
-    ``watch(model, outputs=True)`` records that run. The output is o[b, h, q] =
-    recorded[b, h, q], for the same layer, heads and queries.
-
-    If a layer was recorded several times, as in generation, call n of the block reads call n of the
-    recording; if it was recorded once, every call reads that one. Text b reads row b of the
-    recording, in any order of `batch`; if one text was recorded, every text reads it.
-
-    Raises `BadValue` for a recording without the layer, its heads, texts or outputs, with fewer
-    calls, of other sizes, or of texts with different padding.
-
-    Source: Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
-    Analysis"; Meng et al. 2022, "Locating and Editing Factual Associations in GPT".
-    """
-
-    stage = 2
-
-    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
-        call = call_for(self, self.recording, site)
-        replacement = output_of(self, call)
-        if replacement.shape[2:] != out.shape[2:]:
-            raise other_sizes(self, "Tq, Dv", replacement.shape[2:], out.shape[2:])
-        value = texts_in(self, call, problem, replacement)
-        value = value[:, heads_in(self, call, problem, replacement)]
-        check_columns(self, call, problem, site)
-        where = self.where(problem, site)
-        selected = site.at.is_real(problem.Tq) & (True if where is None else where.cpu())
-        texts = torch.tensor(self.batch_of(problem))
-        selected, recorded = (
-            x[texts if len(x) > 1 else [0]].any(1) for x in (selected, call.at.is_real(problem.Tq))
-        )
-        if bool((padding := selected & ~recorded).any()):
-            raise BadValue(
-                f"{self!r} selects queries {padding.any(0).nonzero().flatten().tolist()}, where "
-                "a recorded text has padding.",
-                "the output of a token is replaced by the output of a token.",
-                "select positions that both runs have, or record texts of the same length.",
-            )
-        return replaced(self, out, value, problem, site)
 
 
 def _printed(by: str | Tensor) -> str:

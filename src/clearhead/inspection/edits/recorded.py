@@ -11,6 +11,9 @@ from ...problem.problem import Problem
 from ..recording import Call, Recording
 from .edit import Edit, EditSite
 
+# The parts of a recorded call that edits read, and the keyword of `watch` that records them.
+RECORDED = {"query": "inputs", "key": "inputs", "value": "inputs", "output": "outputs"}
+
 
 def check_recording(edit: Edit, name: str, recording: object) -> None:
     if not isinstance(recording, Recording):
@@ -81,8 +84,8 @@ class FromRecording(Edit):
 
 def _recorded(call: Call) -> list[Tensor]:
     """Return the tensors of a recorded call that edits read."""
-    rows = call.statistics.get("exact_rows")
-    return [x for x in (call.output, rows) if isinstance(x, Tensor)]
+    tensors = (call.statistics.get("exact_rows"), *(getattr(call, part) for part in RECORDED))
+    return [x for x in tensors if isinstance(x, Tensor)]
 
 
 def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor) -> Tensor:
@@ -105,12 +108,17 @@ def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor
     return recorded[texts]
 
 
-def check_columns(edit: Edit, call: Call, problem: Problem, site: EditSite) -> None:
-    """Raise `BadValue` unless the edit's texts begin in the same columns as in the recording."""
+def check_columns(
+    edit: Edit, call: Call, problem: Problem, site: EditSite, of_keys: bool = False
+) -> None:
+    """Raise `BadValue` unless the edit's texts begin in the same columns as in the recording.
+
+    With `of_keys`, only the columns of keys are compared.
+    """
     recorded, current = (_first_columns(at, problem) for at in (call.at, site.at))
     for b in edit.batch_of(problem):
         was, now = (x[b if len(x) > 1 else 0] for x in (recorded, current))
-        if was != now:
+        if was[of_keys:] != now[of_keys:]:
             raise BadValue(
                 f"{edit!r} changes text {b}, whose first query and key are in columns {now}; in "
                 f"the recording they were in {was}.",
@@ -130,15 +138,19 @@ def _first_columns(at: Positions, problem: Problem) -> list[tuple[int, int]]:
     return list(zip(*columns, strict=True))
 
 
-def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:
+def heads_in(
+    edit: Edit, call: Call, problem: Problem, recorded: Tensor, of_keys: bool = False
+) -> list[int]:
     """Return the indices of the edit's heads in a recorded tensor, (B, heads, ...).
 
-    Raises `BadValue` for heads that were not recorded.
+    With `of_keys`, these are key heads, all of which are recorded. Raises `BadValue` for heads that
+    were not recorded.
     """
-    wanted = edit.heads_of(problem)
-    if call.heads is None:
-        if recorded.shape[1] != problem.H:
-            raise other_sizes(edit, "H,", recorded.shape[1:2], (problem.H,))
+    wanted, count = edit.heads_of(problem), edit.head_count(problem)
+    if call.heads is None or of_keys:
+        if recorded.shape[1] != count:
+            letters = "G," if of_keys else "H,"
+            raise other_sizes(edit, letters, recorded.shape[1:2], (count,))
         return wanted
     missing = sorted(set(wanted) - set(call.heads))
     if missing:
@@ -150,14 +162,17 @@ def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list
     return [call.heads.index(h) for h in wanted]
 
 
-def output_of(edit: Edit, call: Call) -> Tensor:
-    if call.output is None:
+def recorded_part(edit: Edit, call: Call, part: str) -> Tensor:
+    """Return the recorded query, key, value or output. Raises `BadValue` if it is missing."""
+    x: Tensor | None = getattr(call, part)
+    if x is None:
+        plural = "queries" if part == "query" else f"{part}s"
         raise BadValue(
-            f"{edit!r} has a recording without outputs.",
-            "an output is replaced by an output of another run.",
-            "record them: watch(model, outputs=True).",
+            f"{edit!r} has a recording without {plural}.",
+            f"{plural} are replaced by {plural} of another run.",
+            f"record them: watch(model, {RECORDED[part]}=True).",
         )
-    return call.output
+    return x
 
 
 def other_sizes(

@@ -141,6 +141,8 @@ class temperature(Edit):
     if `heads` is.
     """
 
+    changes_queries = True
+
     t: float
 
     def __post_init__(self) -> None:
@@ -187,6 +189,8 @@ class uniform(Edit):
     A sink gets weight 0. Raises `BadValue` if `positions` or `batch` is set in a call with sinks
     or ALiBi, because these are the same for all queries.
     """
+
+    changes_queries = True
 
     def for_copy(self, batch: range) -> Edit | None:
         return None  # with sinks it applies to complete heads only
