@@ -41,11 +41,13 @@ struct Mask {
   MatrixView bits;    // uint8, 0 or 1
 };
 
-// A group of keys whose weights are summed. With `factors`, float32 (b, h, k), each weight is
-// multiplied by the factor of its key.
+// A group of keys whose weights are summed: those in `mask`, and with ids only the keys whose id
+// equals that of the query. With `factors`, each weight is multiplied by the factor of its key.
 struct Group {
   Mask mask;
-  TensorView factors;
+  TensorView factors;    // float32 (b, h, k), or null
+  TensorView query_ids;  // float32 (b, h, q), whole numbers, or null
+  TensorView key_ids;    // float32 (b, h, k), or null
 };
 
 // Statistics of every row (query) that the forward sweep can compute in addition to the output,

@@ -50,7 +50,7 @@ template <class Visit> void for_each_struct(Visit visit) {
   STRUCT(Mask, FIELD(before), FIELD(after), FIELD(ranges), FIELD(lo), FIELD(hi), FIELD(bits))
   STRUCT(RowStats, FIELD(max), FIELD(sum), FIELD(moment), FIELD(n_top), FIELD(top_offsets),
          FIELD(top_scores), FIELD(top_keys), FIELD(n_groups), FIELD(group_sums), FIELD(groups))
-  STRUCT(Group, FIELD(mask), FIELD(factors))
+  STRUCT(Group, FIELD(mask), FIELD(factors), FIELD(query_ids), FIELD(key_ids))
   STRUCT(WeightSums, FIELD(max), FIELD(share), FIELD(received), FIELD(map_rows), FIELD(map_cols),
          FIELD(map), FIELD(map_factors), FIELD(exact_row), FIELD(exact))
   STRUCT(Gradients, FIELD(dout), FIELD(dlse), FIELD(dw_log_w), FIELD(dreceived), FIELD(delta),

@@ -64,6 +64,15 @@ class MaskView {
   // Returns whether the hull determines the mask: one range per query, and no bits.
   bool one_range() const { return range_count() == 1 && !m_.bits.data; }
 
+  // Returns whether query q has the range [q - before, q + after].
+  bool is_band() const { return !m_.lo.data && !m_.bits.data; }
+  // Sets `hull` to the keys that some of the queries from first to last see in a band, and `core`
+  // to those that all see.
+  void band_hull_and_core(int64_t first, int64_t last, KeyRange* hull, KeyRange* core) const {
+    *hull = KeyRange{first - m_.before, last + m_.after + 1}.intersect({0, Tk_});
+    *core = KeyRange{last - m_.before, first + m_.after + 1}.intersect({0, Tk_});
+  }
+
   // Returns n <= 64 bits: bit i is set if the range contains key `key + i`.
   static uint64_t visible_bits(const KeyRange& r, int64_t key, int n) {
     int64_t lo = max<int64_t>(r.lo - key, 0), hi = min<int64_t>(r.hi - key, n);

@@ -13,7 +13,7 @@
 //
 // Statistics. Those of a row are computed in the softmax pass. A moment takes one more FMA a
 // vector. The largest scores take one comparison a vector, in blocks whose maximum may enter the
-// list. Groups of keys are summed afterwards. The operations of the output are the same, hence its
+// list. Groups of keys are summed afterwards (group_sums.h). The operations of the output are the same, hence its
 // bits too. Statistics that need final weights (received, maps, exact rows) take a second sweep
 // (weight_sums.h).
 //
@@ -24,21 +24,22 @@
 
 #include <math.h>
 
-#include "block_scores.h"
 #include "dropout.h"
 #include "epilogue.h"
+#include "group_sums.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-template <class A> class Prefill : BlockScores<A> {
-  using Base = BlockScores<A>;
+template <class A> class Prefill : GroupSums<A> {
+  using Base = GroupSums<A>;
   using typename Base::E, typename Base::Row, typename Base::Unit;
   using Base::KEY_BLOCK, Base::PER_UNIT, Base::PADDED_ROWS, Base::SCORE_STRIDE, Base::PAIR_STRIDE,
       Base::WEIGHT_STRIDE, Base::p_, Base::task_, Base::mask_, Base::logits_, Base::n_rows_,
       Base::n_blocks_, Base::row_, Base::blocks_, Base::q_, Base::k_, Base::s_, Base::lane_max_,
       Base::hull_, Base::key_block_, Base::begin_, Base::end_, Base::rows_of, Base::key_row,
       Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
-      Base::sees_block, Base::scores, Base::visible_to;
+      Base::sees_block, Base::scores, Base::visible_to, Base::n_groups_, Base::weights_,
+      Base::start_groups, Base::add_to_groups, Base::group_sum;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -60,7 +61,6 @@ template <class A> class Prefill : BlockScores<A> {
     sum_ = arena.allocate<float>(n_blocks_ * PADDED_ROWS);
     sums_rounded_ = PER_UNIT == 2 && p.rounding.data && !dropout_.active();
     rounded_sum_ = sums_rounded_ ? arena.allocate<float>(n_blocks_ * PADDED_ROWS) : sum_;
-    weights_ = PER_UNIT == 1 ? (Unit*)s_ : arena.allocate<Unit>(QUERY_BLOCK * PAIR_STRIDE);
     if (writes_out_) {
       o_ = arena.allocate<float>(n_blocks_ * QUERY_BLOCK * o_stride_);
       v_ = arena.allocate<Unit>(KEY_BLOCK / PER_UNIT * o_stride_);
@@ -69,7 +69,6 @@ template <class A> class Prefill : BlockScores<A> {
     moment_ = arena.allocate<float>(stats_.moment.data ? n_blocks_ * PADDED_ROWS : 0);
     top_scores_ = arena.allocate<float>(n_rows_ * stats_.n_top);
     top_keys_ = arena.allocate<int64_t>(n_rows_ * stats_.n_top);
-    group_sums_ = arena.allocate<float>(n_rows_ * stats_.n_groups);
   }
 
   void compute() {
@@ -102,7 +101,7 @@ template <class A> class Prefill : BlockScores<A> {
     if (stats_.moment.data)
       for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++) moment_[i] = 0;
     for (int64_t i = 0; i < n_rows_ * stats_.n_top; i++) top_scores_[i] = -INF, top_keys_[i] = -1;
-    for (int64_t i = 0; i < n_rows_ * stats_.n_groups; i++) group_sums_[i] = 0;
+    start_groups();
   }
 
   // Each query block prefetches a part of the next block's keys and values into L2. Otherwise
@@ -196,10 +195,12 @@ template <class A> class Prefill : BlockScores<A> {
       sums[r] = sum;
       moments[r] = moment;
       rounded_sums[r] = rounded_sum;
-      if (stats_.n_groups) sum_groups(i * QUERY_BLOCK + r, s, w, log2_scale, from, rescale_[r]);
     }
+    alignas(64) float row_total[PADDED_ROWS];
     for (int r = 0; r < rows; r += W) {  // lanes past the last row are undefined, and not read
-      store(row_sum + r, fma(load(row_sum + r), load(rescale_ + r), totals(sums + r)));
+      F of_rows = totals(sums + r);
+      store(row_total + r, of_rows);
+      store(row_sum + r, fma(load(row_sum + r), load(rescale_ + r), of_rows));
       if constexpr (ROUNDED) {
         float* at = rounded_sum_ + i * PADDED_ROWS + r;
         store(at, fma(load(at), load(rescale_ + r), totals(rounded_sums + r)));
@@ -209,6 +210,7 @@ template <class A> class Prefill : BlockScores<A> {
         store(at, add(load(at), totals(moments + r)));
       }
     }
+    if (n_groups_) add_to_groups(i, base, rescale_, row_total);
   }
 
   // Updates the heap of a row's n largest scores, whose root is the smallest. Keys ascend; among
@@ -284,35 +286,6 @@ template <class A> class Prefill : BlockScores<A> {
     }
   }
 
-  // Sums a row's weights over groups of keys. Pairs store weights rounded, so they are recomputed.
-  void sum_groups(int64_t row, const float* s, const typename A::Weight* w, F log2_scale, F from,
-                  float rescale) {
-    const Row& x = row_[row];
-    for (int64_t g = 0; g < stats_.n_groups; g++) {
-      const TensorView& factors = stats_.groups[g].factors;
-      MaskView group(stats_.groups[g].mask, p_.Tk);
-      KeyRange hull = group.visible_hull(
-          task_.b, x.h, x.q, {key_block_.lo + begin_, min(key_block_.lo + end_, p_.Tk)});
-      F sum = zero();
-      for (int64_t k = (hull.lo - key_block_.lo) / W * W; key_block_.lo + k < hull.hi; k += W) {
-        int64_t key = key_block_.lo + k;
-        int in = in_vector(p_.Tk - key);
-        uint64_t in_group = group.one_range() ? MaskView::visible_bits(hull, key, in)
-                                              : group.visible_bits(task_.b, x.h, x.q, key, in);
-        F e;
-        if constexpr (PER_UNIT == 1) e = load(w + k);
-        else e = exp2<5>(mul(sub(load(s + k), from), log2_scale));
-        if (factors.data) {  // a key of weight 0 adds 0, even if its factor is NaN
-          F weighted = mul(e, load_part(row_at(factors, task_.b, x.h, key), in));
-          e = select(equal(e, zero()), zero(), weighted);
-        }
-        sum = add(sum, select(lanes(in_group, 0), e, zero()));
-      }
-      float& group_sum = group_sums_[row * stats_.n_groups + g];
-      group_sum = group_sum * rescale + total(sum);
-    }
-  }
-
   // Pass 4: computes the weighted sum of the values.
   void weighted_sum(int64_t i) {
     int rows = rows_of(i);
@@ -385,7 +358,7 @@ template <class A> class Prefill : BlockScores<A> {
   }
 
   void write_stats(const Row& r, int64_t row, int64_t at) {
-    int64_t b = task_.b, best = stats_.n_top, groups = stats_.n_groups;
+    int64_t b = task_.b, best = stats_.n_top;
     sort_heap(top_scores_ + row * best, top_keys_ + row * best, best);
     // A vector maximum ignores NaN, but the sum does not.
     bool has_nan = sum_[at] != sum_[at] && max_[at] < INF;
@@ -396,8 +369,8 @@ template <class A> class Prefill : BlockScores<A> {
       row_at<float>(stats_.top_scores, b, r.h, r.q)[j] = top_scores_[row * best + j];
       row_at<int64_t>(stats_.top_keys, b, r.h, r.q)[j] = top_keys_[row * best + j];
     }
-    for (int64_t g = 0; g < groups; g++)
-      row_at<float>(stats_.group_sums, b, r.h, r.q)[g] = group_sums_[row * groups + g];
+    for (int64_t g = 0; g < n_groups_; g++)
+      row_at<float>(stats_.group_sums, b, r.h, r.q)[g] = group_sum(row, g);
   }
 
   RowStats stats_;
@@ -411,9 +384,8 @@ template <class A> class Prefill : BlockScores<A> {
   bool sums_rounded_;
   Unit *v_, *masked_v_;
   float* o_;
-  Unit* weights_;  // in float32 they overwrite the scores
   bool nonfinite_;
-  float *moment_, *top_scores_, *group_sums_;
+  float *moment_, *top_scores_;
   int64_t* top_keys_;
   alignas(64) float rescale_[PADDED_ROWS];
   alignas(64) float raised_[KEY_BLOCK + W];  // scores plus top_offsets

@@ -112,6 +112,28 @@ def test_statistics_of_a_padded_batch_are_those_of_each_text_alone(kind, side):
             assert (call.topk.weights[b, :, q] >= w.topk(2, -1).values - 1e-4).all()
 
 
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize("side", SIDES)
+@torch.no_grad()
+def test_masses_on_repeated_tokens_are_those_of_each_text_alone(kind, side):
+    batch = Batch(kind, side)
+    batch.ids.copy_(3 + batch.mask.cumsum(-1) % 2)  # two tokens in turn, also in the padding
+    groups = {"same": ch.masks.duplicate_keys, "after": ch.masks.induction_keys}
+    batch.model.set_attn_implementation("clearhead")
+    with ch.watch(
+        batch.model, stats=[ch.mass({name: keys(batch.ids) for name, keys in groups.items()})]
+    ) as seen:
+        batch.together()
+    for b in range(len(LENGTHS)):
+        ids = batch.ids[b, batch.columns[b]]
+        for call, (w, q, _) in zip(seen, batch.weights(b), strict=True):
+            for name, keys in groups.items():
+                cells = keys(ids).to_bool(len(ids), len(ids))
+                assert cells.any()
+                mass = (w[0] * cells).sum(-1)
+                torch.testing.assert_close(call.mass[name][b, :, q], mass, rtol=1e-3, atol=1e-4)
+
+
 def first(w):
     return torch.arange(w.shape[-1]) < 1
 

@@ -8,6 +8,7 @@ ranges of keys per query (`key_ranges`), which the engines read. The tests compa
 
 from .data import Dense, dense, documents
 from .grid import Grid
+from .key_group import duplicate_keys, induction_keys
 from .mask import And, Mask, Not, Or
 from .parse import parse
 from .positions import Causal, Everything, causal, everything, intersect, lengths, prefix, window
@@ -24,7 +25,9 @@ __all__ = [
     "causal",
     "dense",
     "documents",
+    "duplicate_keys",
     "everything",
+    "induction_keys",
     "intersect",
     "lengths",
     "parse",

@@ -48,18 +48,18 @@ class documents(CachedRanges):
 
     formula = "document[q] == document[k]"
 
-    def _ids(self) -> tuple[Tensor, Tensor]:
+    def ids_of_both(self) -> tuple[Tensor, Tensor]:
         """Return the ids of queries and keys, (B|1, Tq) and (B|1, Tk)."""
         keys = cast(Tensor, self.ids)
         return keys if self.queries is None else cast(Tensor, self.queries), keys
 
     def sizes(self) -> dict[str, int]:
-        q, k = self._ids()
+        q, k = self.ids_of_both()
         batches = _batches(q, k)
         return {"Tq": q.shape[1], "Tk": k.shape[1], **({"B": batches} if batches != 1 else {})}
 
     def check(self, grid: Grid) -> None:
-        q, k = self._ids()
+        q, k = self.ids_of_both()
         if (q.shape[1], k.shape[1]) != (grid.Tq, grid.Tk):
             raise BadValue(
                 f"documents has ids for {q.shape[1]} queries and {k.shape[1]} keys; "
@@ -71,13 +71,13 @@ class documents(CachedRanges):
             check_batch(self, ids, grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        of_query, of_key = (to_device(ids, k.device) for ids in self._ids())
+        of_query, of_key = (to_device(ids, k.device) for ids in self.ids_of_both())
         first = torch.zeros_like(b)
         of_query = of_query[b if of_query.shape[0] > 1 else first, q]
         return of_query == of_key[b if of_key.shape[0] > 1 else first, k]
 
     def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        of_query, of_key = (to_device(ids, device) for ids in self._ids())
+        of_query, of_key = (to_device(ids, device) for ids in self.ids_of_both())
         batches = _batches(of_query, of_key)
         of_query, of_key = of_query.expand(batches, -1), of_key.expand(batches, -1)
         if has_values(of_query, of_key):  # else the ranges cannot be counted
@@ -94,7 +94,7 @@ class documents(CachedRanges):
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         of_query, of_key = (
             int(ids[b if ids.shape[0] > 1 else 0, i])
-            for ids, i in zip(self._ids(), (q, k), strict=True)
+            for ids, i in zip(self.ids_of_both(), (q, k), strict=True)
         )
         return f"documents: query {q} is in document {of_query}, key {k} in document {of_key}"
 

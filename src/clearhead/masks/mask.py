@@ -19,7 +19,7 @@ from ..torch_state import has_values, is_plain
 from . import key_ranges
 from .export import Exports
 from .grid import Grid, check_int, make_grid
-from .key_ranges import KeyRanges
+from .key_ranges import UNLIMITED, KeyRanges
 from .text_positions import Shift
 from .values import Align, shared_offset, stream_of
 
@@ -372,6 +372,12 @@ class Not(CachedRanges):
         lo, hi = self.mask.bounds(grid, device) or (None, None)
         # The complement of a range is one range only if the range has a limit on one side alone.
         return (hi, lo) if (lo is None) != (hi is None) else None
+
+    def band(self, grid: Grid) -> tuple[int, int] | None:
+        before, after = self.mask.band(grid) or (UNLIMITED, UNLIMITED)
+        if (before == UNLIMITED) == (after == UNLIMITED):  # the complement is not one range
+            return None
+        return (UNLIMITED, -before - 1) if after == UNLIMITED else (-after - 1, UNLIMITED)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         return f"the opposite of: {self.mask.reason(grid, b, h, q, k)}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid, Mask, everything, prefix
-from ..masks.key_ranges import KeyRanges
+from ..masks.key_group import KeyGroup, key_group
 from ..problem.online_softmax import MASKED, WeightedSum
 from ..problem.problem import Problem
 from .per_key import VALUE, Numbers
@@ -61,19 +61,19 @@ class GroupStatistic(RowStatistic):
         groups = {name: change(cast(Mask, mask)) for name, mask in self.groups.items()}
         return replace(self, groups=groups)  # type: ignore[type-var]  # its subclasses are dataclasses
 
-    def ranges(self, p: Problem) -> list[KeyRanges]:
-        return [mask.key_ranges(p.grid, p.device) for mask in self.masks]
+    def key_groups(self, p: Problem) -> list[KeyGroup]:
+        return [key_group(mask, p.grid, p.device) for mask in self.masks]
 
     def empty(self, p: Problem, queries: int) -> WeightedSum:
         return WeightedSum(zeros(p, queries, len(self.masks)))
 
     def counter(self, p: Problem) -> Callable[[Tile], WeightedSum]:
-        groups = self.ranges(p)
+        groups = self.key_groups(p)
         factors = None if self.factors is None else self.factors.of(p).unsqueeze(2)
 
         @lru_cache(maxsize=1)  # the same for all tiles of these queries
         def tiles(start: int, stop: int, width: int) -> list[tuple[list[bool], list[bool]]]:
-            return [ranges.tile_lists(slice(start, stop), width) for ranges in groups]
+            return [group.tile_lists(slice(start, stop), width) for group in groups]
 
         def count(tile: Tile) -> WeightedSum:
             terms, total = tile.exps, tile.sum
@@ -82,11 +82,11 @@ class GroupStatistic(RowStatistic):
                 total = terms.sum(-1)
             sums = []
             lists = tiles(tile.queries.start, tile.queries.stop, tile.width)
-            for ranges, (some, full) in zip(groups, lists, strict=True):
+            for group, (some, full) in zip(groups, lists, strict=True):
                 if full[tile.index]:
                     sums.append(total)
                 elif some[tile.index]:
-                    members = ranges.to_bool(tile.queries, tile.keys)
+                    members = group.to_bool(tile.queries, tile.keys)
                     sums.append(torch.where(members, terms, 0.0).sum(-1))
                 else:
                     sums.append(torch.zeros_like(total))

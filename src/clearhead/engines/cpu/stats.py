@@ -6,11 +6,12 @@ The core returns the accumulators of `stats/`, in its own units (kernels/attenti
 """
 
 import math
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from ...masks.key_ranges import KeyRanges
+from ...masks.key_group import KeyGroup
 from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, exact_rows, pooled, topk
@@ -25,7 +26,7 @@ from .pack import args_of, check, mask_numbers, matrix_view, pack, tensor_view
 (ROW_STATS,) = layout(
     "RowStats", "max sum moment n_top top_offsets top_scores top_keys n_groups group_sums groups"
 )
-(GROUP,) = layout("Group", "mask factors")
+(GROUP,) = layout("Group", "mask factors query_ids key_ids")
 (WEIGHT_SUMS,) = layout(
     "WeightSums", "max share received map_rows map_cols map map_factors exact_row exact"
 )
@@ -48,12 +49,12 @@ def core_stats(
     problem = pack(q, k, v, out, None, args)
     unit = core.logit_scale(problem)
     offsets = next((_top_offsets(s, p, unit) for s in statistics if isinstance(s, topk)), None)
-    ranges, group_sums = list[tuple[KeyRanges, Tensor | None]](), None
+    groups, group_sums = list[tuple[KeyGroup, tuple[Tensor | None, ...]]](), None
     if grouped := [s for s in statistics if isinstance(s, GroupStatistic)]:
         for s in grouped:
             numbers = _numbers(s, p)
-            ranges += [(of_group, numbers) for of_group in s.ranges(p)]
-        group_sums = zeros(p, p.Tq, len(ranges))
+            groups += [(x, (numbers, *_ids(x, p))) for x in s.key_groups(p)]
+        group_sums = zeros(p, p.Tq, len(groups))
         parts = group_sums.split([len(s.masks) for s in grouped], -1)
         sums_of = {s.accumulator: WeightedSum(x) for s, x in zip(grouped, parts, strict=True)}
         rows = rows._replace(more={**rows.more, **sums_of})
@@ -64,11 +65,11 @@ def core_stats(
                 *tensor_view(rows.max), *tensor_view(rows.sum), *tensor_view(moment),
                 0 if top_keys is None else top_keys.shape[-1], *tensor_view(offsets),
                 *matrix_view(top_scores), *matrix_view(top_keys),
-                len(ranges), *matrix_view(group_sums), 0,
+                len(groups), *matrix_view(group_sums), 0,
             ),
             b"".join(
-                GROUP.pack(*mask_numbers(0, 0, r.lo, r.hi, r.bits), *tensor_view(x))
-                for r, x in ranges
+                GROUP.pack(*_packed(group), *chain.from_iterable(map(tensor_view, tensors)))
+                for group, tensors in groups
             ),
         )
     )  # fmt: skip
@@ -80,6 +81,22 @@ def core_stats(
         sums = _sum_weights(p, statistics, problem, rows.max, share)
     part = Partial.of_all(p, statistics, state, sums)
     return part, rows.max.double() * unit
+
+
+def _ids(group: KeyGroup, p: Problem) -> tuple[Tensor | None, Tensor | None]:
+    """Return the ids of queries, (B, H, Tq), and of keys, (B, H, Tk), that the core compares."""
+    numbered = group.numbered_ids()
+    if numbered is None:
+        return None, None
+    of_query, of_key = (x.unsqueeze(1).expand(p.B, p.H, -1) for x in numbered)
+    return of_query, of_key
+
+
+def _packed(group: KeyGroup) -> tuple[int, ...]:
+    """Return the core's `Mask` of the rule of a group."""
+    if group.band is not None:
+        return mask_numbers(*group.band, None, None, None)
+    return mask_numbers(0, 0, group.ranges.lo, group.ranges.hi, group.ranges.bits)
 
 
 def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:

@@ -87,17 +87,20 @@ class _CoreStats(torch.autograd.Function):
             received = sums.pop("received", None)
             if rows.sum is not None or moment is not None:
                 result = _of_rows(p, inputs, top, total, (rows.sum, moment), needed[2])
-            if groups is not None:
-                ranges = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
+            of_mass = [g for s in statistics if isinstance(s, mass) for g in s.key_groups(p)]
+            by_id = any(group.documents for group in of_mass)  # the backward pass reads no ids
+            if groups is not None and not by_id:
+                ranges = [group.ranges for group in of_mass]
                 more = _of_masses(p, inputs, top, total, groups, ranges, needed[2])
                 result = _sum(result, more)
             if received is not None:
                 more = _of_received(p, inputs, top, total, received, needed[2])
                 result = _sum(result, more)
-            weighted = {
-                n: x if "weighted" in n else [None for _ in x] for n, x in rows.more.items()
-            }
-            of_rows[1:] = None, *chain(*weighted.values())
+            of_torch = {"weighted", "value_weighted"} | ({"groups"} if by_id else set())
+            left: list[Iterable[Tensor | None]] = [
+                x if name in of_torch else [None for _ in x] for name, x in rows.more.items()
+            ]
+            of_rows[1:] = None, *chain(*left)
         if any(g is not None for g in (*of_rows, *sums.values())):
             recomputed = sweep_gradients(
                 p,

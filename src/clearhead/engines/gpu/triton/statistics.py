@@ -40,8 +40,9 @@ def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> 
 def _fits(statistic: Statistic, p: Problem) -> bool:
     if statistic.by is not None:
         return False
-    if isinstance(statistic, mass):  # the kernels read groups as ranges, without bits
-        return all(group.bits is None for group in statistic.ranges(p))
+    if isinstance(statistic, mass):  # the kernels read groups as ranges, without bits and ids
+        groups = statistic.key_groups(p)
+        return not any(x.documents or x.ranges.bits is not None for x in groups)
     return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP
 
 
@@ -52,7 +53,7 @@ def answer_and_stats(
     same sweep. Without it the values are not read."""
     rule = args_of(p)
     empty = empty_rows(p, statistics, p.Tq)
-    groups = [r for s in statistics if isinstance(s, mass) for r in s.ranges(p)]
+    groups = [x.ranges for s in statistics if isinstance(s, mass) for x in s.key_groups(p)]
     top = cast("TopScores | None", empty.more.get("top"))
     wanted = {"max", "sum"}
     wanted |= {"moment"} if "moment" in empty.more else set()

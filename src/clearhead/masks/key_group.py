@@ -1,0 +1,121 @@
+"""Read a mask as a group of keys: key ranges, and ids that a query and a key must share.
+
+A text repeats its tokens so often that the keys with a query's id are many ranges, which take
+O(Tq x Tk) memory. Ids take O(Tq + Tk), and two of them are compared for each cell.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import torch
+from torch import Tensor
+
+from ..errors import BadValue
+from .data import documents
+from .grid import Grid
+from .key_ranges import KeyRanges
+from .mask import And, Mask
+from .positions import everything, intersect, prefix, window
+from .values import to_device
+
+MOST_IDS = 2**24  # float32 holds smaller whole numbers exactly
+
+
+@dataclass(frozen=True, eq=False)
+class KeyGroup:
+    """The keys that `rule` allows, with the id of the query in every one of `documents`."""
+
+    rule: Mask
+    documents: tuple[documents, ...]
+    grid: Grid
+    device: torch.device | None
+
+    @property
+    def band(self) -> tuple[int, int] | None:
+        """The `Mask.band` of the rule."""
+        return self.rule.band(self.grid)
+
+    @cached_property
+    def ranges(self) -> KeyRanges:
+        """The key ranges of the rule."""
+        return self.rule.key_ranges(self.grid, self.device)
+
+    @cached_property
+    def ids(self) -> list[tuple[Tensor, Tensor]]:
+        """The ids of queries, (B|1, Tq), and of keys, (B|1, Tk)."""
+        pairs = (x.ids_of_both() for x in self.documents)
+        return [(to_device(q, self.device), to_device(k, self.device)) for q, k in pairs]
+
+    def to_bool(self, queries: slice, keys: slice) -> Tensor:
+        """Return which keys are in the group, (B|1, H|1, q, k), for a block."""
+        cells = self.ranges.to_bool(queries, keys)
+        for of_query, of_key in self.ids:
+            equal = of_query[:, queries].unsqueeze(-1) == of_key[:, keys].unsqueeze(-2)
+            cells = cells & equal.unsqueeze(1)
+        return cells
+
+    def tile_lists(self, queries: slice, width: int) -> tuple[list[bool], list[bool]]:
+        """Return `KeyRanges.tile_lists`; no tile is known to be full if there are ids."""
+        some, full = self.ranges.tile_lists(queries, width)
+        return some, [False] * len(full) if self.documents else full
+
+    def numbered_ids(self) -> tuple[Tensor, Tensor] | None:
+        """Return whole numbers in float32 that are equal where all ids are equal.
+
+        They are of the queries, (B|1, Tq), and of the keys, (B|1, Tk); None without ids.
+        """
+        if not self.ids:
+            return None
+        B = max(x.shape[0] for pair in self.ids for x in pair)
+        pairs = (torch.cat([x.expand(B, -1) for x in pair], 1) for pair in self.ids)
+        numbers = reduce(_numbered_pairs, map(_numbered, pairs))
+        if numbers.numel() > MOST_IDS and (count := int(numbers.max())) >= MOST_IDS:
+            raise BadValue(
+                f"A group compares {count + 1} different ids.",
+                f"the C++ core distinguishes {MOST_IDS}.",
+                "pass fewer texts at once, or engine='tiled'.",
+            )
+        of_query, of_key = numbers.float().split([self.grid.Tq, self.grid.Tk], 1)
+        return of_query, of_key
+
+
+def _numbered(ids: Tensor) -> Tensor:
+    """Number the different ids from 0."""
+    return ids.unique(return_inverse=True)[1]
+
+
+def _numbered_pairs(a: Tensor, b: Tensor) -> Tensor:
+    """Number the different pairs of numbers from 0."""
+    return _numbered(a * (int(b.max()) + 1) + b)
+
+
+def key_group(mask: Mask, grid: Grid, device: torch.device | None) -> KeyGroup:
+    """Return the keys that a mask allows as a group, whose ids are not turned into ranges."""
+    parts = mask.parts if isinstance(mask, And) else (mask,)
+    by_id = tuple(x for x in parts if isinstance(x, documents))
+    rules = (x for x in parts if not isinstance(x, documents))
+    return KeyGroup(reduce(intersect, (everything, *rules)), by_id, grid, device)
+
+
+_EARLIER = ~window(before=1, after=None) & ~prefix(1)
+
+
+def duplicate_keys(ids: "Tensor | Iterable[int]") -> Mask:
+    """Let a query look at earlier copies of its own token, to sum their weights by `mass`.
+
+    ``ids[k] == ids[q] and 1 <= k <= q - 2``. The previous token and the first one do not count,
+    because a head may look at them wherever they are copies or not. `ids` are (T,) or (B, T).
+    """
+    return documents(ids) & _EARLIER
+
+
+def induction_keys(ids: "Tensor | Iterable[int]") -> Mask:
+    """Let a query look at the keys after earlier copies of its token, to sum weights by `mass`.
+
+    ``ids[k - 1] == ids[q] and 1 <= k <= q - 2``. So a token repeated at once is not its own
+    induction key. `ids` are (T,) or (B, T).
+    """
+    copies = documents(ids).ids
+    assert isinstance(copies, Tensor)
+    return documents(copies.roll(1, -1), queries=copies) & _EARLIER
