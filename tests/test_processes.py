@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.fresh_process import run_program
+
 FORKED = """if True:
     import os, torch, clearhead as ch
     torch.set_num_threads(2)
@@ -27,7 +29,8 @@ FORKED = """if True:
 def test_a_child_of_fork_answers_on_one_thread():
     """The same bits. In a process of its own, because other libraries of these tests do not like to
     be forked."""
-    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
+    done = run_program(FORKED)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_subinterpreter_is_refused():

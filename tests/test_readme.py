@@ -4,7 +4,6 @@ import doctest
 import importlib
 import pkgutil
 import re
-import subprocess
 import sys
 import warnings
 from importlib import metadata
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from tests.fresh_process import run_program
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -67,7 +67,8 @@ def test_importing_is_light():
         "'torch.distributed.tensor', 'rich', 'networkx', 'clearhead.explorer'}; "
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    done = run_program(script)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("old", ["compat", "notebook", "report", "serve", "storyteller", "views"])

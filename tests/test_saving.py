@@ -1,8 +1,5 @@
 """Results written by `torch.save` are read by `torch.load` with its default, weights_only=True."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +10,7 @@ import clearhead as ch
 from clearhead.demo import load
 from clearhead.errors import BadValue
 from clearhead.formatting import Token
+from tests.fresh_process import run_program
 
 STATS = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)}), ch.pooled(2, 3)]
 
@@ -207,9 +205,5 @@ def test_a_new_process_reads_them_once_clearhead_is_imported(tmp_path):
     code = (
         "import sys, torch, clearhead; print(*(type(torch.load(x)).__name__ for x in sys.argv[1:]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *(tmp_path / f"{x}.pt" for x in ("look", "report"))],
-        capture_output=True,
-        text=True,
-    )
+    done = run_program(code, *(tmp_path / f"{x}.pt" for x in ("look", "report")))
     assert done.stdout == "Look Report\n", done.stderr

@@ -1,7 +1,6 @@
 """Without a C++ compiler there is no core: everything works, and reports that it is slower."""
 
-import subprocess
-import sys
+from tests.fresh_process import run_program
 
 HIDE = """if True:
     import sys
@@ -17,7 +16,7 @@ HIDE = """if True:
 
 def without_core(program: str) -> str:
     script = HIDE + "".join(f"    {line}\n" for line in program.splitlines())
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = run_program(script)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -49,6 +48,6 @@ def test_a_core_of_another_version_is_named():
         "core.fields = lambda: fields\n"
         "import clearhead.engines\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = run_program(script)
     assert done.returncode and "are of different versions" in done.stderr
     assert "the members of Mask" in done.stderr

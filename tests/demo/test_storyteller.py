@@ -20,6 +20,7 @@ from examples.storyteller import data, grammar
 from examples.storyteller.ablate import VARIANTS
 from examples.storyteller.baselines import Bigram, Unigram
 from examples.storyteller.measure import RELATIONS, Table, best_distance, chance
+from tests.fresh_process import run_program
 
 TINY = {"steps": 9, "batch": 3, "d": 12, "layers": 2, "heads": 2, "every": 2, "progress": False}
 
@@ -232,11 +233,7 @@ train(sys.argv[1], **eval(sys.argv[2]), picture=False)
 def test_a_killed_training_ends_with_the_same_weights_bit_for_bit(tmp_path):
     whole = tiny(tmp_path / "whole")
     killed = tmp_path / "killed"
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED, str(killed), repr(TINY), ch.__file__],
-        capture_output=True,
-        text=True,
-    )
+    ended = run_program(KILLED, killed, repr(TINY), ch.__file__)
     assert ended.returncode == -9, ended.stderr
     _, about = atomic_io.read(killed / "checkpoint.safetensors")
     tensors, _ = atomic_io.read(killed / "checkpoint.safetensors")

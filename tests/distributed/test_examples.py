@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.distributed.processes import on_processes
+from tests.fresh_process import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -63,6 +64,6 @@ dist.destroy_process_group()
 for thread in os.listdir("/proc/self/task"):
     print(open(f"/proc/self/task/{thread}/comm").read().strip())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = run_program(script)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout and "gloo" not in done.stdout

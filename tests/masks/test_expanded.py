@@ -1,6 +1,5 @@
 """Masks and biases that `expand` made take the memory of what was expanded, and mean the same."""
 
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.masks.key_ranges import from_bits
 from clearhead.torch_state import without_repeats
+from tests.fresh_process import run_program
 
 T = 7
 ROW = torch.tensor([[[[1, 0, 1, 1, 0, 1, 0]]], [[[0, 1, 1, 0, 1, 1, 1]]]]).bool()  # of two texts
@@ -166,6 +166,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 @pytest.mark.outside
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process in KB")
 def test_a_view_takes_no_memory_of_its_size():
-    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    run = run_program(MEMORY)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 8

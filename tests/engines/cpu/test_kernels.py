@@ -7,7 +7,6 @@ The error may be twice that of plain torch in the same dtype, plus a rounding ba
 import itertools
 import math
 import mmap
-import os
 import random
 import re
 import shutil
@@ -29,6 +28,7 @@ from clearhead.engines import cpu
 from clearhead.engines.cpu import extension, operator
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
+from tests.fresh_process import run_program
 from tests.pairs import pairs
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
@@ -498,8 +498,7 @@ def test_scratch_does_not_grow_with_length():
         "f(512); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "f(2**18); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    grown = int(subprocess.check_output([sys.executable, "-c", program]))
-    assert grown < 4096  # kilobytes
+    assert int(run_program(program).stdout) < 4096  # kilobytes
 
 
 # ---------------------------------------------------------------------------------------- levels
@@ -509,8 +508,7 @@ def test_scratch_does_not_grow_with_length():
 def test_the_environment_forces_a_level():
     """The lowest level is set; the default is the highest."""
     program = "import clearhead.engines.cpu as c; print(c.status())"
-    environment = {**os.environ, "CLEARHEAD_CPU": LEVELS[0]}
-    said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    said = run_program(program, CLEARHEAD_CPU=LEVELS[0]).stdout
     assert said.startswith(f"{LEVELS[0]} (")
 
 
@@ -532,9 +530,7 @@ def test_an_unknown_level_is_refused_and_named():
         "except ValueError as e: print(e)\n"
         "print(ch.plan(q, q, q).engine)"
     )
-    said = subprocess.check_output(
-        [sys.executable, "-c", program], env={**os.environ, "CLEARHEAD_CPU": "mmx"}, text=True
-    )
+    said = run_program(program, CLEARHEAD_CPU="mmx").stdout
     assert "CLEARHEAD_CPU=mmx" in said and all(name in said for name in LEVELS)
     assert said.split()[-1] == "sdpa"
     with pytest.raises(ch.BadValue, match="'mmx'"):

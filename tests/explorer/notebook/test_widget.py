@@ -1,8 +1,6 @@
 """The explorer in a notebook, from Python: what is chosen, what is asked, how large it is."""
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,6 +13,7 @@ from tests.explorer.test_page import browser as browser, embedded
 
 pytest.importorskip("anywidget")
 from clearhead.explorer.notebook import explore
+from tests.fresh_process import run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 TEXT = "Once upon a time a queen slept. She dreamt."
@@ -202,7 +201,5 @@ def test_what_cannot_be_explored(tmp_path):
 
 def test_without_anywidget_it_says_what_to_install():
     run = "import sys; sys.modules['anywidget'] = None; from clearhead.explorer import explore; "
-    done = subprocess.run(
-        [sys.executable, "-c", run + "explore(None, 'a')"], capture_output=True, text=True
-    )
+    done = run_program(run + "explore(None, 'a')")
     assert "pip install 'anywidget>=0.9.13'" in done.stderr

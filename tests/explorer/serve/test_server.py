@@ -29,6 +29,7 @@ from starlette.testclient import TestClient
 
 from clearhead.explorer.serve import server
 from clearhead.explorer.serve.refusal import HEADERS
+from tests.fresh_process import run_program
 
 TOKEN = "a-token"
 HOST = "http://127.0.0.1:8000"
@@ -513,14 +514,13 @@ def test_a_damaged_checkpoint(tmp_path):
 # ---- from a shell ----------------------------------------------------------------------
 
 
-def command(*arguments):
-    run = "import sys; from clearhead_cli import main; sys.exit(main())"
-    return [sys.executable, "-c", run, "serve", *map(str, arguments)]
+COMMAND = "import sys; from clearhead_cli import main; sys.exit(main())"
 
 
 def test_it_starts_answers_and_ends():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command(TEXT), text=True, **pipes) as started:
+    command = [sys.executable, "-c", COMMAND, "serve", TEXT]
+    with subprocess.Popen(command, text=True, **pipes) as started:
         try:
             address = started.stdout.readline().strip()
             host, path = re.fullmatch(r"http://(127.0.0.1:\d+)(/[\w-]{32}/)", address).groups()
@@ -549,10 +549,10 @@ def test_a_port_that_is_taken_and_a_model_that_is_not_there(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        done = subprocess.run(command("--port", taken), capture_output=True, text=True)
+        done = run_program(COMMAND, "serve", "--port", taken)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: Port {taken} is not available")
-    done = subprocess.run(command("--model", tmp_path), capture_output=True, text=True)
+    done = run_program(COMMAND, "serve", "--model", tmp_path)
     assert done.returncode == 2 and "is not a checkpoint folder" in done.stderr
 
 
