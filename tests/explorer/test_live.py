@@ -11,7 +11,13 @@ from clearhead import demo as storyteller
 from clearhead.demo.model import untrained
 from clearhead.explorer import html
 from examples.storyteller.grammar import story
-from tests.explorer.test_page import browser, map_cell, texts, visit  # noqa: F401  # fixtures, too
+from tests.explorer.test_page import (  # noqa: F401  # fixtures, too
+    browser,
+    map_cell,
+    texts,
+    visit,
+    visits,
+)
 
 NONE = {"off": [], "temperature": 1, "scale": None, "mask": None, "softcap": None, "dropout": 0,
         "seed": 0}  # fmt: skip
@@ -28,13 +34,18 @@ def teller():
     return storyteller.load()
 
 
+@pytest.fixture(scope="module")
+def page_of_a_text(browser, tmp_path_factory, teller):  # noqa: F811
+    with visits(browser, tmp_path_factory.mktemp("page")) as open_page:
+        yield open_page(ch.report(teller, SHE, progress=False))
+
+
 @pytest.fixture
-def compute(visit, teller):  # noqa: F811
+def compute(page_of_a_text):
     """Read a text in the page: its steps by layer as tensors, and the snapshot without them."""
-    tab = visit(ch.report(teller, SHE, progress=False))
 
     def read(text, **edits):
-        found = tab.evaluate(
+        found = page_of_a_text.evaluate(
             """async ([text, edits]) => JSON.stringify(await source.compute(text, edits),
                  (_, value) => ArrayBuffer.isView(value)
                    ? Array.from(value, (x) => Number.isFinite(x) ? x : String(x)) : value)""",
@@ -293,9 +304,9 @@ def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller)
         ("", "a", []),
     ],
 )
-def test_the_alignment_of_two_texts(visit, teller, here, there, words):  # noqa: F811
-    tab = visit(ch.report(teller, SHE, progress=False))
-    assert tab.evaluate("([a, b]) => alignment(a, b)", [here.split(), there.split()]) == words
+def test_the_alignment_of_two_texts(page_of_a_text, here, there, words):
+    texts = here.split(), there.split()
+    assert page_of_a_text.evaluate("([a, b]) => alignment(a, b)", texts) == words
 
 
 def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
