@@ -11,6 +11,7 @@ same numbers whatever ran before it, so what failed once fails again.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -44,6 +45,10 @@ settings.register_profile("fixed", UNTIMED, max_examples=50, derandomize=True)
 settings.register_profile("fresh", UNTIMED, max_examples=500, database=None)
 settings.load_profile("fixed")
 
+# Python's collector visits every object of torch and of thousands of tests again and again while
+# these are created. They stay to the end, so it is off meanwhile, and skips them afterwards.
+gc.disable()
+
 
 def only_unit(config: pytest.Config) -> bool:
     return config.option.markexpr == "unit"
@@ -73,6 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = {mark.name for mark in item.iter_markers()}
         if item.path.relative_to(TESTS).parts[0] in UNIT and not marks & {"outside", "slow"}:
             item.add_marker("unit")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
