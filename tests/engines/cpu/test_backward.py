@@ -408,9 +408,10 @@ def test_autocast_trains_in_bfloat16():
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.timeout(600)  # a C++ compiler on a busy machine
-def test_compiled_in_one_graph_forward_and_backward():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_in_one_graph_forward_and_backward(backend):
     qkv = [x.requires_grad_() for x in make_qkv(2, 4, 2, 37, 37, 16)]
-    compiled = torch.compile(loss, fullgraph=True, backend="inductor")
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
     true = torch.autograd.grad(loss(*qkv), qkv)
     got = torch.autograd.grad(compiled(*qkv), qkv)
     for a, b in zip(got, true, strict=True):
