@@ -62,6 +62,7 @@ from .masks import (
 from .nn.explain_text import explain_text
 from .problem.biases import alibi, bias
 from .stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
+from .survey import Survey, survey
 from .trace import Step, Trace
 
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
@@ -98,6 +99,8 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "report_batch",
     "Report",
     "rollout",
+    "survey",
+    "Survey",
     "load",
     "plan",
     "Plan",

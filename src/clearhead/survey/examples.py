@@ -1,0 +1,128 @@
+"""Select examples: for each head and metric, some queries of every range of values.
+
+The range of values is cut into `STRATA`. From each, the queries with the smallest hashes are
+stored: a uniform sample that does not depend on the order of the texts, and needs no first pass.
+The queries with the largest values are stored too. All orders are total, so the selection is
+unique.
+
+An example is a reference: the query, and its `TOP_KEYS` largest weights.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .basic import TOP_KEYS
+from .metric import Batch, Metric
+
+STRATA, LARGEST = 20, 20  # the last stratum, number 20, has the largest values
+IN_STRATUM, OF_LARGEST = 3, 8
+
+EXAMPLE = np.dtype(
+    [
+        ("layer", "i2"), ("head", "i2"), ("metric", "i2"), ("stratum", "i1"), ("hash", "i8"),
+        ("value", "f4"), ("text", "i4"), ("context", "i4"), ("query", "i4"),
+        ("keys", "i4", TOP_KEYS), ("weights", "f4", TOP_KEYS),
+    ]
+)  # fmt: skip
+_MOST = np.iinfo(np.int64).max
+
+
+def hashes(seed: int, batch: Batch) -> np.ndarray:
+    """Return a hash of each query, (B, T), from the seed and the numbers of its text and context.
+
+    Source: Steele et al. 2014, "Fast splittable pseudorandom number generators" (SplitMix64).
+    """
+    T = batch.ids.shape[1]
+    state = np.full((len(batch.texts), T), seed, dtype=np.uint64)
+    parts = np.asarray(batch.texts)[:, None], np.asarray(batch.contexts)[:, None], np.arange(T)
+    for part in parts:
+        state = _mixed(state ^ _mixed(part.astype(np.uint64)))
+    return (state >> np.uint64(1)).astype(np.int64)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def selected(examples: np.ndarray) -> np.ndarray:
+    """Select the examples to store, from any number of them, in the order of the tables."""
+    largest = examples["stratum"] == LARGEST
+    value = np.where(largest, -examples["value"], 0)
+    names = "query", "context", "text", "hash"
+    groups = "stratum", "metric", "head", "layer"
+    order = np.lexsort([*(examples[x] for x in names), value, *(examples[x] for x in groups)])
+    examples = examples[order]
+    first = np.ones(len(examples), dtype=bool)
+    for name in groups:
+        change = examples[name][1:] != examples[name][:-1]
+        first[1:] = change if name == groups[0] else first[1:] | change
+    start = np.maximum.accumulate(np.where(first, np.arange(len(examples)), 0))
+    rank = np.arange(len(examples)) - start
+    return examples[rank < np.where(examples["stratum"] == LARGEST, OF_LARGEST, IN_STRATUM)]
+
+
+class LayerExamples:
+    """The examples of one layer, collected batch by batch."""
+
+    def __init__(self, layer: int, heads: int, metrics: list[Metric]) -> None:
+        self.layer, self.heads, self.metrics = layer, heads, metrics
+        self.examples = np.zeros(0, EXAMPLE)
+        self._new: list[np.ndarray] = []
+        shape = len(metrics), heads
+        # A query is a candidate if it precedes the last example that is stored.
+        self._hash = torch.full((*shape, STRATA), _MOST)  # the last of each stratum
+        self._value = torch.full(shape, -torch.inf)  # of the largest values, and its hash
+        self._value_hash = torch.full(shape, _MOST)
+
+    def add(
+        self,
+        metric: int,
+        values: Tensor,
+        counts: Tensor,
+        batch: Batch,
+        hash: Tensor,
+        keys: Tensor,
+        weights: Tensor,
+    ) -> None:
+        """Add the candidates of a batch: values (B, H, T), counts (B, T), hash (B, T); the largest
+        weights with their keys, (B, H, T, n)."""
+        bins = self.metrics[metric].bins
+        strata = bins.of(values) * STRATA // bins.count
+        limit = self._hash[metric].unsqueeze(0).expand(len(values), -1, -1).gather(2, strata)
+        sample = counts.unsqueeze(1) & (hash.unsqueeze(1) < limit)
+        value, tied = (x[metric].reshape(1, -1, 1) for x in (self._value, self._value_hash))
+        precedes = (values > value) | ((values == value) & (hash.unsqueeze(1) < tied))
+        largest = counts.unsqueeze(1) & precedes
+        for chosen, stratum in ((sample, strata), (largest, torch.full_like(strata, LARGEST))):
+            b, h, t = chosen.nonzero(as_tuple=True)
+            new = np.zeros(len(b), EXAMPLE)
+            new["layer"], new["metric"], new["head"] = self.layer, metric, h
+            new["stratum"], new["hash"] = stratum[b, h, t], hash[b, t]
+            new["value"], new["query"] = values[b, h, t], t
+            new["text"] = np.asarray(batch.texts)[b.numpy()]
+            new["context"] = np.asarray(batch.contexts)[b.numpy()]
+            new["keys"][:, : keys.shape[-1]] = keys[b, h, t]
+            new["weights"][:, : keys.shape[-1]] = weights[b, h, t]
+            self._new.append(new)
+
+    def select(self) -> None:
+        """Select among the candidates of a batch."""
+        self.examples = x = selected(np.concatenate([self.examples, *self._new]))
+        self._new.clear()
+        sample, largest = x[x["stratum"] < LARGEST], x[x["stratum"] == LARGEST]
+        _last(self._hash, sample, "hash", ("metric", "head", "stratum"), IN_STRATUM)
+        for limits, name in ((self._value, "value"), (self._value_hash, "hash")):
+            _last(limits, largest, name, ("metric", "head"), OF_LARGEST)
+
+
+def _last(limits: Tensor, x: np.ndarray, name: str, groups: tuple[str, ...], size: int) -> None:
+    """Store the field `name` of the last example of each full group in `limits`."""
+    index = np.ravel_multi_index([x[group] for group in groups], tuple(limits.shape))
+    known, first, count = np.unique(index, return_index=True, return_counts=True)
+    full = count == size
+    last = x[name][first[full] + size - 1]
+    limits.view(-1)[torch.from_numpy(known[full])] = torch.from_numpy(last.copy())

@@ -1,0 +1,157 @@
+"""The manifest of a survey: what its numbers depend on, and its list of shards.
+
+A folder has one survey. A run with another model, tokenizer, setting or version is refused, and the
+error names the value that differs. Texts may be added after those that it has.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..engines import cpu
+from ..errors import BadValue
+from ..files import atomic_io
+from .metric import Metric
+from .reader import Reader
+
+FILE, FORMAT = "manifest.json", 1
+MOST_SKIPPED = 1000  # texts left out that the manifest names
+
+
+class ShardEntry(NamedTuple):
+    """A shard in the manifest: its file, and the numbers of its tokens and contexts."""
+
+    file: str
+    tokens: int
+    contexts: int
+
+
+class Manifest(NamedTuple):
+    """What a survey depends on, and what it consists of.
+
+    `fixed` cannot change: the model, the tokenizer, the settings, the metrics with their versions,
+    and the versions of the software. `corpus` counts texts, and describes how they were cut.
+    """
+
+    fixed: dict[str, Any]
+    corpus: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    shards: list[ShardEntry]
+
+    def write(self, out: Path) -> None:
+        value = {"format": FORMAT, **self._asdict(), "shards": [s._asdict() for s in self.shards]}
+        atomic_io.write_json(out / FILE, value)
+
+
+def fixed_values(
+    reader: Reader, metrics: Sequence[Metric], settings: dict[str, Any], threads: int
+) -> dict[str, Any]:
+    """Return the values on which all numbers of a survey depend."""
+    before, after = reader.around
+    device = next((x.device.type for x in reader.module.parameters()), "cpu")
+    return {
+        "model": reader.name,
+        "model digest": reader.model_digest,
+        "tokenizer digest": reader.tokenizer_digest,
+        "tokens before each context": before,
+        "tokens after each context": after,
+        **settings,
+        "metrics": {metric.name: metric.version for metric in metrics},
+        "threads of a worker": threads,
+        "device": device,
+        "instruction level": cpu.level() or "none" if cpu.core is not None else "none",
+        "torch uses": torch.backends.cpu.get_cpu_capability(),
+        "versions": {"clearhead": _version("clearhead"), "torch": str(torch.__version__),
+                     "transformers": _version("transformers")},
+    }  # fmt: skip
+
+
+def describe(metric: Metric) -> dict[str, Any]:
+    """Return what the tables state about a metric."""
+    bins = metric.bins
+    return {
+        "metric": metric.name,
+        "formula": metric.formula,
+        "source": metric.source,
+        "version": metric.version,
+        "low": bins.low,
+        "high": bins.high,
+        "bins": bins.count,
+        "logarithmic": bins.log,
+        "bounded": bins.bounded,
+        "examples": metric.examples,
+    }
+
+
+def read_manifest(out: Path) -> Manifest:
+    """Read the manifest of a survey. Raises `BadValue` for a folder without one."""
+    path = out / FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value.pop("format") != FORMAT:
+            raise ValueError("it has another format")
+        shards = [ShardEntry(**entry) for entry in value.pop("shards")]
+        return Manifest(**value, shards=shards)
+    except FileNotFoundError as error:
+        raise BadValue(
+            f"{str(out)!r} has no survey.",
+            f"the folder of a survey has a {FILE}.",
+            "check the path, or begin a survey with clearhead survey TEXTS --out FOLDER.",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadValue(
+            f"{str(path)!r} cannot be read: {error}.",
+            "the manifest of a survey is written by this version of clearhead.",
+            "use another folder, or the version that wrote it.",
+        ) from error
+
+
+def must_continue(old: Manifest, new: Manifest, out: Path) -> None:
+    """Raise `BadValue` if a survey in `out` cannot be continued with these values."""
+    for name, value in _flat(new.fixed).items():
+        known = _flat(old.fixed).get(name)
+        if known != value:
+            raise _other(out, name, known, value)
+    for name, known in _flat(old.fixed).items():
+        if name not in _flat(new.fixed):
+            raise _other(out, name, known, None)
+    complete = [entry.file for entry in old.shards[:-1]]
+    if (
+        len(new.shards) < len(old.shards)
+        or [x.file for x in new.shards[: len(complete)]] != complete
+    ):
+        raise BadValue(
+            f"The survey in {str(out)!r} has other texts.",
+            "texts can be added after those of a survey, and not changed or left out.",
+            "pass the same texts first, or another folder as out=.",
+        )
+
+
+def _other(out: Path, name: str, known: Any, value: Any) -> BadValue:
+    return BadValue(
+        f"The survey in {str(out)!r} has {name} {known!r}, and this run {value!r}.",
+        "one survey has one model, tokenizer, set of settings and versions, so that its numbers "
+        "belong together.",
+        "use the same value, or another folder as out=.",
+    )
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}: {key}": x for key, x in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

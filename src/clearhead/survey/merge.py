@@ -1,0 +1,338 @@
+"""Fold the states of all shards into the tables, in the order of the shards.
+
+The result does not depend on the order in which workers finished. The memory does not grow with the
+corpus: sums of texts are read shard by shard, twice, for means and for deviations from them.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import BadValue
+from ..inspection.report.role_tests import t_quantile
+from . import corpus, state
+from .corpus import read_shard
+from .examples import EXAMPLE, selected
+from .manifest import Manifest, read_manifest
+from .metric import Bins
+from .state import State, is_readable, read_state
+from .tables import SCHEMA, Columns, write_table
+from .token_counts import LINK, QUERY, merged
+
+QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+MOST_TOKENS = 100  # rows of a head and side in the table of tokens, by lift and by count
+LEAST_COUNT = 5  # links of a token with a lift
+MOST_FREE = 1000  # degrees of freedom of an interval: beyond, Student's t hardly changes
+
+
+def missing_shards(out: Path, manifest: Manifest) -> list[int]:
+    """Return the numbers of the shards without a complete state."""
+    files = [out / state.FOLDER / entry.file for entry in manifest.shards]
+    return [number for number, file in enumerate(files) if not is_readable(file)]
+
+
+def merge(out: Path) -> Path:
+    """Write the tables of a survey. Raises `BadValue` if a shard is not finished."""
+    manifest = read_manifest(out)
+    if missing := missing_shards(out, manifest):
+        raise BadValue(
+            f"{len(missing)} of {len(manifest.shards)} shards of {str(out)!r} are not finished.",
+            "tables are of all texts.",
+            "run the same survey again: it computes the missing shards, and merges.",
+        )
+    folded = _fold(out, manifest)
+    write_table(out, "metrics", [_columns("metrics", manifest.metrics)])
+    write_table(out, "texts", _texts(out, manifest))
+    write_table(out, "tokens", _tokens(folded))
+    write_table(out, "examples", _examples(folded, manifest))
+    write_table(out, "histograms", _histograms(folded, manifest))
+    write_table(out, "heads", _heads(out, manifest, folded))
+    return out
+
+
+def states(out: Path, manifest: Manifest) -> Iterator[State]:
+    """Yield the states of all shards, in their order."""
+    for entry in manifest.shards:
+        yield read_state(out / state.FOLDER / entry.file)
+
+
+class OfText(NamedTuple):
+    """The sums of one text in each layer, (H, M), and its numbers of queries, (M,)."""
+
+    text: int
+    sums: list[Tensor]
+    queries: list[Tensor]
+
+
+def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
+    """Yield the sums of each text, also of one that continues in later shards."""
+    last: OfText | None = None
+    for shard in states(out, manifest):
+        for row, text in enumerate(shard.texts.tolist()):
+            sums = [layer.sums[row] for layer in shard.layers]
+            queries = [layer.queries[row] for layer in shard.layers]
+            if last is not None and last.text == text:
+                sums = [a + b for a, b in zip(last.sums, sums, strict=True)]
+                queries = [a + b for a, b in zip(last.queries, queries, strict=True)]
+            elif last is not None:
+                yield last
+            last = OfText(text, sums, queries)
+    if last is not None:
+        yield last
+
+
+class _Folded(NamedTuple):
+    """The states of all shards as one, without texts. `uniform` and `counts` are by layer."""
+
+    modules: list[str]
+    uniform: list[Tensor]
+    counts: list[Tensor]
+    examples: np.ndarray
+    linked: np.ndarray
+    tokens: np.ndarray
+    spelling: dict[int, str]
+
+
+def _fold(out: Path, manifest: Manifest) -> _Folded:
+    folded: _Folded | None = None
+    for entry, shard in zip(manifest.shards, states(out, manifest), strict=True):
+        modules = [layer.module for layer in shard.layers]
+        uniform = [layer.uniform for layer in shard.layers]
+        counts = [layer.counts for layer in shard.layers]
+        if folded is not None:
+            _must_have_layers(folded.modules, modules)
+            uniform = [a + b for a, b in zip(folded.uniform, uniform, strict=True)]
+            counts = [a + b for a, b in zip(folded.counts, counts, strict=True)]
+        no_links = np.zeros(0, LINK)
+        before = folded or _Folded([], [], [], np.zeros(0, EXAMPLE), no_links, no_links, {})
+        folded = _Folded(
+            modules,
+            uniform,
+            counts,
+            selected(np.concatenate([before.examples, shard.examples])),
+            merged(np.concatenate([before.linked, shard.linked])),
+            merged(np.concatenate([before.tokens, shard.tokens])),
+            before.spelling | read_shard(out / corpus.FOLDER / entry.file).spelling,
+        )
+    assert folded is not None
+    return folded
+
+
+def _must_have_layers(known: list[str], modules: list[str]) -> None:
+    if known != modules:
+        raise BadValue(
+            f"Two shards have different layers: {len(known)} and {len(modules)}.",
+            "a model makes the same attention calls for every context.",
+            "survey a model, or a part of it, whose layers do not depend on the text.",
+        )
+
+
+def _columns(name: str, rows: list[dict[str, Any]]) -> Columns:
+    return {column: [row[column] for row in rows] for column in SCHEMA[name]}
+
+
+def _texts(out: Path, manifest: Manifest) -> Iterator[Columns]:
+    rows: dict[int, dict[str, Any]] = {}
+    for entry in manifest.shards:
+        shard = read_shard(out / corpus.FOLDER / entry.file)
+        for text, length in zip(shard.texts.tolist(), shard.lengths.tolist(), strict=True):
+            if text not in rows:
+                new = {"text": text, "name": shard.names[text], "contexts": 0, "tokens": 0}
+                rows[text] = new
+            rows[text]["contexts"] += 1
+            rows[text]["tokens"] += length
+        last = max(rows)
+        if done := [row for text, row in rows.items() if text < last]:
+            yield _columns("texts", done)
+        rows = {last: rows[last]}
+    yield _columns("texts", list(rows.values()))
+
+
+def _tokens(folded: _Folded) -> Iterator[Columns]:
+    """Yield the tokens of each layer: of each head and side, the highest lifts and counts."""
+    known, corpus_counts = folded.tokens["token"], folded.tokens["count"]
+    every = int(corpus_counts.sum())
+    linked = folded.linked
+    changes = np.ones(len(linked), dtype=bool)
+    names = ("layer", "head", "side")
+    changes[1:] = np.logical_or.reduce([linked[x][1:] != linked[x][:-1] for x in names])
+    starts = [*np.flatnonzero(changes), len(linked)]
+    for start, end in pairwise(starts):
+        group = linked[start:end]
+        total = int(group["count"].sum())
+        # A key may be a token that is never a query with a choice: the first of a context.
+        at = np.searchsorted(known, group["token"]).clip(max=len(known) - 1)
+        in_corpus = np.where(known[at] == group["token"], corpus_counts[at], 0)
+        with np.errstate(divide="ignore"):
+            lift = (group["count"] / total) / (in_corpus / every)
+        lift = np.where(in_corpus > 0, lift, np.nan)
+        frequent = np.where(group["count"] >= LEAST_COUNT, lift, -1.0)
+        best = np.argsort(-np.nan_to_num(frequent, nan=-1.0), kind="stable")[:MOST_TOKENS]
+        most = np.argsort(-group["count"], kind="stable")[:MOST_TOKENS]
+        chosen = np.unique(np.concatenate([best, most]))
+        n = len(chosen)
+        yield {
+            "layer": group["layer"][chosen],
+            "head": group["head"][chosen],
+            "side": ["query" if group["side"][0] == QUERY else "key"] * n,
+            "token": group["token"][chosen],
+            "spelling": [folded.spelling[i] for i in group["token"][chosen].tolist()],
+            "count": group["count"][chosen],
+            "total": np.full(n, total),
+            "corpus": in_corpus[chosen],
+            "lift": lift[chosen],
+        }
+
+
+def _examples(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
+    x = folded.examples
+    if not len(x):
+        return
+    names = [metric["metric"] for metric in manifest.metrics]
+    groups = np.stack([x[name] for name in ("layer", "head", "metric", "stratum")])
+    new = np.ones(len(x), dtype=bool)
+    new[1:] = (groups[:, 1:] != groups[:, :-1]).any(0)
+    start = np.maximum.accumulate(np.where(new, np.arange(len(x)), 0))
+    columns: dict[str, Any] = {
+        name: x[name] for name in SCHEMA["examples"] if name in (x.dtype.names or ())
+    }
+    columns["metric"] = [names[number] for number in x["metric"].tolist()]
+    columns["rank"] = (np.arange(len(x)) - start).astype(np.int8)
+    yield columns
+
+
+def _histograms(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
+    for layer, counts in enumerate(folded.counts):
+        start = 0
+        parts = []
+        for number, metric in enumerate(manifest.metrics):
+            bins = bins_of(metric)
+            own = counts[:, start : start + bins.count]
+            start += bins.count
+            of_head, index = own.nonzero(as_tuple=True)
+            edges = np.array(bins.edges())
+            parts.append((of_head, index, own[of_head, index], edges, number))
+        for head in range(len(counts)):
+            for of_head, index, count, edges, number in parts:
+                mine = (of_head == head).numpy()
+                at = index.numpy()[mine]
+                if len(at):
+                    yield {
+                        "layer": np.full(len(at), layer),
+                        "head": np.full(len(at), head),
+                        "metric": [manifest.metrics[number]["metric"]] * len(at),
+                        "bin": at,
+                        "low": edges[at],
+                        "high": edges[at + 1],
+                        "count": count.numpy()[mine],
+                    }
+
+
+def bins_of(metric: dict[str, Any]) -> Bins:
+    """Return the bins of a metric, from its row in the manifest."""
+    return Bins(
+        metric["low"], metric["high"], metric["bins"], metric["logarithmic"], metric["bounded"]
+    )
+
+
+def _heads(out: Path, manifest: Manifest, folded: _Folded) -> Iterator[Columns]:
+    moments = _moments(out, manifest)
+    for layer, module in enumerate(folded.modules):
+        of_layer = moments[layer]
+        rows = []
+        for head in range(len(folded.counts[layer])):
+            start = 0
+            for number, metric in enumerate(manifest.metrics):
+                bins = bins_of(metric)
+                counts = folded.counts[layer][head, start : start + bins.count]
+                start += bins.count
+                queries = int(of_layer.queries[number])
+                if not queries:
+                    continue
+                row = {"layer": layer, "head": head, "metric": metric["metric"], "module": module}
+                row |= of_layer.numbers(head, number, bins) | quantiles(counts, bins)
+                row["uniform"] = float(folded.uniform[layer][number]) / queries
+                rows.append(row)
+        if rows:
+            yield _columns("heads", rows)
+
+
+class _Moments(NamedTuple):
+    """The sums of one layer over texts, (H, M); the numbers of queries and of texts, (M,)."""
+
+    sums: Tensor
+    queries: Tensor
+    texts: Tensor
+    means: Tensor  # the sum of the means of texts
+    squares: Tensor  # the sum of (sum of a text - mean * its queries)^2
+    mean_squares: Tensor  # the sum of (mean of a text - mean of these)^2
+
+    def numbers(self, head: int, metric: int, bins: Bins) -> dict[str, Any]:
+        queries, texts = int(self.queries[metric]), int(self.texts[metric])
+        mean = float(self.sums[head, metric]) / queries
+        low = high = sd = math.nan
+        if texts > 1:
+            # The variance of a ratio of sums, clustered by text (Liang and Zeger 1986).
+            variance = float(self.squares[head, metric]) * texts / (texts - 1) / queries**2
+            half = t_quantile(min(texts - 1, MOST_FREE)) * math.sqrt(variance)
+            low, high = mean - half, mean + half
+            if bins.bounded:
+                low, high = max(low, bins.low), min(high, bins.high)
+            sd = math.sqrt(float(self.mean_squares[head, metric]) / (texts - 1))
+        return {
+            "mean": mean, "low": low, "high": high,
+            "mean_of_texts": float(self.means[head, metric]) / texts, "sd_of_texts": sd,
+            "queries": queries, "texts": texts,
+        }  # fmt: skip
+
+
+def _moments(out: Path, manifest: Manifest) -> list[_Moments]:
+    first: list[list[Tensor]] = []
+    for text in sums_of_texts(out, manifest):
+        for layer, (sums, queries) in enumerate(zip(text.sums, text.queries, strict=True)):
+            if layer == len(first):
+                first.append([torch.zeros_like(x) for x in (sums, queries, queries, sums)])
+            total, count, texts, means = first[layer]
+            total += sums
+            count += queries
+            texts += queries > 0
+            means += sums / queries.clamp(min=1)
+    second = [[torch.zeros_like(layer[0]) for _ in range(2)] for layer in first]
+    for text in sums_of_texts(out, manifest):
+        for layer, (sums, queries) in enumerate(zip(text.sums, text.queries, strict=True)):
+            total, count, texts, means = first[layer]
+            mean = total / count.clamp(min=1)
+            second[layer][0] += (sums - mean * queries) ** 2
+            of_text = sums / queries.clamp(min=1)
+            second[layer][1] += ((of_text - means / texts.clamp(min=1)) ** 2) * (queries > 0)
+    return [_Moments(*one, *two) for one, two in zip(first, second, strict=True)]
+
+
+def quantiles(counts: Tensor, bins: Bins) -> dict[str, float]:
+    """Return quantiles from a histogram, interpolated in their bins, and the width of the median's.
+
+    They are NaN for a metric that is 0 or 1.
+
+    >>> quantiles(torch.tensor([1, 1, 0, 2]), Bins(0, 4, 4))["q50"]
+    2.0
+    """
+    if bins.count < 3:  # of yes or no
+        return {**dict.fromkeys(QUANTILES, math.nan), "bin_width": math.nan}
+    edges, cumulative = bins.edges(), counts.cumsum(0).tolist()
+    result: dict[str, float] = {}
+    for name, fraction in QUANTILES.items():
+        target = fraction * cumulative[-1]
+        index = next(i for i, total in enumerate(cumulative) if total >= target and counts[i])
+        before = cumulative[index] - int(counts[index])
+        within = (target - before) / int(counts[index])
+        low, high = edges[index], edges[index + 1]
+        result[name] = low + within * (high - low)
+        if name == "q50":
+            result["bin_width"] = high - low
+    return result

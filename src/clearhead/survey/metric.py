@@ -1,0 +1,196 @@
+"""Define what a metric is: one number for each head and query of a batch of contexts.
+
+Everything else of a survey (means with intervals, histograms, examples) follows from these numbers,
+so a metric of your own is a class like this one:
+
+    class OnDigits(Mass):
+        name, formula, source = "on_digits", "weight on tokens that are digits", "us, 2026"
+
+        def group(self, batch):
+            return dense(keep=batch.matches(str.isdigit)[:, None, None])
+
+Letters: B contexts, H query heads, T tokens of a context.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..masks import Mask, dense
+from ..problem.problem import Inputs, Problem
+from ..stats import Result, Statistic, mass
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The fixed bins of a histogram, `count` equal ones from `low` to `high`.
+
+    With `log`, their logarithms have equal widths. A value outside counts in the nearest bin.
+    `bounded` is True if no value can be outside, so that an interval does not extend beyond.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    count: int = 100
+    log: bool = False
+    bounded: bool = True
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the bin of each value, as int64."""
+        low, high = self._ends
+        scaled = (values.clamp(min=1e-30).log() if self.log else values) - low
+        return (scaled * (self.count / (high - low))).long().clamp(0, self.count - 1)
+
+    def edges(self) -> list[float]:
+        """Return the `count` + 1 edges of the bins."""
+        low, high = self._ends
+        edges = [low + (high - low) * i / self.count for i in range(self.count + 1)]
+        return [math.exp(edge) for edge in edges] if self.log else edges
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        return (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+
+
+FRACTION = Bins()
+YES_OR_NO = Bins(count=2)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Contexts of equal length that the model reads at once. Nothing is padded.
+
+    Attributes:
+        ids: the token ids, (B, T).
+        texts: the number of each context's text in the corpus.
+        contexts: the number of each context in its text.
+        spelling: the text of each token id.
+        separators: True for punctuation and ends of lines, (B, T).
+    """
+
+    ids: Tensor
+    texts: Sequence[int]
+    contexts: Sequence[int]
+    spelling: Mapping[int, str]
+    separators: Tensor
+
+    def matches(self, test: Callable[[str], bool]) -> Tensor:
+        """Return which tokens pass a test of their text without spaces around it, (B, T)."""
+        known, numbers = self.ids.unique(return_inverse=True)
+        passes = [test(self.spelling[i].strip()) for i in known.tolist()]
+        return torch.tensor(passes, dtype=torch.bool)[numbers]
+
+    @cached_property
+    def duplicates(self) -> Mask:
+        """The earlier keys with the query's token: k < q, x[k] = x[q]."""
+        return dense(keep=self._equal.tril(-1).unsqueeze(1))
+
+    @cached_property
+    def successors(self) -> Mask:
+        """The keys after an earlier copy of the query's token: k < q, x[k - 1] = x[q]."""
+        keep = torch.zeros_like(self._equal)
+        keep[..., 1:] = self._equal[..., :-1]
+        return dense(keep=keep.tril(-1).unsqueeze(1))
+
+    @property
+    def _equal(self) -> Tensor:
+        return self.ids.unsqueeze(-1) == self.ids.unsqueeze(-2)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """One attention call of the model on a batch, with what a metric requested.
+
+    ``call["entropy"]`` is a result of `Metric.statistics`, by the name of the statistic.
+
+    Attributes:
+        layer: the number of the call in a run of the model, from 0.
+        batch: the contexts.
+        allowed: how many keys each query may look at, (B|1, 1, T).
+        results: the statistics by name.
+        problem, inputs, output: the call itself; None for uniform weights.
+    """
+
+    layer: int
+    batch: Batch
+    allowed: Tensor
+    results: dict[str, Result]
+    problem: Problem | None = field(default=None, repr=False)
+    inputs: Inputs | None = field(default=None, repr=False)
+    output: Tensor | None = field(default=None, repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.results[name]
+
+
+class Metric:
+    """One number for each head and query. Subclass it, and define `values`.
+
+    Attributes:
+        name: the name in the tables; lower case, with underscores.
+        formula: what it computes, as text.
+        source: where the definition is from.
+        version: increase it if the numbers change; a survey with another version is refused.
+        bins: the bins of its histogram.
+        examples: whether examples of queries are stored for it.
+    """
+
+    name: str = ""
+    formula: str = ""
+    source: str = "clearhead"
+    version: int = 1
+    bins: Bins = FRACTION
+    examples: bool = True
+
+    def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
+        """Return the statistics that `values` reads, as in ``watch(stats=...)``."""
+        return ()
+
+    def values(self, call: LayerCall) -> Tensor:
+        """Compute the number of each query, (B, H, T)."""
+        raise NotImplementedError
+
+    def counts(self, uniform: LayerCall) -> Tensor:
+        """Return the queries over which the mean is taken, (B|1, 1, T).
+
+        By default, these are the queries with a choice: with at least two keys to look at.
+        """
+        return uniform.allowed > 1
+
+    def baseline(self, uniform: LayerCall) -> Tensor | None:
+        """Compute the number for uniform weights on the same keys, (B|1, 1, T); None without one.
+
+        `uniform` has one head, and no statistics of values.
+        """
+        return self.values(uniform)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.formula} ({self.source}; version {self.version})"
+
+
+class Mass(Metric):
+    """The weight on a group of keys, a mask that `group` returns.
+
+    The mean is over the queries that have a choice: at least one key of the group, and at least one
+    other key.
+    """
+
+    def group(self, batch: Batch) -> Mask:
+        """Return the keys of each query, as a mask."""
+        raise NotImplementedError
+
+    def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
+        return [mass({"group": self.group(batch)})]
+
+    def values(self, call: LayerCall) -> Tensor:
+        weight: Tensor = call["mass"]["group"]
+        return weight
+
+    def counts(self, uniform: LayerCall) -> Tensor:
+        inside = (self.values(uniform) * uniform.allowed).round()
+        return (inside > 0) & (inside < uniform.allowed)

@@ -1,0 +1,79 @@
+"""The sets of metrics by name, and how a user's own are chosen."""
+
+import importlib
+from collections.abc import Callable, Iterable
+
+from ..errors import BadType, BadValue, did_you_mean
+from .basic import basic
+from .metric import Metric
+from .reader import Reader
+
+# Each returns the metrics for a model and the longest context.
+SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
+    "basic": lambda reader, context: basic(context),
+}
+
+
+def chosen_metrics(
+    requested: "str | Metric | Iterable[str | Metric]", reader: Reader, context: int
+) -> list[Metric]:
+    """Return the metrics of a survey.
+
+    An entry is the name of a set, a `Metric`, or ``"module:name"`` for one that a module defines.
+    Several names may be in one string, with commas.
+
+    Raises `BadType` and `BadValue` for anything else, and for two metrics with one name.
+    """
+    entries = [requested] if isinstance(requested, (str, Metric)) else requested
+    if not isinstance(entries, Iterable):
+        raise _not_metrics(requested)
+    metrics: dict[str, Metric] = {}
+    for entry in entries:
+        names = entry.split(",") if isinstance(entry, str) else [entry]
+        for metric in (x for name in names for x in _metrics_of(name, reader, context)):
+            if not metric.name or metric.name in metrics:
+                raise BadValue(
+                    f"Two metrics have the name {metric.name!r}."
+                    if metric.name
+                    else f"The metric {type(metric).__name__} has no name.",
+                    "the name of a metric identifies its rows in the tables.",
+                    "set its attribute `name`.",
+                )
+            metrics[metric.name] = metric
+    if not metrics:
+        raise _not_metrics(requested)
+    return list(metrics.values())
+
+
+def _metrics_of(entry: object, reader: Reader, context: int) -> list[Metric]:
+    if isinstance(entry, Metric):
+        return [entry]
+    if not isinstance(entry, str):
+        raise _not_metrics(entry)
+    name = entry.strip()
+    if name in SETS:
+        return SETS[name](reader, context)
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise BadValue(
+            f"metrics has {name!r}.",
+            f"the sets of metrics are {', '.join(SETS)}.",
+            did_you_mean(name, SETS) or "for a metric of your own, pass module:name.",
+        )
+    try:
+        own = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadValue(
+            f"The metric {name!r} cannot be imported: {error}.",
+            "module:name is a metric, or a class of metrics, that a module defines.",
+            "check the name, and that Python finds the module.",
+        ) from error
+    return _metrics_of(own() if isinstance(own, type) else own, reader, context)
+
+
+def _not_metrics(value: object) -> BadType:
+    return BadType(
+        f"metrics is {value!r}.",
+        f"metrics are sets ({', '.join(SETS)}) and objects of clearhead.survey.Metric.",
+        'pass for example metrics="basic", or metrics=["basic", MyMetric()].',
+    )

@@ -1,0 +1,179 @@
+"""Read the tables of a survey: `Survey`."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadValue, as_count, did_you_mean
+from . import corpus
+from .corpus import Shard, read_shard
+from .manifest import Manifest, read_manifest
+from .merge import missing_shards
+from .tables import Table, open_tables
+
+
+class Survey:
+    """A finished survey: what every head of a model does over a corpus.
+
+    `clearhead.survey.tables.SCHEMA` describes the columns of all tables, which `query` reads with
+    SQL: heads, histograms, examples, tokens, texts, metrics.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._connection = open_tables(folder)
+        self._shards: dict[str, Shard] = {}
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Survey":
+        """Open the survey in a folder.
+
+        Raises `BadValue` for a folder without one, and if it is not finished.
+        """
+        path = Path(folder)
+        manifest = read_manifest(path)
+        if missing := missing_shards(path, manifest):
+            raise BadValue(
+                f"{len(missing)} of {len(manifest.shards)} shards of {str(folder)!r} are missing.",
+                "a survey can be opened when all shards are finished and merged.",
+                "run the same survey again, which computes the missing shards.",
+            )
+        return cls(path, manifest)
+
+    def __repr__(self) -> str:
+        fixed, counts = self.manifest.fixed, self.manifest.corpus
+        heads = self.query("select count(distinct (layer, head)) from heads").rows[0][0]
+        skipped = f" {counts['skipped']} texts were left out." if counts["skipped"] else ""
+        return (
+            f"{fixed['model']}: {heads} heads, {counts['tokens of texts']:,} tokens of "
+            f"{counts['texts'] - counts['skipped']:,} texts, contexts of up to "
+            f"{fixed['context']} tokens.{skipped}"
+        )
+
+    def query(self, sql: str, parameters: list[Any] | None = None) -> Table:
+        """Return the rows of a query in SQL.
+
+        >>> survey.query("select layer, head, mean from heads where metric = 'first' "
+        ...              "order by mean desc limit 5")  # doctest: +SKIP
+
+        Raises `BadValue` for an error in the query.
+        """
+        import duckdb
+
+        try:
+            result = self._connection.execute(sql, parameters)
+            columns = tuple(column[0] for column in result.description or ())
+            return Table(columns, tuple(result.fetchall()))
+        except duckdb.Error as error:
+            raise BadValue(
+                f"The query failed: {' '.join(str(error).split())[:500]}.",
+                "a query is SQL of DuckDB over heads, histograms, examples, tokens, texts and "
+                "metrics.",
+                "see the columns in clearhead.survey.tables.SCHEMA.",
+            ) from error
+
+    @property
+    def heads(self) -> Table:
+        """One row for each layer, head and metric."""
+        return self.query("select * from heads")
+
+    @property
+    def metrics(self) -> Table:
+        """One row for each metric: its formula, source, version and bins."""
+        return self.query("select * from metrics")
+
+    def histogram(self, layer: int, head: int, metric: str) -> Table:
+        """Return the histogram of a metric over the queries of a head; empty bins are left out."""
+        return self._of_head("histograms", layer, head, metric)
+
+    def tokens(self, layer: int, head: int) -> Table:
+        """Return the tokens that a head connects, on the sides "query" and "key", with their lift.
+
+        A link is a query whose largest weight is neither on key 0 nor on the query itself.
+        """
+        return self._of_head("tokens", layer, head, order="side desc, lift desc")
+
+    def examples(
+        self, layer: int, head: int, *, metric: str, decile: int | None = None, n: int = 8
+    ) -> Table:
+        """Return references to queries of a head, chosen by the value of a metric.
+
+        `decile`, 0 to 9, selects values between two deciles of all queries, to the bins of the
+        histogram; their order is that of a hash, so they are a uniform sample. None selects the
+        largest values. `context` returns the tokens of an example.
+        """
+        rule = "n is the number of examples, 1 or more."
+        n = as_count("n", n, rule, "pass for example n=8.", least=1)
+        condition, order = "stratum = 20", "rank"
+        if decile is not None:
+            rule = "deciles are numbered from 0, the smallest values, to 9."
+            part = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
+            low, high = self._range_of(layer, head, metric, part)
+            condition, order = f"stratum < 20 and value between {low} and {high}", "hash"
+        return self._of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
+
+    def context(self, text: int, context: int) -> list[str]:
+        """Return the tokens of a context, as written in the text."""
+        shard, index = self._context(text, context)
+        return [shard.spelling[i] for i in shard.context(index).tolist()]
+
+    def _context(self, text: int, context: int) -> tuple[Shard, int]:
+        """Return the shard of a context, and the index of the context in it."""
+        for entry in self.manifest.shards:
+            if entry.file not in self._shards:
+                self._shards[entry.file] = read_shard(self.folder / corpus.FOLDER / entry.file)
+            shard = self._shards[entry.file]
+            matches = (shard.texts == text) & (shard.contexts == context)
+            if matches.any():
+                return shard, int(matches.nonzero()[0])
+        raise BadValue(
+            f"The survey has no context {context} of text {text}.",
+            "texts and contexts are numbered from 0.",
+            "use the numbers of an example.",
+        )
+
+    def _range_of(self, layer: int, head: int, metric: str, decile: int) -> tuple[float, float]:
+        """Return the values of a decile, to the bins of the histogram."""
+        rows = self.histogram(layer, head, metric).to_pylist()
+        total = sum(row["count"] for row in rows)
+        before, inside = 0, []
+        for row in rows:
+            after = before + row["count"]
+            if after > total * decile / 10 and before < total * (decile + 1) / 10:
+                inside.append(row)
+            before = after
+        return inside[0]["low"], inside[-1]["high"]
+
+    def _of_head(
+        self,
+        table: str,
+        layer: int,
+        head: int,
+        metric: str | None = None,
+        condition: str = "true",
+        order: str = "",
+    ) -> Table:
+        parameters: list[Any] = [layer, head]
+        where = f"layer = ? and head = ? and {condition}"
+        if metric is not None:
+            self._must_have(metric)
+            where, parameters = f"{where} and metric = ?", [*parameters, metric]
+        last = f" order by {order}" if order else ""
+        rows = self.query(f"select * from {table} where {where}{last}", parameters)
+        if not rows and not self.query(
+            "select 1 from heads where layer = ? and head = ? limit 1", [layer, head]
+        ):
+            raise BadValue(
+                f"Layer {layer}, head {head} was requested.",
+                "layers and heads are numbered from 0.",
+                "survey.heads lists those of the survey.",
+            )
+        return rows
+
+    def _must_have(self, metric: str) -> None:
+        names = [known["metric"] for known in self.manifest.metrics]
+        if metric not in names:
+            raise BadValue(
+                f"metric is {metric!r}.",
+                f"this survey has {', '.join(names)}.",
+                did_you_mean(metric, names) or "use one of these.",
+            )

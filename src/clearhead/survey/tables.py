@@ -1,0 +1,214 @@
+"""The tables of a survey, their columns, and how they are written: Parquet, by DuckDB.
+
+The same rows give the same bytes with one version of DuckDB: rows are in the order of a total key,
+DuckDB runs on one thread, and codec and row groups are fixed. All sums are computed before.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import BadValue, needs
+from ..files.results import data_frame
+from .basic import TOP_KEYS
+
+if TYPE_CHECKING:
+    import pandas
+
+# The columns of each table: name, type in SQL, and meaning. Rows are in the order of the first
+# columns, which identify a row.
+SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
+    "heads": {
+        "layer": ("SMALLINT", "number of the layer, from 0"),
+        "head": ("SMALLINT", "number of the query head in the layer, from 0"),
+        "metric": ("VARCHAR", "name of the metric"),
+        "module": ("VARCHAR", "module of the model that calls attention"),
+        "mean": ("DOUBLE", "mean over all queries: the sum of all texts / the number of queries"),
+        "low": ("DOUBLE", "95 % interval of the mean, clustered by text; NULL for one text"),
+        "high": ("DOUBLE", "upper end of the interval"),
+        "mean_of_texts": ("DOUBLE", "mean of the means of texts, each text alike"),
+        "sd_of_texts": ("DOUBLE", "standard deviation of the means of texts; NULL for one text"),
+        "q05": ("DOUBLE", "quantile over queries, within bin_width; NULL for 0 or 1"),
+        "q25": ("DOUBLE", "quantile over queries, within bin_width"),
+        "q50": ("DOUBLE", "quantile over queries, within bin_width"),
+        "q75": ("DOUBLE", "quantile over queries, within bin_width"),
+        "q95": ("DOUBLE", "quantile over queries, within bin_width"),
+        "bin_width": ("DOUBLE", "width of the bin of the median"),
+        "uniform": ("DOUBLE", "mean for uniform weights on the same keys; NULL without one"),
+        "queries": ("BIGINT", "number of queries of the mean"),
+        "texts": ("BIGINT", "number of texts with such a query"),
+    },
+    "histograms": {
+        "layer": ("SMALLINT", "as in heads"),
+        "head": ("SMALLINT", "as in heads"),
+        "metric": ("VARCHAR", "as in heads"),
+        "bin": ("SMALLINT", "number of the bin, from 0; bins without a query are left out"),
+        "low": ("DOUBLE", "lower edge of the bin"),
+        "high": ("DOUBLE", "upper edge of the bin"),
+        "count": ("BIGINT", "number of queries"),
+    },
+    "examples": {
+        "layer": ("SMALLINT", "as in heads"),
+        "head": ("SMALLINT", "as in heads"),
+        "metric": ("VARCHAR", "as in heads"),
+        "stratum": ("TINYINT", "range of values, 0 to 19; 20 for the largest values"),
+        "rank": ("TINYINT", "order in the stratum: by hash, or from the largest value down"),
+        "value": ("FLOAT", "value of the metric for this query"),
+        "text": ("INTEGER", "number of the text"),
+        "context": ("INTEGER", "number of the context in the text"),
+        "query": ("INTEGER", "position in the context, from 0"),
+        "hash": ("BIGINT", "hash of seed, text, context and query"),
+        "keys": ("INTEGER[]", "positions in the context of the largest weights"),
+        "weights": ("FLOAT[]", "these weights, in falling order"),
+    },
+    "tokens": {
+        "layer": ("SMALLINT", "as in heads"),
+        "head": ("SMALLINT", "as in heads"),
+        "side": ("VARCHAR", "query or key"),
+        "token": ("INTEGER", "token id"),
+        "spelling": ("VARCHAR", "text of the token"),
+        "count": ("BIGINT", "links: largest weights that are not on key 0 or the query itself"),
+        "total": ("BIGINT", "links of the head"),
+        "corpus": ("BIGINT", "queries with this token, over all texts"),
+        "lift": ("DOUBLE", "(count / total) / (corpus / queries of all texts)"),
+    },
+    "texts": {
+        "text": ("INTEGER", "number of the text, from 0"),
+        "name": ("VARCHAR", "name of the text"),
+        "contexts": ("INTEGER", "number of its contexts"),
+        "tokens": ("BIGINT", "tokens of its contexts, with those that the tokenizer adds"),
+    },
+    "metrics": {
+        "metric": ("VARCHAR", "name"),
+        "formula": ("VARCHAR", "what it computes for each query"),
+        "source": ("VARCHAR", "where the definition is from"),
+        "version": ("INTEGER", "increases when its numbers change"),
+        "low": ("DOUBLE", "lower end of its bins"),
+        "high": ("DOUBLE", "upper end of its bins"),
+        "bins": ("INTEGER", "number of bins"),
+        "logarithmic": ("BOOLEAN", "whether the logarithms of bins have equal widths"),
+        "bounded": ("BOOLEAN", "whether no value is outside the bins"),
+        "examples": ("BOOLEAN", "whether it has examples"),
+    },
+}
+FOLDER = "tables"
+ROW_GROUP = 65536
+Columns = Mapping[str, "np.ndarray | list[Any]"]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of a table, or of a query."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"{len(self.rows)} rows of {', '.join(self.columns)}"
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Return a dict for each row."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a DataFrame of pandas. Raises `Missing` without pandas."""
+        return data_frame(self.to_pylist())
+
+
+def connect() -> Any:
+    """Return a connection of DuckDB with one thread. Raises `Missing` without DuckDB."""
+    with needs("survey", "tables of a survey are read and written with DuckDB."):
+        import duckdb
+    connection = duckdb.connect()
+    connection.execute("set threads = 1")
+    connection.execute("set preserve_insertion_order = true")
+    return connection
+
+
+def write_table(out: Path, name: str, parts: Iterable[Columns]) -> Path:
+    """Write a table, in one move, from parts of columns whose rows are in order.
+
+    Raises `BadValue` if the disk is full.
+    """
+    import duckdb
+
+    path = out / FOLDER / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    types = ", ".join(f'"{column}" {type}' for column, (type, _) in SCHEMA[name].items())
+    try:
+        connection = connect()
+        connection.execute(f"create table rows ({types})")
+        for part in parts:
+            connection.register("part", _registered(name, part))
+            connection.execute(f"insert into rows select {_selected(name)} from part")
+            connection.unregister("part")
+        connection.execute(
+            f"copy (select * from rows) to '{_quoted(temporary)}' "
+            f"(format parquet, compression zstd, row_group_size {ROW_GROUP})"
+        )
+        connection.close()
+        os.replace(temporary, path)
+    except (OSError, duckdb.Error) as error:
+        temporary.unlink(missing_ok=True)
+        raise BadValue(
+            f"{str(path)!r} cannot be written: {' '.join(str(error).split())[:300]}.",
+            "tables are written under a temporary name, then moved; they need disk space.",
+            "free disk space, and merge again; shards that are finished stay valid.",
+        ) from error
+    return path
+
+
+def _registered(name: str, part: Columns) -> dict[str, np.ndarray]:
+    """Return the columns as arrays of one dimension; a list column of n is n columns."""
+    arrays: dict[str, np.ndarray] = {}
+    for column, (type, _) in SCHEMA[name].items():
+        value = part[column]
+        if type.endswith("[]"):
+            for i in range(np.asarray(value).shape[1]):
+                arrays[f"{column}_{i}"] = np.ascontiguousarray(np.asarray(value)[:, i])
+        else:
+            array = np.asarray(value, dtype=object) if type == "VARCHAR" else np.asarray(value)
+            arrays[column] = np.ascontiguousarray(array)
+    return arrays
+
+
+def _selected(name: str) -> str:
+    """Return the SQL of a row: lists from their columns, without missing keys; NULL for NaN."""
+    known = " + ".join(f"(keys_{i} >= 0)::int" for i in range(TOP_KEYS))
+    items = []
+    for column, (type, _) in SCHEMA[name].items():
+        if type.endswith("[]"):
+            entries = ", ".join(f"{column}_{i}" for i in range(TOP_KEYS))
+            items.append(f"[{entries}][1:{known}]")
+        elif type == "DOUBLE":
+            items.append(f'case when isnan("{column}"::double) then null else "{column}" end')
+        else:
+            items.append(f'"{column}"')
+    return ", ".join(items)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+def open_tables(out: Path) -> Any:
+    """Return a connection with a view of each table. Raises `BadValue` if one is missing."""
+    connection = connect()
+    for name in SCHEMA:
+        path = out / FOLDER / f"{name}.parquet"
+        if not path.is_file():
+            raise BadValue(
+                f"The survey in {str(out)!r} has no table {name!r}.",
+                "tables are written when all shards are finished.",
+                f"run the survey to its end, or: clearhead survey merge {out}",
+            )
+        connection.execute(f"create view {name} as select * from read_parquet('{_quoted(path)}')")
+    return connection

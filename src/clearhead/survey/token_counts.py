@@ -1,0 +1,65 @@
+"""Count the tokens that a head connects: of queries, and of the keys of their largest weights.
+
+A link is a query whose largest weight is neither on key 0 nor on itself, so a head that rests on
+the first token has few. Counts are exact, and merge by addition.
+"""
+
+import numpy as np
+from torch import Tensor
+
+from .metric import Batch
+
+LINK = np.dtype([("layer", "i2"), ("head", "i2"), ("side", "i1"), ("token", "i4"), ("count", "i8")])
+QUERY, KEY = 0, 1  # sides
+MOST_UNMERGED = 1_000_000  # entries
+
+
+def merged(counts: np.ndarray) -> np.ndarray:
+    """Add the counts of equal entries, in the order of layer, head, side and token."""
+    names = "token", "side", "head", "layer"
+    counts = counts[np.lexsort([counts[name] for name in names])]
+    if not len(counts):
+        return counts
+    new = np.ones(len(counts), dtype=bool)
+    new[1:] = np.logical_or.reduce([counts[x][1:] != counts[x][:-1] for x in names])
+    result = counts[new]
+    result["count"] = np.add.reduceat(counts["count"], np.flatnonzero(new))
+    return result
+
+
+class Links:
+    """The links of all heads, collected batch by batch; and how often each token is a query."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._unmerged = 0
+
+    def add(self, layer: int, keys: Tensor, chooses: Tensor, batch: Batch) -> None:
+        """Add the queries that have a choice, (B, T); `keys` has those of their largest weights,
+        (B, H, T)."""
+        ids = batch.ids.numpy()
+        key = keys.numpy()
+        T = ids.shape[1]
+        linked = chooses.numpy()[:, None] & (key > 0) & (key != np.arange(T))
+        b, h, t = np.nonzero(linked)
+        for side, tokens in ((QUERY, ids[b, t]), (KEY, ids[b, key[b, h, t]])):
+            known, count = np.unique(h * 2**32 + tokens, return_counts=True)
+            part = np.zeros(len(known), LINK)
+            part["layer"], part["side"] = layer, side
+            part["head"], part["token"], part["count"] = known >> 32, known & 0xFFFFFFFF, count
+            self._parts.append(part)
+            self._unmerged += len(part)
+        if self._unmerged > MOST_UNMERGED:
+            self._parts = [self.result()]
+            self._unmerged = 0
+
+    def count(self, chooses: Tensor, batch: Batch) -> None:
+        """Count the tokens of the queries that have a choice, (B, T)."""
+        known, count = np.unique(batch.ids[chooses].numpy(), return_counts=True)
+        part = np.zeros(len(known), LINK)
+        part["token"], part["count"] = known, count
+        self._parts.append(part)
+
+    def result(self) -> np.ndarray:
+        """Return the counts so far."""
+        return merged(np.concatenate(self._parts or [np.zeros(0, LINK)]))
