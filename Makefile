@@ -9,6 +9,7 @@ STORY := Once upon a time there was a quiet queen and a young wizard. She danced
 SENTENCE := When Mary and John went to the store, John gave a drink to
 PYTEST := $(BIN)/python -m pytest --quiet
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
+FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 SEED := $(shell date +%s)
 .PHONY: look real unit test slow setup check page coverage bench docs clean help
 
@@ -37,6 +38,10 @@ check: .venv/test .venv/check  ## Format, lint, types, English, structure, the t
 	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h
 	$(BIN)/zizmor --quiet --offline .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(FORMS)
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/mypy
 	$(BIN)/python tests/words.py
 	@$(MAKE) --silent page/node_modules || rm -rf page/node_modules
