@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CORES = ROOT / "out" / "mutations"
+CORE = "_kernels.abi3.so"
 RINGS = {"unit": ["-m", "unit"], "all": []}
 
 
@@ -205,8 +206,10 @@ def is_changed(file: str) -> bool:
 
 
 def clone_commit(folder: Path) -> Path:
-    """Clone the last commit, and let Python import it and not this tree."""
+    """Clone the last commit with its core, and let Python import it and not this tree, which may
+    change meanwhile."""
     clone = folder / "clone"
+    shutil.copy(installed_core(), folder / CORE)
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
     # An editable installation imports from this tree even with PYTHONPATH.
     (folder / "sitecustomize.py").write_text(
@@ -234,7 +237,7 @@ def compiled_core(clone: Path) -> Path:
         (wheel,) = wheels.glob("clearhead-*.whl")
         with zipfile.ZipFile(wheel) as files:
             CORES.mkdir(parents=True, exist_ok=True)
-            core.write_bytes(files.read("clearhead/_kernels.abi3.so"))
+            core.write_bytes(files.read(f"clearhead/{CORE}"))
     return core
 
 
@@ -253,16 +256,16 @@ def failed_test(clone: Path, *arguments: str) -> str:
 
 def catching_test(clone: Path, mutation: Mutation, ring: str) -> str:
     """The first test of the ring that fails with the mutation and not without, or nothing."""
-    core = clone / "src" / "clearhead" / "_kernels.abi3.so"
+    core, without_mutation = clone / "src" / "clearhead" / CORE, clone.parent / CORE
     always_fail: list[str] = []
     for folder in ([mutation.tests], []):
         while True:
             replace_once(clone, mutation.file, mutation.old, mutation.new)
-            shutil.copy(compiled_core(clone) if mutation.is_compiled else installed_core(), core)
+            shutil.copy(compiled_core(clone) if mutation.is_compiled else without_mutation, core)
             without = [f"--deselect={test}" for test in always_fail]
             test = failed_test(clone, *RINGS[ring], *folder, *without)
             subprocess.run(["git", "checkout", "--quiet", "."], cwd=clone, check=True)
-            shutil.copy(installed_core(), core)
+            shutil.copy(without_mutation, core)
             if not test:
                 break
             if not failed_test(clone, test):
