@@ -36,7 +36,7 @@ def bench(
 
     Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
     threads; minilm is a real model end to end. Peers that are not installed are listed and skipped.
-    With --gpu: prefill, masked, decode, training and look, compared with torch's kernels.
+    With --gpu: prefill, long, masked, decode, training and look, compared with torch's kernels.
 
     \b
     Examples:

@@ -25,7 +25,7 @@ def test_without_a_gpu_it_refuses():
 
 
 def test_unknown_groups_are_named():
-    with pytest.raises(BadValue, match="'prefill', 'masked', 'decode', 'training', 'look'"):
+    with pytest.raises(BadValue, match="'prefill', 'long', 'masked', 'decode', 'training', 'look'"):
         bench.measure_gpu(["tiny"])
 
 

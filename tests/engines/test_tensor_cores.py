@@ -1,9 +1,9 @@
 """The engines for a GPU, on a GPU, with sizes and dtypes of its tensor cores.
 
 Output, gradients and statistics are compared with float64 on the CPU, by the bounds of
-`clearhead.testing`. Without a GPU only the last part runs: the same checks on the CPU with small
-sizes, for `tiled`, and with TRITON_INTERPRET=1 for the Triton kernels. The tests have not run on a
-GPU yet.
+`clearhead.testing`. `pytest -n 14 -m first -k "not flex"` runs a selection, to begin with. Without
+a GPU only the last part runs: the same checks on the CPU with small sizes, for `tiled`, and with
+TRITON_INTERPRET=1 for the Triton kernels. The tests have not run on a GPU yet.
 """
 
 import os
@@ -37,8 +37,8 @@ pytestmark = [
       for kind in ("UserWarning", "DeprecationWarning", "FutureWarning") if not SKIPPED),
 ]  # fmt: skip
 
-ENGINES = ["triton", "flex", "sdpa"]
-COUNTING = ["triton", "flex", "sdpa"]
+ENGINES = ["triton", "fused", "flex", "sdpa"]
+COUNTING = ["triton", "fused", "flex", "sdpa"]
 CAUSAL = ch.Causal(align="end")
 HOLES = ch.window(before=99, after=0, align="end") | ch.prefix(4)
 
@@ -314,13 +314,23 @@ def check_one_graph(
 
 # --------------------------------------------------------------------------------------- on a GPU
 
-# Every head size with one rule, and every rule with one head size; all combinations are slow. If
-# they are skipped, only one runs.
+
+def marks(shape: Shape, D: int, dtype: torch.dtype, rule: str) -> list[pytest.MarkDecorator]:
+    """Select the combinations. Every head size with one rule, and every rule with one head size,
+    are not slow. The 32 that run first have every rule with D = 64, and causal attention with the
+    head sizes and dtypes of models."""
+    every_rule = D == 64 and dtype == BF16 and shape.Tq > 1
+    causal = rule == "causal" and D in (64, 128) and dtype != F16
+    first = [pytest.mark.first] if every_rule or causal else []
+    return first if rule == "causal" or D == 80 or first else [pytest.mark.slow]
+
+
+# If they are skipped, only one runs.
 CELLS = [
     pytest.param(
         shape, D, dtype, rule,
         id=f"{shape.Tq}x{shape.Tk}-{D}-{str(dtype).removeprefix('torch.')}-{rule}",
-        marks=() if rule == "causal" or D == 80 else pytest.mark.slow,
+        marks=marks(shape, D, dtype, rule),
     )
     for shape in SHAPES for D in SIZES for dtype in (BF16, F16, F32) for rule in RULES
 ][: 1 if SKIPPED else None]  # fmt: skip
@@ -348,19 +358,22 @@ def test_a_long_sequence_takes_memory_of_its_length(engine):
 
 @on_gpu
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
-@pytest.mark.parametrize("engine", ["triton", "sdpa"])
+@pytest.mark.parametrize("engine", ["triton", "fused", "sdpa"])
 def test_one_graph_without_breaks(engine, dtype):
     check_one_graph(engine, GPU, SHAPES[0], 128, dtype, "inductor")
 
 
 @on_gpu
-@pytest.mark.parametrize("rule", ["everything", "causal", "holes"])
-def test_a_cuda_graph_replays_output_and_gradients(rule):
+@pytest.mark.first
+@pytest.mark.parametrize("engine, rule", [
+    ("triton", "everything"), ("triton", "causal"), ("triton", "holes"), ("fused", "causal"),
+])  # fmt: skip
+def test_a_cuda_graph_replays_output_and_gradients(engine, rule):
     call = moved(draw_call(SHAPES[0], 128, BF16, rule), GPU, BF16)
     seed = torch.randn_like(call.tensors[0])
 
     def step() -> tuple[Tensor, ...]:
-        out = by("triton")(*call.tensors, **call.keywords)
+        out = by(engine)(*call.tensors, **call.keywords)
         return out, *torch.autograd.grad(out, call.learning, seed)
 
     beside = torch.cuda.Stream()

@@ -80,6 +80,13 @@ def test_kernels_interpreted():
     interpret("tests/engines/gpu/triton/test_kernels.py", *ON_EVERY_CORE)
 
 
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.timeout(300)
+def test_the_first_checks_of_a_gpu_pass_interpreted():
+    python("-W", "ignore", "-m", "bench.smoke", interpret=True)
+
+
 COMPILE = str(Path(__file__).parent / "compile_kernels.py")
 
 
