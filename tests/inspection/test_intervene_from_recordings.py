@@ -184,6 +184,8 @@ def test_the_mean_of_a_reference_set():
     found, _ = run(edit)
     plain = Model(mask=END)(*tensors())[1]
     assert repr(edit) == "ablate(by='mean', over=<4 calls>, layers=[1], heads=[4, 0])"
+    assert repr(ch.edits.mean_ablate(seen, layers=[1], heads=[4, 0])) == repr(edit)
+    assert repr(ch.edits.zero_ablate(heads=[2])) == "ablate(heads=[2])"
     torch.testing.assert_close(found[:, [0, 4]], mean[[0, 4]][:, None].expand(2, 2, Tq, Dv))
     assert found[:, [1, 2, 3, 5]].equal(plain[:, [1, 2, 3, 5]])
 

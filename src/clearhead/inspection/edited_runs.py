@@ -14,6 +14,7 @@ from ..nn.token_ids import run
 from ..problem.problem import Inputs, Problem
 from .copies import Layout, fresh, leaves, repeated
 from .edits import Edit
+from .edits.path import without_paths
 from .intervene import intervene
 
 
@@ -107,7 +108,7 @@ class EditedRuns:
         return names, len(names) == 1 and (self._checked or self.at_once > 2)
 
     def _alone(self, edits: Sequence[Edit]) -> float:
-        with intervene(self.model, edits):
+        with intervene(self.model, without_paths(edits, self.model, self.inputs)):
             return self.number(run(self.model, fresh(self.inputs)))
 
     def _together(self, groups: Sequence[Sequence[Edit]]) -> list[float]:
@@ -126,8 +127,10 @@ class EditedRuns:
         ]
         seen = BatchSizes()
         try:
+            inputs = repeated(self.inputs, B, count)
+            edits = without_paths(edits, self.model, inputs)
             with editing(seen), intervene(self.model, edits):
-                output = run(self.model, repeated(self.inputs, B, count))
+                output = run(self.model, inputs)
         except Exception as error:  # the model may not accept so many rows, or run out of memory
             first, *_ = str(error).splitlines() or [""]
             raise _Inseparable(f"{count} copies raised {type(error).__name__}: {first}") from error

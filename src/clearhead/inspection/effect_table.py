@@ -23,8 +23,8 @@ class Effect:
     """The effect of one edit on the metric: edited minus unedited.
 
     `exact` was measured by running the edited model, and `estimate` was computed from gradients of
-    the unedited one; None if not requested. `layer` and `head` are set for an edit of one head.
-    `label` describes what the head looks at, if known.
+    the unedited one; None if not requested, and for a path. `layer` and `head` are set for an edit
+    of one head. `label` describes what the head looks at, if known.
     """
 
     name: str

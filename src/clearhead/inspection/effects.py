@@ -15,7 +15,7 @@ from ..nn.token_ids import run_with_known_ids
 from .column_positions import warn_of_column_positions
 from .copies import Layout, fresh
 from .edited_runs import EditedRuns, UneditedRun
-from .edits import Edit, ablate
+from .edits import Edit, ablate, path
 from .effect_table import Effect, Effects
 from .effects_file import EffectsFile
 from .estimate import Recorder, estimate as estimated
@@ -118,7 +118,7 @@ def effects(
     warn_of_column_positions(model, inputs)
     guesses: list[float | None] = [None] * len(groups)
     if estimate:
-        guesses = list(estimated(list(groups.values()), recorder.calls, unedited, name))
+        guesses = estimated(list(groups.values()), recorder.calls, unedited, name)
     recorder.calls.clear()
     measured: dict[str, float] = {}
     if exact:
@@ -186,7 +186,11 @@ def _no_edits(gave: str) -> BadType:
 
 
 def _head_of(group: Sequence[Edit]) -> tuple[int | None, int | None]:
-    """Return the layer and head if all edits change the same head, else (None, None)."""
+    """Return the layer and head if all edits change the same head, else (None, None).
+
+    The head of a path is its sender.
+    """
+    group = [edit.sender if isinstance(edit, path) else edit for edit in group]
     sites = {
         (edit.layers[0], edit.heads[0])
         if edit.layers and edit.heads and len(edit.layers) == len(edit.heads) == 1

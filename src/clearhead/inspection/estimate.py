@@ -68,8 +68,8 @@ class _RecordedCall(EditedCall):
 
 def estimate(
     edits: Sequence[Sequence[Edit]], calls: Sequence[UneditedCall], metric: Tensor, name: str
-) -> list[float]:
-    """Return the estimated effect of each list of edits on the metric.
+) -> list[float | None]:
+    """Return the estimated effect of each list of edits on the metric; None for lists with a path.
 
     It is the sum over calls of (edited output - output) . d metric / d output, where the edited
     output is computed from the call's inputs in the unedited run. Raises `BadValue` if the metric,
@@ -87,9 +87,12 @@ def estimate(
         )
     zeros = [call.zeros for call in calls if call.zeros is not None]
     grads = torch.autograd.grad(metric, zeros, allow_unused=True)
-    estimates = []
+    estimates: list[float | None] = []
     with torch.no_grad():
         for group in edits:
+            if any(edit.needs_runs for edit in group):
+                estimates.append(None)
+                continue
             total = 0.0
             for call, grad in zip(calls, grads, strict=True):
                 applied = [group[n] for n in in_order(group, call.problem, call.site)]

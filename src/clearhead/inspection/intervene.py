@@ -295,6 +295,12 @@ def _checked_edits(edits: object) -> tuple[Edit, ...]:
                 "edits is a list of edits from clearhead.edits.",
                 "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])].",
             )
+        if edit.needs_runs:
+            raise BadValue(
+                f"intervene got {edit!r}.",
+                "a path depends on two more runs of the model, and intervene makes none.",
+                "pass path(...).as_patch(model, inputs), which makes them, or use effects.",
+            )
     return checked
 
 

@@ -13,6 +13,7 @@ w = softmax(x) the weights, and o = w V the output:
 | `ablate(by=...)`        | o = 0, the mean of a reference set, or a tensor                 |
 | `scale(factor)`         | factor * o                                                      |
 | `patch(recording)`      | o as recorded in another run; with `of`, the queries, keys or values |
+| `path(sender, receiver, of)` | changes what a head writes, only as another head reads it   |
 
 The first four change the problem, which an engine computes as usual, in O(S) memory. In one call,
 patches of queries, keys and values apply first, then the first four, then `freeze`, then the edits
@@ -29,8 +30,9 @@ of torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are columns.
 
 from .edit import Edit
 from .freeze import freeze
-from .outputs import ablate, scale
+from .outputs import ablate, mean_ablate, scale, zero_ablate
 from .patch import patch
+from .path import path
 from .weights import keep_only, knock_out, temperature, uniform
 
 __all__ = [
@@ -39,8 +41,11 @@ __all__ = [
     "freeze",
     "keep_only",
     "knock_out",
+    "mean_ablate",
     "patch",
+    "path",
     "scale",
     "temperature",
     "uniform",
+    "zero_ablate",
 ]

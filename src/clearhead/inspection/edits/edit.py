@@ -61,6 +61,7 @@ class Edit:
     # the output.
     stage: ClassVar[int] = 0
     changes_queries: ClassVar[bool] = False  # Does `edit_problem` change the queries?
+    needs_runs: ClassVar[bool] = False  # Does it depend on more runs of the model?
 
     layers: Sequence[int | str] | None = None
     heads: Sequence[int] | None = None

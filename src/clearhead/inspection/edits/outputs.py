@@ -1,5 +1,6 @@
 """Edits of the outputs of heads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +82,35 @@ class ablate(Edit):
             total = total + (output * counts)[:, picked].sum((0, 2), dtype=torch.float64)
             count = count + counts[:, picked].sum((0, 2))
         return (total / count.clamp(min=1)).unsqueeze(1)
+
+
+def zero_ablate(
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    batch: range | None = None,
+) -> ablate:
+    """Replace the output of the heads by zeros: another name of ``ablate()``."""
+    return ablate(layers=layers, heads=heads, positions=positions, batch=batch)
+
+
+def mean_ablate(
+    over: Recording,
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    batch: range | None = None,
+) -> ablate:
+    """Replace the output of the heads by their mean: ``ablate(by="mean", over=over)``.
+
+    Each head has one mean vector, over all positions of all texts in the recording. Padding and
+    fully masked queries do not count. `over` is recorded by ``watch(model, outputs=True)``.
+    """
+    return ablate(
+        by="mean", over=over, layers=layers, heads=heads, positions=positions, batch=batch
+    )
 
 
 @accept_rows

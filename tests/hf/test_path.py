@@ -1,0 +1,169 @@
+"""Paths from head to head: what eager attention gives with hooks, run by run (Wang et al. 2022)."""
+
+from contextlib import ExitStack
+from functools import cache
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import BadType, BadValue
+from tests.hf.test_patch import hooked, inputs
+from tests.pairs import pairs
+
+LAYERS, READS = 4, {"query": 2, "key": 1, "value": 1}  # the head of the receiver
+
+
+@cache
+def model_of(kind):
+    import transformers as t
+
+    sizes = {
+        "gpt2": lambda: t.GPT2Config(vocab_size=97, n_embd=32, n_layer=LAYERS, n_head=4),
+        "llama": lambda: t.LlamaConfig(
+            vocab_size=97, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
+            num_key_value_heads=2, intermediate_size=37, pad_token_id=0,
+        ),
+    }  # fmt: skip
+    ch.hf.register()
+    torch.manual_seed(0)
+    model = t.AutoModelForCausalLM.from_config(sizes[kind]()).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(10.0 if kind == "gpt2" else 4.0) if p.dim() > 1 else p.add_(torch.rand_like(p))
+    return model
+
+
+@torch.no_grad()
+def by_hooks(model, kind, sender, receiver, of, positions, mine, others):
+    """The logits of the run in which only the path is changed."""
+    layer, head = sender
+    model.set_attn_implementation("eager")
+
+    def run(given, *changes):
+        with ExitStack() as hooks:
+            for at, part, change in changes:
+                hooks.enter_context(hooked(model, kind, at, part, change))
+            return model(**given).logits
+
+    def recorder(into):
+        def record(x):
+            into.append(x.clone())
+            return x
+
+        return record
+
+    def replaced_by(y, heads=slice(None), columns=slice(None)):
+        def replace(x):
+            x[:, columns, heads] = y[0][:, columns, heads]
+            return x
+
+        return replace
+
+    clean, other, received = {at: [] for at in range(LAYERS)}, [], []
+    run(mine, *((at, "output", recorder(clean[at])) for at in clean))
+    run(others, (layer, "output", recorder(other)))
+    frozen = [(at, "output", replaced_by(clean[at])) for at in range(layer + 1, receiver[0])]
+    sent = (layer, "output", replaced_by(other, head))
+    run(mine, sent, *frozen, (receiver[0], of, recorder(received)))
+    columns = torch.arange(11) if positions is None else torch.tensor(positions)
+    read = replaced_by(received, receiver[1], columns)
+    logits = run(mine, (receiver[0], of, read))
+    model.set_attn_implementation("clearhead")
+    return logits
+
+
+def edit_of(model, sender, receiver, of, others, **where):
+    layer, head = sender
+    with torch.no_grad(), ch.watch(model, stats=[], outputs=True, layers=[layer]) as recording:
+        model(**others)
+    change = ch.edits.patch(recording, layers=[layer], heads=[head])
+    return ch.edits.path(change, receiver, of, **where)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "of", "positions"),
+    pairs(["gpt2", "llama"], [(0, 3), (1, 2)], READS, [None, [4, 10]]),
+)
+def test_as_hooks_on_eager_attention(kind, layers, of, positions):
+    model, receiver = model_of(kind), (layers[1], READS[of])
+    (mine, _), (others, _) = (inputs(kind, seed, "none") for seed in (1, 2))
+    sender = layers[0], 3
+    right = by_hooks(model, kind, sender, receiver, of, positions, mine, others)
+    edit = edit_of(model, sender, receiver, of, others, positions=positions)
+    with torch.no_grad():
+        plain = model(**mine).logits
+        patch = edit.as_patch(model, mine)
+        with ch.intervene(model, [patch]) as done:
+            logits = model(**mine).logits
+    assert done.times(0) == 1 and "path" in repr(edit)
+    effect = (right - plain).abs().max()
+    assert effect > 1e-4 and (logits - right).abs().max() < 0.03 * effect
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_effects_of_paths_alone_and_as_copies(at_once):
+    model = model_of("llama")
+    mine, others = (
+        {"input_ids": inputs("llama", seed, "none")[0]["input_ids"][:1]} for seed in (1, 2)
+    )
+    metric = ch.logit_difference(5, 7)
+    names = {(layer, head): f"{layer}.{head}" for layer in range(3) for head in range(4)}
+    edits = {
+        name: edit_of(model, sender, (3, 2), "query", others) for sender, name in names.items()
+    }
+    result = ch.effects(model, mine, metric, edits, estimate=True, at_once=at_once, progress=False)
+    for effect, sender in zip(result, names, strict=True):
+        right = by_hooks(model, "llama", sender, (3, 2), "query", None, mine, others)
+        right = float(metric(right)) - result.baseline
+        assert effect.exact == pytest.approx(right, abs=2e-5) and effect.estimate is None
+        assert (effect.layer, effect.head) == sender
+    assert max(abs(e.exact) for e in result) > 1e-3 and result.grid().shape == (3, 4)
+
+
+def test_other_edits_of_the_list_apply_in_all_runs():
+    """A head that is cut stays cut in the unedited run and in that of the sender."""
+    model = model_of("gpt2")
+    (mine, _), (others, _) = (inputs("gpt2", seed, "none") for seed in (1, 2))
+    cut = ch.edits.ablate(layers=[1], heads=[0])
+    edit = edit_of(model, (0, 3), (3, 1), "value", others)
+    metric = ch.logit_difference(5, 7)
+    both = ch.effects(model, mine, metric, {"both": [cut, edit], "cut": cut}, estimate=False,
+                      progress=False)  # fmt: skip
+
+    def zero(x):
+        x[:, :, 0] = 0
+        return x
+
+    with hooked(model, "gpt2", 1, "output", zero):
+        right = by_hooks(model, "gpt2", (0, 3), (3, 1), "value", None, mine, others)
+    assert both.effects[0].exact == pytest.approx(float(metric(right)) - both.baseline, abs=2e-5)
+    assert abs(both.effects[0].exact - both.effects[1].exact) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        (lambda: ch.edits.path((0, 1), (1, 0), "query"), BadType, "as its sender"),
+        (lambda: ch.edits.path(ch.edits.ablate(), (1, 0), "query"), BadValue, "of one layer"),
+        (lambda: to((0, 0)), BadValue, "sender in layer 0 and a receiver in layer 0"),
+        (lambda: to(3), BadType, "receiver=3"),
+        (lambda: to((1, 0), "output"), BadValue, "of='output'"),
+        (lambda: ch.intervene(model_of("gpt2"), [to((1, 0))]).__enter__(), BadValue, "as_patch"),
+        (lambda: to((9, 0)).as_patch(model_of("gpt2"), torch.tensor([[3, 4]])), BadValue, "layers"),
+        (lambda: to((1, 3), "key").as_patch(model_of("llama"), torch.tensor([[3, 4]])), None, ""),
+    ],
+)
+def test_errors_have_three_parts(wrong, kind, says):
+    if kind is None:  # the head is compared when the patch applies
+        with pytest.raises(BadValue, match="2 key heads"):
+            with ch.intervene(model_of("llama"), [wrong()]):
+                model_of("llama")(torch.tensor([[3, 4]]))
+        return
+    with pytest.raises(kind, match=says) as error:
+        wrong()
+    assert error.value.rule.endswith(".") and error.value.hint.endswith(".")
+
+
+def to(receiver, of="query"):
+    return ch.edits.path(ch.edits.ablate(layers=[0], heads=[1]), receiver, of)
