@@ -19,6 +19,7 @@ from .plan import plan
 from .scale import scale
 from .serve import serve
 from .storyteller import ablate, measure, train
+from .survey import survey
 from .whatif import whatif
 
 if TYPE_CHECKING:
@@ -29,7 +30,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (explain, look, serve, whatif, scale, train, measure, ablate, plan, bench, doctor)
+COMMANDS = (
+    explain,
+    look,
+    survey,
+    serve,
+    whatif,
+    scale,
+    train,
+    measure,
+    ablate,
+    plan,
+    bench,
+    doctor,
+)
 for command in COMMANDS:
     app.command()(command)
 

@@ -33,8 +33,8 @@ def groups(ids: list[int], words: list[str], causal: bool, context: int):
         "previous": k == q - 1,
         "next": k == q + 1,
         "separators": (punctuation & (k[0] > 0)).expand(T, T),
-        "duplicate": same & (k < q),
-        "induction": after_same & (k < q),
+        "duplicate": same & (k >= 1) & (k <= q - 2),
+        "induction": after_same & (k >= 1) & (k <= q - 2),
         "ahead": k > q,
     }
     for n in (4, 16, 64, 256):

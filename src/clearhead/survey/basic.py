@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..masks import Mask, dense, prefix, window
+from ..masks import Mask, dense, duplicate_keys, induction_keys, prefix, window
 from ..stats import Statistic, mass, topk
 from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric
 
@@ -86,19 +86,19 @@ class Separators(Mass):
 
 
 class Duplicate(Mass):
-    name, formula = "duplicate", "Σ w over k < q with x[k] = x[q]"
+    name, formula = "duplicate", "Σ w over 1 ≤ k ≤ q - 2 with x[k] = x[q]"
     source = "TransformerLens, head_detector"
 
     def group(self, batch: Batch) -> Mask:
-        return batch.duplicates
+        return duplicate_keys(batch.ids)
 
 
 class Induction(Mass):
-    name, formula = "induction", "Σ w over k < q with x[k - 1] = x[q]"
+    name, formula = "induction", "Σ w over 1 ≤ k ≤ q - 2 with x[k - 1] = x[q]"
     source = "Olsson et al. 2022, arXiv 2209.11895: prefix matching"
 
     def group(self, batch: Batch) -> Mask:
-        return batch.successors
+        return induction_keys(batch.ids)
 
 
 class Distances(Mass):

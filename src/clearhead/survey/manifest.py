@@ -15,6 +15,7 @@ import torch
 from ..engines import cpu
 from ..errors import BadValue
 from ..files import atomic_io
+from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
 
@@ -110,20 +111,24 @@ def read_manifest(out: Path) -> Manifest:
         ) from error
 
 
-def must_continue(old: Manifest, new: Manifest, out: Path) -> None:
+def must_continue(old: Manifest, fixed: dict[str, Any], out: Path) -> None:
     """Raise `BadValue` if a survey in `out` cannot be continued with these values."""
-    for name, value in _flat(new.fixed).items():
-        known = _flat(old.fixed).get(name)
-        if known != value:
-            raise _other(out, name, known, value)
-    for name, known in _flat(old.fixed).items():
-        if name not in _flat(new.fixed):
-            raise _other(out, name, known, None)
-    complete = [entry.file for entry in old.shards[:-1]]
-    if (
-        len(new.shards) < len(old.shards)
-        or [x.file for x in new.shards[: len(complete)]] != complete
-    ):
+    known, new = _flat(old.fixed), _flat(fixed)
+    for name in {**known, **new}:
+        if known.get(name) != new.get(name):
+            raise _other(out, name, known.get(name), new.get(name))
+
+
+def must_have_added(old: Manifest, new: Manifest, out: Path) -> None:
+    """Raise `BadValue` if the texts of a survey are not the first ones of the new texts."""
+    last = len(old.shards) - 1
+    same = len(new.shards) > last and old.shards[:last] == new.shards[:last]
+    if same:
+        before, after = (
+            read_shard(out / FOLDER / manifest.shards[last].file).ids for manifest in (old, new)
+        )
+        same = before.equal(after[: len(before)])
+    if not same:
         raise BadValue(
             f"The survey in {str(out)!r} has other texts.",
             "texts can be added after those of a survey, and not changed or left out.",

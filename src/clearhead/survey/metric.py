@@ -15,13 +15,12 @@ Letters: B contexts, H query heads, T tokens of a context.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..masks import Mask, dense
+from ..masks import Mask
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, mass
 
@@ -84,22 +83,6 @@ class Batch:
         known, numbers = self.ids.unique(return_inverse=True)
         passes = [test(self.spelling[i].strip()) for i in known.tolist()]
         return torch.tensor(passes, dtype=torch.bool)[numbers]
-
-    @cached_property
-    def duplicates(self) -> Mask:
-        """The earlier keys with the query's token: k < q, x[k] = x[q]."""
-        return dense(keep=self._equal.tril(-1).unsqueeze(1))
-
-    @cached_property
-    def successors(self) -> Mask:
-        """The keys after an earlier copy of the query's token: k < q, x[k - 1] = x[q]."""
-        keep = torch.zeros_like(self._equal)
-        keep[..., 1:] = self._equal[..., :-1]
-        return dense(keep=keep.tril(-1).unsqueeze(1))
-
-    @property
-    def _equal(self) -> Tensor:
-        return self.ids.unsqueeze(-1) == self.ids.unsqueeze(-2)
 
 
 @dataclass(frozen=True, eq=False)

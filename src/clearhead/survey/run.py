@@ -29,11 +29,14 @@ from .manifest import (
     describe,
     fixed_values,
     must_continue,
+    must_have_added,
     read_manifest,
 )
 from .merge import merge
 from .metric import Metric
 from .metric_sets import chosen_metrics
+from .on_ray import work_on_ray
+from .processes import run_workers
 from .progress import token_progress
 from .ranks import ALONE, Rank, rank_of_environment
 from .reader import Reader, open_reader
@@ -60,6 +63,15 @@ class Setup(NamedTuple):
     def fixed(self) -> dict[str, Any]:
         return fixed_values(self.reader, self.metrics, self.settings, self.threads)
 
+    def must_fit(self, out: Path) -> Manifest:
+        """Return the manifest of a survey that this setup can continue.
+
+        Raises `BadValue` for another model, or other settings or versions.
+        """
+        manifest = read_manifest(out)
+        must_continue(manifest, self.fixed(), out)
+        return manifest
+
 
 def survey(
     model: "str | Path | TextModel | nn.Module",
@@ -73,6 +85,8 @@ def survey(
     tokenizer: Any = None,
     threads: int = 1,
     shard_tokens: int = SHARD_TOKENS,
+    workers: int = 1,
+    ray: "tuple[str, Callable[[Path | None], TextModel]] | None" = None,
     progress: bool | None = None,
 ) -> Survey:
     """Survey every head of a model over texts, and return the result.
@@ -99,6 +113,11 @@ def survey(
         metrics: sets of metrics, and your own; see `clearhead.survey.Metric`.
         threads: the threads of torch. Other threads give other rounding, so they are fixed.
         shard_tokens: the tokens of a shard, at least; an interruption loses at most one.
+        workers: the number of processes. More than one need a model that is loaded from a path, and
+            metrics that are named.
+        ray: the address of a Ray cluster ("local" starts one), and the function that loads the
+            model from its path on each machine, such as `hf.Checkpoint`. All machines read and
+            write the folder.
         progress: show the progress; None does in a terminal.
 
     Raises:
@@ -108,8 +127,15 @@ def survey(
     connect().close()  # DuckDB is needed at the end, and its absence is an error now
     setup = make_setup(model, context, seed, metrics, tokenizer, threads, shard_tokens)
     folder, rank = Path(out), rank_of_environment()
+    hint = "pass for example workers=2."
+    workers = as_count("workers", workers, "a survey has workers.", hint, least=1)
     prepare(setup, texts, folder, tokens=tokens)
-    work(setup, folder, rank=rank, progress=progress)
+    if ray is not None:
+        work_on_ray(setup.reader, setup.threads, metrics, folder, *ray, progress)
+    elif workers == 1:
+        work(setup, folder, rank=rank, progress=progress)
+    else:
+        run_workers(setup.reader, metrics, folder, workers, progress)
     if rank.number == 0:
         merge(folder)
     return Survey.open(folder)
@@ -148,6 +174,21 @@ def make_setup(
     return Setup(reader, chosen_metrics(metrics, reader, size), settings, threads)
 
 
+def setup_of_manifest(
+    model: "TextModel", out: Path, metrics: "str | Metric | Iterable[str | Metric]"
+) -> Setup:
+    """Return the setup of an existing survey, for a worker."""
+    fixed = read_manifest(out).fixed
+    return make_setup(
+        model,
+        context=fixed["context"],
+        seed=fixed["seed"],
+        metrics=metrics,
+        threads=fixed["threads of a worker"],
+        shard_tokens=fixed["shard tokens"],
+    )
+
+
 def prepare(
     setup: Setup,
     texts: "str | Path | Iterable[str | Path]",
@@ -165,7 +206,7 @@ def prepare(
     fixed = setup.fixed()
     old = read_manifest(out) if (out / FILE).exists() else None
     if old is not None:
-        must_continue(old, old._replace(fixed=fixed), out)  # before the texts are read
+        must_continue(old, fixed, out)
     for folder in (corpus.FOLDER, state.FOLDER):
         (out / folder).mkdir(exist_ok=True)
     cutter = Cutter(setup.reader, setup.settings["context"], setup.settings["shard tokens"])
@@ -189,7 +230,7 @@ def prepare(
     }
     new = Manifest(fixed, about, list(map(describe, setup.metrics)), shards)
     if old is not None:
-        must_continue(old, new, out)
+        must_have_added(old, new, out)
     new.write(out)
     return new
 
@@ -199,8 +240,7 @@ def work(setup: Setup, out: Path, *, rank: Rank = ALONE, progress: bool | None =
 
     Raises `BadValue` if the survey in `out` is of another model, or has other settings or versions.
     """
-    manifest = read_manifest(out)
-    must_continue(manifest, manifest._replace(fixed=setup.fixed()), out)
+    manifest = setup.must_fit(out)
     own, others = rank.split(range(len(manifest.shards)))
     total = sum(manifest.shards[number].tokens for number in own)
     with token_progress(total, progress) as advance, torch_threads(setup.threads):

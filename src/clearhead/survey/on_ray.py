@@ -1,0 +1,104 @@
+"""Compute the shards of a survey on a cluster of Ray.
+
+An actor holds the model. It receives the entry of a shard, and returns the name of its file: rows
+do not travel, and all machines read and write one folder. Ray restarts an actor that is lost, and
+repeats its shard.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadType, BadValue, needs
+from .manifest import ShardEntry, read_manifest
+from .merge import missing_shards
+from .metric import Metric
+from .progress import token_progress
+
+if TYPE_CHECKING:
+    from ..inspection.text_model import TextModel
+
+RESTARTS = 3  # of an actor that was lost, and repetitions of its shard
+
+
+class Worker:
+    """A worker of a survey, which becomes an actor."""
+
+    def __init__(
+        self,
+        load: "Callable[[Path | None], TextModel]",
+        path: Path | None,
+        out: Path,
+        metrics: "str | Metric | list[str | Metric]",
+    ) -> None:
+        from .run import setup_of_manifest
+
+        self.out = out
+        self.setup = setup_of_manifest(load(path), out, metrics)
+        self.setup.must_fit(out)
+
+    def compute(self, entry: ShardEntry) -> int:
+        """Compute the state of a shard. Returns its number of tokens."""
+        from .run import compute_shard, torch_threads
+
+        with torch_threads(self.setup.threads):
+            compute_shard(self.setup, self.out, entry)
+        return entry.tokens
+
+
+def work_on_ray(
+    reader: Any,
+    threads: int,
+    metrics: "str | Metric | Iterable[str | Metric]",
+    out: Path,
+    address: str,
+    load: "Callable[[Path | None], TextModel]",
+    progress: bool | None,
+) -> None:
+    """Compute all shards on a cluster, with as many actors as its CPUs allow.
+
+    Raises `BadType` for a model in memory, and `BadValue` for a cluster that does not answer, and
+    if shards are missing at the end.
+    """
+    with needs("ray", "a survey on a cluster needs Ray."):
+        import ray
+        from ray.util import ActorPool
+    if reader.path is None and reader.text_model is None:
+        raise BadType(
+            f"A cluster was requested for a {reader.name} in memory.",
+            "each actor loads the model from its folder.",
+            "save the model and its tokenizer into a folder, and pass the folder.",
+        )
+    manifest = read_manifest(out)
+    entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
+    own = not ray.is_initialized()
+    try:
+        if own:
+            ray.init(None if address == "local" else address, log_to_driver=False)
+        count = max(1, min(len(entries), int(ray.cluster_resources().get("CPU", 1)) // threads))
+        actor = ray.remote(num_cpus=threads, max_restarts=RESTARTS, max_task_retries=RESTARTS)(
+            Worker
+        )
+        named = [metrics] if isinstance(metrics, (str, Metric)) else list(metrics)
+        path = None if reader.path is None else reader.path.resolve()
+        actors = [actor.remote(load, path, out.resolve(), named) for _ in range(count)]
+        total = sum(entry.tokens for entry in entries)
+        with token_progress(total, progress) as advance:
+            for tokens in ActorPool(actors).map_unordered(_compute, entries):
+                advance(tokens)
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, (BadType, BadValue)):
+            raise cause from error
+        raise BadValue(
+            f"Ray stopped: {' '.join(str(error).split())[:500]}",
+            "a survey on a cluster needs actors that run; shards that are finished stay valid.",
+            "check the address and the cluster, and run the same survey again.",
+        ) from error
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _compute(actor: Any, entry: ShardEntry) -> Any:
+    return actor.compute.remote(entry)

@@ -1,0 +1,110 @@
+"""Compute the shards of a survey in several processes of this machine.
+
+Each process is the command ``clearhead survey work OUT`` with its rank in the environment, as one
+would start it in a shell of any machine that has the folder. A process that ends early loses the
+shard that it computed; the others compute its shards.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import BadType, BadValue
+from . import state
+from .manifest import Manifest, read_manifest
+from .merge import missing_shards
+from .metric import Metric
+from .progress import token_progress
+from .reader import Reader
+
+POLL = 0.2  # seconds
+
+
+def run_workers(
+    reader: Reader,
+    metrics: "str | Metric | Iterable[str | Metric]",
+    out: Path,
+    workers: int,
+    progress: bool | None,
+) -> None:
+    """Compute all shards in `workers` processes.
+
+    Prints a line for each process that ends early. Raises `BadValue` if shards are missing at the
+    end, with the last error of a process.
+    """
+    command = worker_command(reader, metrics, out)
+    manifest = read_manifest(out)
+    processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+    try:
+        for number in range(workers):
+            rank = {"CLEARHEAD_RANK": str(number), "CLEARHEAD_WORLD_SIZE": str(workers)}
+            errors: IO[bytes] = tempfile.TemporaryFile()
+            child = subprocess.Popen(
+                command, env=os.environ | rank, stdin=subprocess.DEVNULL, stderr=errors
+            )
+            processes.append((child, errors))
+        _wait([child for child, _ in processes], out, manifest, progress)
+    finally:
+        for child, _ in processes:
+            child.terminate()
+            child.wait()
+    message = ""
+    for number, (child, output) in enumerate(processes):
+        if child.returncode:
+            output.seek(0)
+            message = output.read().decode(errors="replace").strip() or message
+            print(f"worker {number} ended with {_how(child.returncode)}", file=sys.stderr)
+        output.close()
+    if missing := missing_shards(out, manifest):
+        raise BadValue(
+            f"All workers ended, and {len(missing)} of {len(manifest.shards)} shards are missing."
+            + (f" The last error: {message}" if message else ""),
+            "shards that are finished stay valid.",
+            "run the same survey again, which computes the others.",
+        )
+
+
+def worker_command(
+    reader: Reader, metrics: "str | Metric | Iterable[str | Metric]", out: Path
+) -> list[str]:
+    """Return the command of a worker.
+
+    Raises `BadType` for a model in memory, and for metrics that have no name to import.
+    """
+    if reader.path is None and reader.text_model is None:
+        raise BadType(
+            f"Several workers were requested for a {reader.name} in memory.",
+            "each worker is a process, which loads the model from its folder.",
+            "save the model and its tokenizer into a folder, and pass the folder.",
+        )
+    names: list[Any] = [metrics] if isinstance(metrics, (str, Metric)) else list(metrics)
+    if unnamed := [name for name in names if not isinstance(name, str)]:
+        raise BadType(
+            f"Several workers were requested with the metric {unnamed[0]!r}.",
+            "each worker is a process, which imports metrics by name.",
+            'define it in a module, and pass "module:name".',
+        )
+    model = [] if reader.path is None else ["--model", str(reader.path)]
+    options = [*model, "--metrics", ",".join(names)]
+    return [sys.executable, "-m", "clearhead", "survey", "work", str(out), *options]
+
+
+def _wait(
+    children: list[subprocess.Popen[bytes]], out: Path, manifest: Manifest, progress: bool | None
+) -> None:
+    """Wait until all processes have ended, and show how many tokens are done."""
+    waiting = {entry.file: entry.tokens for entry in manifest.shards}
+    with token_progress(sum(waiting.values()), progress) as advance:
+        while any([child.poll() is None for child in children]):
+            for file in [name for name in waiting if (out / state.FOLDER / name).exists()]:
+                advance(waiting.pop(file))
+            time.sleep(POLL)
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"code {code}"

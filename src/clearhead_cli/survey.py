@@ -1,0 +1,113 @@
+"""`clearhead survey`: what every head of a model does over many texts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import OTHER_FOLDER
+from .output import say, say_loading
+
+if TYPE_CHECKING:
+    from clearhead.survey.run import Setup
+
+MOST_SHOWN = 8  # heads of the summary
+
+
+def survey(
+    context: typer.Context,
+    texts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TEXTS...",
+            help="Files and folders of texts, .jsonl and .parquet files; or a text in quotes. "
+            "Or: work OUT, merge OUT.",
+        ),
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A Hugging Face checkpoint, a GGUF file or a storyteller."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the survey.")] = Path("out/survey"),
+    size: Annotated[
+        int | None,
+        typer.Option("--context", help="Most tokens of a context; default: 1024 or the model's."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Stop after this number of tokens of texts.")
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option(help="Sets of metrics, and your own as module:name, with commas.")
+    ] = "basic",
+    workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Use a Ray cluster: its address, or auto.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a worker.")] = 1,
+    seed: Annotated[int, typer.Option(help="The seed of the examples.")] = 0,
+    shard: Annotated[
+        int, typer.Option("--shard-tokens", help="Tokens of a shard, which is computed at once.")
+    ] = 65536,
+) -> None:
+    """Measure what every head of a model does over many texts.
+
+    The same command continues an interrupted survey, and adds texts to it. Started by torchrun or
+    as a SLURM array, each process computes its part. `work OUT` computes missing shards of a
+    survey, and `merge OUT` writes its tables.
+
+    \b
+    Examples:
+      clearhead survey book.txt --out out/survey
+      clearhead survey texts/ code.jsonl --model DIR --workers 2
+      clearhead survey merge out/survey
+    """
+    say_loading(model)
+    if len(texts) == 2 and texts[0] == "merge":
+        from clearhead.survey.merge import merge
+
+        say(f"survey   {merge(Path(texts[1]))}")
+        return
+    if len(texts) == 2 and texts[0] == "work":
+        _work(Path(texts[1]), model, metrics)
+        return
+    from clearhead.errors import writable_folder
+    from clearhead.explorer.load import load_text_model
+    from clearhead.survey import survey as run
+
+    writable_folder(out, "a survey is", OTHER_FOLDER)
+    result = run(
+        load_text_model(model), _sources(texts), out=out, context=size, tokens=tokens, seed=seed,
+        metrics=metrics.split(","), threads=threads, shard_tokens=shard, workers=workers,
+        ray=None if ray is None else (ray, load_text_model), progress=True,
+    )  # fmt: skip
+    typer.echo(str(result))
+    for name, reason in result.manifest.corpus["skipped texts"][:MOST_SHOWN]:
+        say(f"left out {name}: {reason}")
+    say(f"survey   {out}")
+
+
+def _work(out: Path, model: Path | None, metrics: str) -> None:
+    """Compute the shards of this rank, with the settings of the manifest."""
+    from clearhead.explorer.load import load_text_model
+    from clearhead.survey.ranks import rank_of_environment
+    from clearhead.survey.run import setup_of_manifest, work
+
+    setup: Setup = setup_of_manifest(load_text_model(model), out, metrics.split(","))
+    work(setup, out, rank=rank_of_environment())
+
+
+def _sources(texts: list[str]) -> list[str | Path]:
+    """Return files and folders as paths. Raises `BadValue` for a path that does not exist."""
+    from clearhead.errors import BadValue
+
+    sources: list[str | Path] = []
+    for text in texts:
+        exists = len(text) < 1024 and "\0" not in text and Path(text).exists()
+        if not exists and not any(char.isspace() for char in text):
+            raise BadValue(
+                f"{text!r} does not exist.",
+                "a survey reads files and folders; a text on the command line has a space.",
+                "check the path.",
+            )
+        sources.append(Path(text) if exists else text)
+    return sources
