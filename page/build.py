@@ -1,8 +1,8 @@
-"""Build the page: `make page`. Users need neither this nor Node.js, only its two results.
+"""Build the pages: `make page`. Users need neither this nor Node.js, only its results.
 
-`src/schema.d.ts` declares the data of a page, from `explorer/html/schema.py`. esbuild bundles
-`src/page.js` and its imports, and Python writes the bundle into every page. The first line of the
-bundle has a digest of its sources, with which a test checks that it is current.
+`src/schema.d.ts` declares the data of a page, from `explorer/html/schema.py`. esbuild bundles each
+entry point and its imports, and Python writes the bundle into every page. The first line of a
+bundle has a digest of all sources, with which a test checks that it is current.
 """
 
 import hashlib
@@ -17,17 +17,20 @@ from clearhead.explorer.html.document import PAGE
 
 FOLDER = Path(__file__).parent
 SCHEMA = FOLDER / "src" / "schema.d.ts"
-BUNDLE = Path(str(PAGE)) / "page.js"
+BUNDLES = {  # the entry point of each
+    Path(str(PAGE)) / "page.js": "src/page.js",
+    Path(str(PAGE)) / "survey.js": "src/survey/survey.js",
+}
 ESBUILD = (
-    "node_modules/.bin/esbuild src/page.js --bundle --format=iife --global-name=clearhead "
+    "node_modules/.bin/esbuild --bundle --format=iife --global-name=clearhead "
     "--target=es2022 --charset=utf8 --log-level=warning"
 ).split()
 
 
-def bundle() -> str:
-    """Build and return the bundle."""
+def bundle(entry: str) -> str:
+    """Build and return the bundle of an entry point."""
     built = subprocess.run(
-        ESBUILD, cwd=FOLDER, check=True, stdout=subprocess.PIPE, encoding="utf-8"
+        [*ESBUILD, entry], cwd=FOLDER, check=True, stdout=subprocess.PIPE, encoding="utf-8"
     )
     return f"{first_line()}\n{built.stdout}"
 
@@ -86,4 +89,5 @@ def _comment(text: str | None) -> str:
 
 if __name__ == "__main__":
     SCHEMA.write_text(declarations(), encoding="utf-8")
-    BUNDLE.write_text(bundle(), encoding="utf-8")
+    for path, entry in BUNDLES.items():
+        path.write_text(bundle(entry), encoding="utf-8")

@@ -1,6 +1,7 @@
 // Colour scales. That of weights is their square root, from 0 to 1, for any number of tokens; that of
 // signed numbers is around 0. Weights below one percent have neither a line nor a digit.
 
+import { css, mixed } from "./colours.js";
 import { number } from "./marks.js";
 import { widthOf } from "./scene.js";
 import { pageData, store } from "./store.js";
@@ -10,13 +11,6 @@ import { pageData, store } from "./store.js";
 export const LEAST = 0.01;
 const NAN_COLOUR = [214, 51, 92];
 
-// The colour at `place`, from 0 to 1, mixed from the two nearest points of the scale.
-function mixed(points, place) {
-  const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
-  const low = points[Math.floor(at)], high = points[Math.ceil(at)];
-  return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
-}
-
 const scale = (name) => pageData.inks[name][store.isDark ? "dark" : "light"];
 
 export const shareColour = (weight) =>
@@ -25,12 +19,6 @@ export const shareColour = (weight) =>
 // The colour of a number between -limit and limit.
 export const signedColour = (value, limit) =>
   (Number.isNaN(value) ? NAN_COLOUR : mixed(scale("diverging"), 0.5 + 0.5 * value / limit));
-
-export const css = (colour) => `rgb(${colour.join(" ")})`;
-
-// A text colour that is readable on a background.
-export const inkOn = ([red, green, blue]) =>
-  (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff");
 
 // The colours of up to five heads or sides, different for all colour vision.
 const SIDES = { light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],

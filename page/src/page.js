@@ -74,10 +74,11 @@ start();
 if (pageData.host === "notebook" || pageData.host === "frame") linkToCell();
 
 // Available in a console, as clearhead.store.current and clearhead.go({ head: 3 }).
+export { css } from "./colours.js";
 export { compute, edit } from "./compute.js";
 export { readEdits } from "./edits.js";
 export { remoteSource } from "./hosts/remote.js";
-export { css, shareColour, sideColour, signedColour } from "./ink.js";
+export { shareColour, sideColour, signedColour } from "./ink.js";
 export { liveSource } from "./live.js";
 export { byId } from "./marks.js";
 export { isZoomed, zoomedWeight } from "./pictures/zoom.js";

@@ -343,3 +343,89 @@ export interface Page {
   model?: Model;
   beside?: Snapshot;
 }
+
+/**
+ * A metric, and the edges of the bins of its histograms. Has it `examples`?
+ */
+export interface SurveyMetric {
+  name: string;
+  formula: string;
+  source: string;
+  version: number;
+  edges: number[];
+  examples: boolean;
+}
+
+/**
+ * A query with its largest weights. `decile` is 0 to 9, or 10 for the largest values.
+ */
+export interface SurveyExample {
+  decile: number;
+  value: number;
+  context: number;
+  query: number;
+  keys: number[];
+  weights: number[];
+}
+
+/**
+ * A metric of one head: row of the table `heads`, histogram without empty bins, examples.
+ */
+export interface SurveyNumbers {
+  mean: number;
+  low: number | null;
+  high: number | null;
+  sd: number | null;
+  uniform: number | null;
+  quantiles: (number | null)[];
+  queries: number;
+  texts: number;
+  bins: number[];
+  counts: number[];
+  examples: SurveyExample[];
+}
+
+/**
+ * A token at one side of a head's links. `token` is an index of `spelling`.
+ */
+export interface SurveyToken {
+  side: "query" | "key";
+  token: number;
+  count: number;
+  lift: number;
+}
+
+/**
+ * One head; `metrics` leaves out those without a query.
+ */
+export interface SurveyHead {
+  layer: number;
+  head: number;
+  module: string;
+  roles: string[];
+  metrics: Record<string, SurveyNumbers>;
+  tokens: SurveyToken[];
+}
+
+/**
+ * A context of an example; `tokens` are indices of `spelling`.
+ */
+export interface SurveyContext {
+  name: string;
+  tokens: number[];
+}
+
+/**
+ * All data of the page of a survey.
+ *
+ * `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
+ */
+export interface SurveyPage {
+  inks: Record<string, Record<string, [number, number, number][]>>;
+  host: "server" | "notebook" | "frame" | null;
+  metrics: SurveyMetric[];
+  heads: SurveyHead[];
+  contexts: SurveyContext[];
+  spelling: string[];
+  between: string;
+}

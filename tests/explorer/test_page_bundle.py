@@ -25,8 +25,9 @@ build = types.SimpleNamespace(**runpy.run_path(str(FOLDER / "build.py")))
 STALE = "Run `make page` and commit what it makes."
 
 
-def test_the_bundle_is_made_of_these_sources():
-    assert build.BUNDLE.read_text(encoding="utf-8").split("\n")[0] == build.first_line(), STALE
+@pytest.mark.parametrize("path", build.BUNDLES, ids=lambda path: path.name)
+def test_the_bundle_is_made_of_these_sources(path):
+    assert path.read_text(encoding="utf-8").split("\n")[0] == build.first_line(), STALE
 
 
 def test_the_declarations_are_those_of_the_schema():
@@ -36,7 +37,8 @@ def test_the_declarations_are_those_of_the_schema():
 def test_esbuild_makes_this_bundle():
     if not (FOLDER / "node_modules").is_dir():
         pytest.skip("esbuild is not installed; `make check` installs it")
-    assert build.BUNDLE.read_text(encoding="utf-8") == build.bundle(), STALE
+    for path, entry in build.BUNDLES.items():
+        assert path.read_text(encoding="utf-8") == build.bundle(entry), STALE
 
 
 def test_another_source_is_another_digest(tmp_path, monkeypatch):
@@ -65,8 +67,9 @@ def test_no_circle_between_modules():
 
 
 def test_a_page_ships_without_its_sources():
-    names = {path.name for path in build.BUNDLE.parent.iterdir()}
-    assert names == {"page.css", "page.html", "page.js", "widget.js"}
+    names = {path.name for path in next(iter(build.BUNDLES)).parent.iterdir()}
+    parts = {f"{page}.{kind}" for page in ("page", "survey") for kind in ("css", "html", "js")}
+    assert names == {*parts, "widget.js"}
 
 
 # ---- what a page holds ---------------------------------------------------------------

@@ -1,7 +1,8 @@
 // Lines: every query on the left, every key on the right, a line for each weight above the
 // threshold. Pointing at a word isolates its lines. Several heads have different colours.
 
-import { LEAST, css, sideColour, signedColour } from "../ink.js";
+import { css } from "../colours.js";
+import { LEAST, sideColour, signedColour } from "../ink.js";
 import { largest, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { isBeside, sides } from "../state.js";

@@ -1,6 +1,7 @@
 // The map: a row for each query, a column for each key.
 
-import { LEAST, drawHatchKey, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
+import { inkOn } from "../colours.js";
+import { LEAST, drawHatchKey, drawSignedBar, drawWeightBar, shareColour, sideColour, signedColour } from "../ink.js";
 import { MINUS, number } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { largestAt, sides } from "../state.js";

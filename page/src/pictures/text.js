@@ -1,7 +1,8 @@
 // The text: the strip of words at the top, and the view of one word: the keys it looks at, the queries
 // that look at it, and the predictions of the model after it.
 
-import { LEAST, css, drawSignedBar, drawWeightBar, inkOn, shareColour, sideColour, signedColour } from "../ink.js";
+import { css, inkOn } from "../colours.js";
+import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedColour } from "../ink.js";
 import { keyToken, queryToken } from "../labels.js";
 import { byId, clip, make, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";

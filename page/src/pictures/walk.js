@@ -1,7 +1,8 @@
 // The walk: the computation of one query as an animation. Positions are fixed: a row for each key, its
 // vector on the left, its score or weight on the right, the query above, the output below.
 
-import { LEAST, css, shareColour, signedColour } from "../ink.js";
+import { css } from "../colours.js";
+import { LEAST, shareColour, signedColour } from "../ink.js";
 import { MINUS, byId, largest, make, number } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { keyOr, queryOr, shownTrace, state } from "../state.js";

@@ -1,11 +1,13 @@
 """Read the tables of a survey: `Survey`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadValue, as_count, did_you_mean
 from . import corpus
 from .corpus import Shard, read_shard
+from .headvis import export_headvis
 from .manifest import Manifest, read_manifest
 from .merge import missing_shards
 from .tables import Table, open_tables
@@ -107,9 +109,13 @@ class Survey:
         if decile is not None:
             rule = "deciles are numbered from 0, the smallest values, to 9."
             part = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
-            low, high = self._range_of(layer, head, metric, part)
+            low, high = decile_range(self.histogram(layer, head, metric).to_pylist(), part)
             condition, order = f"stratum < 20 and value between {low} and {high}", "hash"
         return self._of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
+
+    def export_headvis(self, folder: str | Path) -> Path:
+        """Write the survey as a folder that the viewer HeadVis reads, and return its path."""
+        return export_headvis(self, folder)
 
     def context(self, text: int, context: int) -> list[str]:
         """Return the tokens of a context, as written in the text."""
@@ -130,18 +136,6 @@ class Survey:
             "texts and contexts are numbered from 0.",
             "use the numbers of an example.",
         )
-
-    def _range_of(self, layer: int, head: int, metric: str, decile: int) -> tuple[float, float]:
-        """Return the values of a decile, to the bins of the histogram."""
-        rows = self.histogram(layer, head, metric).to_pylist()
-        total = sum(row["count"] for row in rows)
-        before, inside = 0, []
-        for row in rows:
-            after = before + row["count"]
-            if after > total * decile / 10 and before < total * (decile + 1) / 10:
-                inside.append(row)
-            before = after
-        return inside[0]["low"], inside[-1]["high"]
 
     def _of_head(
         self,
@@ -177,3 +171,15 @@ class Survey:
                 f"this survey has {', '.join(names)}.",
                 did_you_mean(metric, names) or "use one of these.",
             )
+
+
+def decile_range(bins: Sequence[Mapping[str, Any]], decile: int) -> tuple[float, float]:
+    """Return the values of a decile of a histogram, to its bins."""
+    total = sum(row["count"] for row in bins)
+    before, inside = 0, []
+    for row in bins:
+        after = before + row["count"]
+        if after > total * decile / 10 and before < total * (decile + 1) / 10:
+            inside.append(row)
+        before = after
+    return inside[0]["low"], inside[-1]["high"]

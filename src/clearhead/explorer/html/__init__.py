@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: every step of a trace; every head of a report, down to the steps.
+"""Self-contained HTML pages: every step of a trace; every head of a report, or of a survey.
 
 A page requests nothing from the network. Its security policy allows only its own script and style,
 by their hashes. The same trace gives the same bytes. Tokens, titles and notes are untrusted: they
@@ -8,11 +8,14 @@ are written as escaped text, or as JSON that cannot close its element, never as 
 from .document import in_notebook
 from .report import report_page, write_report
 from .steps import page, write_page
+from .survey import survey_page, write_survey
 
 __all__ = [
     "in_notebook",
     "page",
     "report_page",
+    "survey_page",
     "write_page",
     "write_report",
+    "write_survey",
 ]

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ..colours import DIVERGING, SEQUENTIAL
 from .edits import EDITS, MASKS
 from .schema import Host, Kind, Model, Numbers, Page, Snapshot
 
-# The parts of the page; `make page` bundles the scripts of the folder `page/` to page.js.
+# The parts of the pages; `make page` bundles the scripts of the folder `page/`.
 PAGE = resources.files("clearhead.explorer") / "page"
 WIDGET = PAGE / "widget.js"  # anywidget loads it in a notebook's cell
 
@@ -37,7 +38,25 @@ def document(
     beside: Snapshot | None = None,
 ) -> str:
     """Return the HTML: `data` for the script, and table rows, `fallback`, if scripts do not run."""
-    style, script = _asset("page.css"), _asset("page.js")
+    content: Page = {"inks": INKS, "edits": EDITS, "masks": MASKS, "host": host, **data}
+    if model is not None:
+        content["model"] = model
+    if beside is not None:
+        content["beside"] = beside
+    texts = {"title": title, "about": about, "note": note, "caption": caption}
+    return filled("page", ("page.css",), content, texts, fallback, host)
+
+
+def filled(
+    name: str,
+    styles: tuple[str, ...],
+    data: object,
+    texts: Mapping[str, str],
+    fallback: str,
+    host: Host | None,
+) -> str:
+    """Return the HTML of the template `name`, with its script, styles, data and texts."""
+    style, script = "\n".join(map(_asset, styles)), _asset(f"{name}.js")
     connect = "connect-src 'self'; " if host == "server" else ""
     policy = (
         f"default-src 'none'; {connect}script-src '{_digest(script)}'; "
@@ -46,25 +65,17 @@ def document(
     network = "loads nothing from the internet"
     if host == "server":
         network = "connects only to the server it came from"
-    content: Page = {"inks": INKS, "edits": EDITS, "masks": MASKS, "host": host, **data}
-    if model is not None:
-        content["model"] = model
-    if beside is not None:
-        content["beside"] = beside
     slots = {
+        **{slot: _one_line(text) for slot, text in texts.items()},
         "policy": policy,
-        "title": _one_line(title),
-        "about": _one_line(about),
-        "note": _one_line(note),
         "style": style,
-        "caption": _one_line(caption),
         "fallback": fallback,
         "network": network,
-        "data": as_json(content),
+        "data": as_json(data),
         "script": script,
     }
     # One pass, so that a title such as "{{data}}" stays text.
-    return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], _asset(f"{name}.html"))
 
 
 def write(text: str, path: str | Path) -> Path:

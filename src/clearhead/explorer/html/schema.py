@@ -284,3 +284,86 @@ class Page(Snapshot, PageParts, total=False):
 
     model: Model
     beside: Snapshot
+
+
+# ---- the page of a survey ------------------------------------------------------------
+
+
+class SurveyMetric(TypedDict):
+    """A metric, and the edges of the bins of its histograms. Has it `examples`?"""
+
+    name: str
+    formula: str
+    source: str
+    version: int
+    edges: list[float]
+    examples: bool
+
+
+class SurveyExample(TypedDict):
+    """A query with its largest weights. `decile` is 0 to 9, or 10 for the largest values."""
+
+    decile: int
+    value: float
+    context: int
+    query: int
+    keys: list[int]
+    weights: list[float]
+
+
+class SurveyNumbers(TypedDict):
+    """A metric of one head: row of the table `heads`, histogram without empty bins, examples."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    sd: float | None
+    uniform: float | None
+    quantiles: list[float | None]
+    queries: int
+    texts: int
+    bins: list[int]
+    counts: list[int]
+    examples: list[SurveyExample]
+
+
+class SurveyToken(TypedDict):
+    """A token at one side of a head's links. `token` is an index of `spelling`."""
+
+    side: Literal["query", "key"]
+    token: int
+    count: int
+    lift: float
+
+
+class SurveyHead(TypedDict):
+    """One head; `metrics` leaves out those without a query."""
+
+    layer: int
+    head: int
+    module: str
+    roles: list[str]
+    metrics: dict[str, SurveyNumbers]
+    tokens: list[SurveyToken]
+
+
+class SurveyContext(TypedDict):
+    """A context of an example; `tokens` are indices of `spelling`."""
+
+    name: str
+    tokens: list[int]
+
+
+class SurveyPage(TypedDict):
+    """All data of the page of a survey.
+
+    `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
+    """
+
+    inks: dict[str, dict[str, tuple[Colour, ...]]]
+    host: Host | None
+    metrics: list[SurveyMetric]
+    heads: list[SurveyHead]
+    contexts: list[SurveyContext]
+    spelling: list[str]
+    between: str

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5b2a4c71ec8d38b4d9eeebcf33fd39a7b6348fd414e95af39e6a1c42db897aea; do not edit.
+// Made by `make page` from the sources 9b3f94bd15a7df8d84e3ada67346982c99f44d2611d8a04ced8ef193854aa4a5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1069,6 +1069,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("text").rows = Math.min(MOST_ROWS, byId("text").value.split("\n").length);
   }
 
+  // src/colours.js
+  function mixed(points, place) {
+    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
+    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
+    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+  }
+  var css = (colour) => `rgb(${colour.join(" ")})`;
+  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
+
   // src/scene.js
   var Scene = class {
     /** @type {any[]} */
@@ -1327,16 +1336,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   // src/ink.js
   var LEAST = 0.01;
   var NAN_COLOUR = [214, 51, 92];
-  function mixed(points, place) {
-    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
-    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
-    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
-  }
   var scale = (name) => pageData.inks[name][store.isDark ? "dark" : "light"];
   var shareColour = (weight) => Number.isNaN(weight) ? NAN_COLOUR : mixed(scale("sequential"), Math.sqrt(Math.max(0, weight)));
   var signedColour = (value, limit) => Number.isNaN(value) ? NAN_COLOUR : mixed(scale("diverging"), 0.5 + 0.5 * value / limit);
-  var css = (colour) => `rgb(${colour.join(" ")})`;
-  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
   var SIDES = {
     light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],
     dark: ["#7cc7dd", "#f0a27e", "#b5cc6a", "#cfa3e6", "#e2c24a"]

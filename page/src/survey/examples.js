@@ -1,0 +1,66 @@
+// Examples of the selected head and metric: texts, shaded by the weights of one query.
+
+import { css, inkOn, mixed } from "../colours.js";
+import { byId, make, number, percent } from "../marks.js";
+import { LARGEST, chosen, go, metricOf, numbers, survey, theme } from "./store.js";
+
+/** @import { SurveyExample } from "../schema.d.ts" */
+
+const BEFORE = 22, AFTER = 8, NEAR_KEY = 5; // tokens around the query and around a key
+const LINE_END = /↵$/;
+
+export function buildExamples() {
+  const names = [...Array.from({ length: LARGEST }, (_, i) => String(i)), "largest"];
+  byId("deciles").append(...names.map((name, i) => {
+    const button = make("button", { type: "button", class: "quiet", "data-decile": i }, name);
+    button.addEventListener("click", () => go({ decile: i }));
+    return button;
+  }));
+}
+
+export function drawExamples() {
+  for (const button of byId("deciles").children) {
+    button.setAttribute("aria-pressed", String(Number(button.dataset.decile) === chosen.decile));
+  }
+  const shown = numbers().examples.filter((it) => it.decile === chosen.decile);
+  const isStored = metricOf(chosen.metric)?.examples;
+  byId("no-examples").textContent = shown.length ? "" : isStored
+    ? "No query of the sample is in this decile: its values fall into the bins of another one."
+    : "This metric has no examples. Choose another metric.";
+  byId("examples").replaceChildren(...shown.map(article));
+}
+
+/** @param {SurveyExample} example */
+function article(example) {
+  const { value, context, query, keys, weights } = example, { name, tokens } = survey.contexts[context];
+  const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+  const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
+  const line = make("p", { class: "sample" });
+  let last = -1;
+  for (const position of positions(example, tokens.length)) {
+    if (position > last + 1) line.append(make("span", { class: "gap" }, " … "));
+    else if (position) line.append(survey.between);
+    last = position;
+    const text = survey.spelling[tokens[position]], weight = weightOf.get(position);
+    const piece = make("bdi", { class: position === query ? "query" : "", title:
+      weight === undefined ? `position ${position}` : `position ${position}, weight ${percent(weight)}` }, text);
+    if (weight !== undefined) {
+      const colour = mixed(scale, Math.sqrt(weight));
+      Object.assign(piece.style, { background: css(colour), color: inkOn(colour) });
+    }
+    line.append(piece);
+    if (LINE_END.test(text)) line.append(make("br"));
+  }
+  const place = `${name}, position ${query}`;
+  const from = survey.host === "server" ? make("a", { href: `/?context=${context}&query=${query}` }, place) : place;
+  return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
+}
+
+// The positions to show: those around the query and its keys.
+function positions({ query, keys }, length) {
+  const near = new Set();
+  const add = (first, last) => { for (let i = Math.max(0, first); i <= Math.min(length - 1, last); i++) near.add(i); };
+  add(query - BEFORE, query + AFTER);
+  for (const key of keys) add(key - NEAR_KEY, key + NEAR_KEY);
+  return [...near].sort((a, b) => a - b);
+}

@@ -1,0 +1,66 @@
+// The selected head: its metrics, the distribution of one of them, and the tokens that it connects.
+
+import { byId, count, make, number, table, token } from "../marks.js";
+import { chosen, go, head, metricOf, metricsOf, numbers, survey } from "./store.js";
+
+const words = (name) => name.replaceAll("_", " ");
+const either = (value, digits = 3) => (value === null ? "" : number(value, digits));
+const MOST_TOKENS = 8; // on each side
+
+export function drawHead() {
+  const { layer, head: at, module, roles } = head();
+  byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
+  byId("module").textContent = module;
+  byId("roles").textContent = roles.length ? roles.join("; ") + "." : "";
+  drawMetrics();
+  drawHistogram();
+  drawTokens();
+}
+
+function drawMetrics() {
+  const rows = metricsOf(head()).map((name) => {
+    const { formula } = /** @type {any} */ (metricOf(name));
+    const { mean, low, high, uniform } = head().metrics[name];
+    const button = make("button", { type: "button", class: "quiet", title: formula,
+      "aria-pressed": String(name === chosen.metric) }, words(name));
+    button.addEventListener("click", () => go({ metric: name }));
+    const interval = low === null ? "" : `${number(low, 3)} to ${either(high)}`;
+    return { kind: name === chosen.metric ? "chosen" : "", cells: [button, number(mean, 3), interval, either(uniform)] };
+  });
+  byId("metrics").replaceChildren(table("Means over all queries",
+    ["metric", "mean", "95 % interval", "uniform"], rows));
+}
+
+function drawHistogram() {
+  const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
+  const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
+  byId("metric-title").textContent = words(chosen.metric);
+  byId("formula").textContent = formula;
+  byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
+  const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
+  const first = Math.min(...bins), last = Math.max(...bins);
+  const bars = Array.from({ length: last - first + 1 }, (_, i) => first + i).map((bin) => {
+    const n = all.get(bin) ?? 0;
+    const column = make("span", { class: "column", title: `${number(edges[bin], 3)} to ${number(edges[bin + 1], 3)}: ${count(n, "query", "queries")}` },
+      make("span", { class: "fill" }));
+    column.firstChild.style.height = `${100 * Math.sqrt(n / most)}%`; // small counts must be visible
+    return column;
+  });
+  byId("histogram").replaceChildren(...bars);
+  byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
+  const [q05, , q50, , q95] = quantiles;
+  byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` +
+    (q50 === null ? "" : `Median ${number(q50, 3)}; 5 % of queries are below ${either(q05)}, 5 % above ${either(q95)}.`);
+}
+
+function drawTokens() {
+  const parts = /** @type {const} */ (["query", "key"]).map((side) => {
+    const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS)
+      .map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
+    return rows.length ? table(side === "query" ? "Tokens that look" : "Tokens that are looked at", ["token", "links", "lift"], rows) : "";
+  });
+  byId("tokens").replaceChildren(...parts.filter(Boolean));
+  byId("tokens-note").textContent = parts.some(Boolean)
+    ? "A link is a largest weight that is neither on the first token nor on the query itself. Lift compares the fraction of links with the fraction of the text."
+    : "No token has more links than its fraction of the text.";
+}

@@ -1,0 +1,68 @@
+// The scatter of all heads: two numbers as axes, a third one as colour.
+
+import { css, mixed } from "../colours.js";
+import { byId, make, number } from "../marks.js";
+import { axes, chosen, go, survey, theme, valueOn } from "./store.js";
+
+const SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
+const SVG = "http://www.w3.org/2000/svg";
+
+function element(tag, attributes, text = "") {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  made.append(text);
+  return made;
+}
+
+export function buildScatter() {
+  for (const axis of ["x", "y", "colour"]) {
+    const list = byId(`axis-${axis}`);
+    list.append(...axes.map((name) => make("option", { value: name }, name.replaceAll("_", " "))));
+    list.addEventListener("change", () => go({ [axis]: list.value }));
+  }
+  new ResizeObserver(drawScatter).observe(byId("scatter"));
+}
+
+// The least and the greatest value of an axis, never equal.
+function rangeOf(axis) {
+  const values = survey.heads.map((it) => valueOn(it, axis)).filter(Number.isFinite);
+  const low = Math.min(...values, Infinity), high = Math.max(...values, -Infinity);
+  if (low > high) return [0, 1];
+  return low === high ? [low - 0.5, high + 0.5] : [low, high];
+}
+
+export function drawScatter() {
+  const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
+  if (!width || !height) return;
+  for (const axis of ["x", "y", "colour"]) byId(`axis-${axis}`).value = chosen[axis];
+  const [[left, right], [bottom, top], [pale, strong]] = [chosen.x, chosen.y, chosen.colour].map(rangeOf);
+  const x = (value) => SPACE.left + (value - left) / (right - left) * (width - SPACE.left - SPACE.right);
+  const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
+  const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+  const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
+
+  const picture = element("svg", { width, height });
+  for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
+    picture.append(element("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
+  }
+  for (const value of [bottom, (bottom + top) / 2, top]) {
+    picture.append(element("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
+    picture.append(element("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
+  }
+  picture.append(element("text", { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
+    chosen.x.replaceAll("_", " ")));
+
+  const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));
+  for (const i of order) {
+    const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
+    if (!at.every(Number.isFinite)) continue;
+    const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
+    const point = element("circle", { cx: x(at[0]), cy: y(at[1]), r: isChosen ? 8 : 5, class: isChosen ? "chosen" : "",
+      fill: Number.isFinite(value) ? colour(value) : "none" });
+    point.append(element("title", {}, `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour]
+      .map((name) => `${name} ${number(valueOn(it, name), 3)}`).join(", ")}`));
+    point.addEventListener("click", () => go({ at: i }));
+    picture.append(point);
+  }
+  frame.replaceChildren(picture);
+}

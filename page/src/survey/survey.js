@@ -1,0 +1,61 @@
+// The entry point of a survey's page. esbuild bundles this file and its imports.
+
+import { byId } from "../marks.js";
+import { buildExamples, drawExamples } from "./examples.js";
+import { drawHead } from "./head.js";
+import { buildScatter, drawScatter } from "./scatter.js";
+import { LARGEST, chosen, go, head, metricsOf, readAddress, screen, settle, survey, theme } from "./store.js";
+
+const wrapped = (i, length) => (i + length) % length;
+
+function draw() {
+  drawScatter();
+  drawHead();
+  drawExamples();
+}
+
+// The keys of HeadVis: h and l for heads, brackets for deciles, and m for metrics.
+function listen(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, input")) return;
+  const names = metricsOf(head()), { at, decile, metric } = chosen;
+  const changes = {
+    h: () => ({ at: wrapped(at - 1, survey.heads.length) }),
+    l: () => ({ at: wrapped(at + 1, survey.heads.length) }),
+    "[": () => ({ decile: Math.max(0, decile - 1) }),
+    "]": () => ({ decile: Math.min(LARGEST, decile + 1) }),
+    m: () => ({ metric: names[wrapped(names.indexOf(metric) + 1, names.length)] }),
+  }[event.key];
+  if (changes) go(changes());
+}
+
+function buildTheme() {
+  const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  const set = (isDark) => {
+    theme.isDark = isDark;
+    document.documentElement.dataset.theme = isDark ? "dark" : "light";
+    button.textContent = isDark ? "Light" : "Dark"; // the theme after a click
+  };
+  button.hidden = false;
+  button.addEventListener("click", () => { set(!theme.isDark); draw(); });
+  dark.addEventListener("change", () => { set(dark.matches); draw(); });
+  set(dark.matches);
+}
+
+function start() {
+  byId("app").hidden = false;
+  screen.draw = draw;
+  buildTheme();
+  buildScatter();
+  buildExamples();
+  const { changes, misread } = readAddress(location.hash);
+  Object.assign(chosen, changes);
+  settle();
+  byId("misread").textContent = misread.length ? `This survey does not have: ${misread.join(", ")}.` : "";
+  addEventListener("keydown", listen);
+  draw();
+}
+
+start();
+
+// Available in a console, as clearhead.go({ at: 3 }).
+export { chosen, go, survey };

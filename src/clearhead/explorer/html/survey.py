@@ -1,0 +1,194 @@
+"""Write the page of a survey: a scatter of all heads; one head's distributions, examples, tokens.
+
+The page holds all numbers and the contexts of its examples, so it needs no server. Some hundred
+heads with twenty metrics take a few megabytes.
+"""
+
+import html
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from ...errors import BadType, kind_of
+from ...formatting import visible_in_browser
+from ...survey import Bins, Survey
+from ...survey.result import decile_range
+from . import schema
+from .document import INKS, filled, table, write
+from .schema import Host
+
+DECILES, LARGEST = range(10), 10
+PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
+TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
+Key = tuple[int, int, str]  # layer, head, metric
+
+
+def survey_page(survey: Survey, *, host: Host | None = None) -> str:
+    """Return the HTML document of a survey. Raises `BadType` for anything else."""
+    if not isinstance(survey, Survey):
+        raise BadType(
+            f"survey_page got {kind_of(survey)}.",
+            "it shows a survey of all heads.",
+            "pass the result of survey(...), or Survey.open(folder).",
+        )
+    data = page_data(survey, host)
+    about = repr(survey).split(": ", 1)[1]
+    name = Path(str(survey.manifest.fixed["model"])).name
+    texts = {
+        "title": f"Survey of {name}",
+        "about": about,
+        "caption": "The mean of the first metric over all queries.",
+    }
+    rows = [
+        [
+            f"layer {of['layer']}, head {of['head']}",
+            *(html.escape(f"{x['mean']:.4g}") for x in list(of["metrics"].values())[:1]),
+        ]
+        for of in data["heads"]
+    ]
+    return filled("survey", ("page.css", "survey.css"), data, texts, table(rows), host)
+
+
+def write_survey(survey: Survey, path: str | Path) -> Path:
+    """Write the page of a survey to `path`. Raises `BadValue` if it cannot be written."""
+    return write(survey_page(survey), path)
+
+
+def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
+    """Return all data of the page of a survey."""
+    contexts = _Contexts(survey)
+    histograms = _by_key(survey, "histograms", "bin")
+    examples = _by_key(survey, "examples", "stratum, rank")
+    heads: dict[tuple[int, int], schema.SurveyHead] = {}
+    for row in survey.heads.to_pylist():
+        layer_head = row["layer"], row["head"]
+        if layer_head not in heads:
+            heads[layer_head] = {
+                "layer": row["layer"],
+                "head": row["head"],
+                "module": row["module"],
+                "roles": [],
+                "metrics": {},
+                "tokens": [],
+            }
+        if not row["queries"]:
+            continue
+        key = *layer_head, row["metric"]
+        bins = histograms.get(key, [])
+        heads[layer_head]["metrics"][row["metric"]] = {
+            "mean": row["mean"],
+            "low": row["low"],
+            "high": row["high"],
+            "sd": row["sd_of_texts"],
+            "uniform": row["uniform"],
+            "quantiles": [row[name] for name in ("q05", "q25", "q50", "q75", "q95")],
+            "queries": row["queries"],
+            "texts": row["texts"],
+            "bins": [x["bin"] for x in bins],
+            "counts": [x["count"] for x in bins],
+            "examples": [
+                contexts.example(decile, x) for decile, x in _chosen(examples.get(key, []), bins)
+            ],
+        }
+    _add_tokens(survey, heads, contexts)
+    return {
+        "inks": INKS,
+        "host": host,
+        "metrics": [_metric(row) for row in survey.metrics.to_pylist()],
+        "heads": list(heads.values()),
+        "contexts": contexts.stored,
+        "spelling": list(contexts.spelling),
+        "between": contexts.between,
+    }
+
+
+def _by_key(survey: Survey, name: str, order: str) -> dict[Key, list[dict[str, Any]]]:
+    """Return the rows of a table by layer, head and metric."""
+    rows = survey.query(f"select * from {name} order by layer, head, metric, {order}").to_pylist()
+    return {key: list(of) for key, of in groupby(rows, itemgetter("layer", "head", "metric"))}
+
+
+def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
+    return {
+        "name": row["metric"],
+        "formula": row["formula"],
+        "source": row["source"],
+        "version": row["version"],
+        "edges": Bins(row["low"], row["high"], row["bins"], row["logarithmic"]).edges(),
+        "examples": row["examples"],
+    }
+
+
+def _chosen(
+    examples: Sequence[Mapping[str, Any]], bins: Sequence[Mapping[str, Any]]
+) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    """Return some examples of each decile, by their hash, and of the largest values."""
+    sample = sorted((x for x in examples if x["stratum"] < 20), key=itemgetter("hash"))
+    largest = [x for x in examples if x["stratum"] == 20]
+    for decile in DECILES if sample else ():
+        low, high = decile_range(bins, decile)
+        inside = [x for x in sample if low <= x["value"] <= high]
+        yield from ((decile, x) for x in inside[:PER_DECILE])
+    yield from ((LARGEST, x) for x in largest[:OF_LARGEST])
+
+
+class _Contexts:
+    """The contexts of examples, each stored once, and the texts of their tokens."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        self.stored: list[schema.SurveyContext] = []
+        self.spelling: dict[str, int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._names = dict(survey.query("select text, name from texts").rows)
+
+    def token(self, text: str) -> int:
+        """Return the index of a token's text, in which only the space before a word is a space."""
+        space, word = (" ", text[1:]) if text[:1] == " " and text[1:].strip() else ("", text)
+        return self.spelling.setdefault(space + visible_in_browser(word), len(self.spelling))
+
+    @property
+    def between(self) -> str:
+        """What is between two tokens: a space if no token has its own."""
+        return "" if any(text[0] == " " for text in self.spelling) else " "
+
+    def example(self, decile: int, row: Mapping[str, Any]) -> schema.SurveyExample:
+        text_context = row["text"], row["context"]
+        if text_context not in self._numbers:
+            self._numbers[text_context] = len(self.stored)
+            name = f"{self._names[row['text']]}, context {row['context']}"
+            tokens = [self.token(x) for x in self.survey.context(*text_context)]
+            self.stored.append({"name": name, "tokens": tokens})
+        return {
+            "decile": decile,
+            "value": row["value"],
+            "context": self._numbers[text_context],
+            "query": row["query"],
+            "keys": row["keys"],
+            "weights": [round(x, 5) for x in row["weights"]],
+        }
+
+
+def _add_tokens(
+    survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead], contexts: _Contexts
+) -> None:
+    """Add the tokens that each head's links have more often than the corpus, on each side."""
+    added: dict[tuple[int, int, str], int] = defaultdict(int)
+    condition = f"lift >= {LEAST_LIFT} and count >= {LEAST_LINKS}"
+    order = "layer, head, side, lift desc, token"
+    rows = survey.query(f"select * from tokens where {condition} order by {order}")
+    for row in rows.to_pylist():
+        side = row["layer"], row["head"], row["side"]
+        if added[side] < TOKENS:
+            added[side] += 1
+            heads[side[:2]]["tokens"].append(
+                {
+                    "side": row["side"],
+                    "token": contexts.token(row["spelling"]),
+                    "count": row["count"],
+                    "lift": row["lift"],
+                }
+            )

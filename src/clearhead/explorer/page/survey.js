@@ -1,0 +1,418 @@
+// Made by `make page` from the sources 9b3f94bd15a7df8d84e3ada67346982c99f44d2611d8a04ced8ef193854aa4a5; do not edit.
+"use strict";
+var clearhead = (() => {
+  var __defProp = Object.defineProperty;
+  var __getOwnPropDesc = Object.getOwnPropertyDescriptor;
+  var __getOwnPropNames = Object.getOwnPropertyNames;
+  var __hasOwnProp = Object.prototype.hasOwnProperty;
+  var __export = (target, all) => {
+    for (var name in all)
+      __defProp(target, name, { get: all[name], enumerable: true });
+  };
+  var __copyProps = (to, from, except, desc) => {
+    if (from && typeof from === "object" || typeof from === "function") {
+      for (let key of __getOwnPropNames(from))
+        if (!__hasOwnProp.call(to, key) && key !== except)
+          __defProp(to, key, { get: () => from[key], enumerable: !(desc = __getOwnPropDesc(from, key)) || desc.enumerable });
+    }
+    return to;
+  };
+  var __toCommonJS = (mod) => __copyProps(__defProp({}, "__esModule", { value: true }), mod);
+
+  // src/survey/survey.js
+  var survey_exports = {};
+  __export(survey_exports, {
+    chosen: () => chosen,
+    go: () => go,
+    survey: () => survey
+  });
+
+  // src/marks.js
+  function make(tag, attributes = {}, ...children) {
+    const element2 = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value !== false && value !== void 0) element2.setAttribute(name, value);
+    }
+    element2.append(...children.flat());
+    return element2;
+  }
+  var byId = (id) => document.getElementById(id);
+  function clip(text, most) {
+    const head2 = [...text.slice(0, 2 * most + 2)];
+    return head2.length > most ? head2.slice(0, most).join("") + "…" : text;
+  }
+  function token(text, most = 24, title = text.length > 12 ? text : void 0) {
+    return make("bdi", { class: "token", title }, clip(text, most));
+  }
+  var MINUS = "−";
+  function number(value, digits = 4) {
+    if (Number.isNaN(value)) return "NaN";
+    const sign = value < 0 ? MINUS : "";
+    const size = Math.abs(value);
+    if (size === Infinity) return sign + "∞";
+    if (size === 0) return "0";
+    if (size >= 1e6 || size < 0.5 * 10 ** -digits) {
+      return sign + size.toExponential(digits - 2).replace("e+", "e").replace("e-", "e" + MINUS);
+    }
+    return sign + size.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(size)))));
+  }
+  var percent = (share) => {
+    const nearlyAll = share > 0.995 && share < 1;
+    return `${nearlyAll ? Math.floor(1e3 * share) / 10 : Math.round(100 * share)} %`;
+  };
+  var count = (n, what, many = `${what}s`) => `${n.toLocaleString("en")} ${n === 1 ? what : many}`;
+  function table(caption, columns, rows, kind = "") {
+    const head2 = columns.map((name) => make("th", { scope: "col" }, name));
+    const body = rows.map(({ cells, kind: kind2 }) => make(
+      "tr",
+      { class: kind2 },
+      cells.map((cell, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, cell))
+    ));
+    const around = make(
+      "div",
+      { class: "scroll", role: "group", "aria-label": caption },
+      make(
+        "table",
+        { class: kind },
+        make("caption", {}, caption),
+        make("thead", {}, make("tr", {}, head2)),
+        make("tbody", {}, body)
+      )
+    );
+    scrolls.observe(around);
+    return around;
+  }
+  var scrolls = new ResizeObserver((entries) => {
+    for (const entry of entries) {
+      const target = (
+        /** @type {HTMLElement} */
+        entry.target
+      );
+      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
+    }
+  });
+
+  // src/colours.js
+  function mixed(points, place) {
+    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
+    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
+    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+  }
+  var css = (colour) => `rgb(${colour.join(" ")})`;
+  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
+
+  // src/survey/store.js
+  var survey = JSON.parse(
+    byId("survey").textContent,
+    (_, value) => value?.float === void 0 ? value : Number(value.float)
+  );
+  var LARGEST = 10;
+  var PLACE = ["layer", "head"];
+  var known = (name, i) => metricOf(name) ? name : survey.metrics[Math.min(i, survey.metrics.length - 1)].name;
+  var metricOf = (name) => survey.metrics.find((it) => it.name === name);
+  var chosen = {
+    at: 0,
+    // index of the head
+    metric: survey.metrics[0].name,
+    decile: LARGEST,
+    x: known("first", 1),
+    y: known("previous", 0),
+    colour: "layer"
+  };
+  var screen = { draw: () => {
+  } };
+  var theme = { isDark: false };
+  var head = () => survey.heads[chosen.at];
+  var numbers = () => head().metrics[chosen.metric];
+  var axes = [...PLACE, ...survey.metrics.map((it) => it.name)];
+  var valueOn = (of, axis) => PLACE.includes(axis) ? of[axis] : of.metrics[axis]?.mean ?? NaN;
+  var metricsOf = (of) => survey.metrics.map((it) => it.name).filter((name) => name in of.metrics);
+  function settle() {
+    if (!numbers()) chosen.metric = metricsOf(head())[0];
+  }
+  function go(changes) {
+    Object.assign(chosen, changes);
+    settle();
+    const { layer, head: number2 } = head(), { metric, decile, x, y, colour } = chosen;
+    const address = new URLSearchParams(
+      /** @type {any} */
+      { layer, head: number2, metric, decile, x, y, colour }
+    );
+    try {
+      history.replaceState(null, "", `#${address}`);
+    } catch {
+    }
+    screen.draw();
+  }
+  function readAddress(hash) {
+    const parts = new URLSearchParams(hash.replace(/^#/, "")), misread = (
+      /** @type {string[]} */
+      []
+    );
+    const changes = (
+      /** @type {Record<string, any>} */
+      {}
+    );
+    if (parts.has("layer") || parts.has("head")) {
+      const layer = Number(parts.get("layer") ?? 0), number2 = Number(parts.get("head") ?? 0);
+      const at = survey.heads.findIndex((it) => it.layer === layer && it.head === number2);
+      if (at < 0) misread.push(`layer ${parts.get("layer")}, head ${parts.get("head")}`);
+      else changes.at = at;
+    }
+    for (const name of ["metric", "x", "y", "colour"]) {
+      const value = parts.get(name);
+      if (value === null) continue;
+      const isKnown = name === "metric" ? metricOf(value) : axes.includes(value);
+      if (isKnown) changes[name] = value;
+      else misread.push(`${name} “${value}”`);
+    }
+    const decile = parts.get("decile");
+    if (decile !== null && /^(10|\d)$/.test(decile)) changes.decile = Number(decile);
+    else if (decile !== null) misread.push(`decile “${decile}”`);
+    return { changes, misread };
+  }
+
+  // src/survey/examples.js
+  var BEFORE = 22;
+  var AFTER = 8;
+  var NEAR_KEY = 5;
+  var LINE_END = /↵$/;
+  function buildExamples() {
+    const names = [...Array.from({ length: LARGEST }, (_, i) => String(i)), "largest"];
+    byId("deciles").append(...names.map((name, i) => {
+      const button = make("button", { type: "button", class: "quiet", "data-decile": i }, name);
+      button.addEventListener("click", () => go({ decile: i }));
+      return button;
+    }));
+  }
+  function drawExamples() {
+    for (const button of byId("deciles").children) {
+      button.setAttribute("aria-pressed", String(Number(button.dataset.decile) === chosen.decile));
+    }
+    const shown = numbers().examples.filter((it) => it.decile === chosen.decile);
+    const isStored = metricOf(chosen.metric)?.examples;
+    byId("no-examples").textContent = shown.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
+    byId("examples").replaceChildren(...shown.map(article));
+  }
+  function article(example) {
+    const { value, context, query, keys, weights } = example, { name, tokens } = survey.contexts[context];
+    const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+    const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
+    const line = make("p", { class: "sample" });
+    let last = -1;
+    for (const position of positions(example, tokens.length)) {
+      if (position > last + 1) line.append(make("span", { class: "gap" }, " … "));
+      else if (position) line.append(survey.between);
+      last = position;
+      const text = survey.spelling[tokens[position]], weight = weightOf.get(position);
+      const piece = make("bdi", { class: position === query ? "query" : "", title: weight === void 0 ? `position ${position}` : `position ${position}, weight ${percent(weight)}` }, text);
+      if (weight !== void 0) {
+        const colour = mixed(scale, Math.sqrt(weight));
+        Object.assign(piece.style, { background: css(colour), color: inkOn(colour) });
+      }
+      line.append(piece);
+      if (LINE_END.test(text)) line.append(make("br"));
+    }
+    const place = `${name}, position ${query}`;
+    const from = survey.host === "server" ? make("a", { href: `/?context=${context}&query=${query}` }, place) : place;
+    return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
+  }
+  function positions({ query, keys }, length) {
+    const near = /* @__PURE__ */ new Set();
+    const add = (first, last) => {
+      for (let i = Math.max(0, first); i <= Math.min(length - 1, last); i++) near.add(i);
+    };
+    add(query - BEFORE, query + AFTER);
+    for (const key of keys) add(key - NEAR_KEY, key + NEAR_KEY);
+    return [...near].sort((a, b) => a - b);
+  }
+
+  // src/survey/head.js
+  var words = (name) => name.replaceAll("_", " ");
+  var either = (value, digits = 3) => value === null ? "" : number(value, digits);
+  var MOST_TOKENS = 8;
+  function drawHead() {
+    const { layer, head: at, module, roles } = head();
+    byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
+    byId("module").textContent = module;
+    byId("roles").textContent = roles.length ? roles.join("; ") + "." : "";
+    drawMetrics();
+    drawHistogram();
+    drawTokens();
+  }
+  function drawMetrics() {
+    const rows = metricsOf(head()).map((name) => {
+      const { formula } = (
+        /** @type {any} */
+        metricOf(name)
+      );
+      const { mean, low, high, uniform } = head().metrics[name];
+      const button = make("button", {
+        type: "button",
+        class: "quiet",
+        title: formula,
+        "aria-pressed": String(name === chosen.metric)
+      }, words(name));
+      button.addEventListener("click", () => go({ metric: name }));
+      const interval = low === null ? "" : `${number(low, 3)} to ${either(high)}`;
+      return { kind: name === chosen.metric ? "chosen" : "", cells: [button, number(mean, 3), interval, either(uniform)] };
+    });
+    byId("metrics").replaceChildren(table(
+      "Means over all queries",
+      ["metric", "mean", "95 % interval", "uniform"],
+      rows
+    ));
+  }
+  function drawHistogram() {
+    const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
+    const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
+    byId("metric-title").textContent = words(chosen.metric);
+    byId("formula").textContent = formula;
+    byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
+    const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
+    const first = Math.min(...bins), last = Math.max(...bins);
+    const bars = Array.from({ length: last - first + 1 }, (_, i) => first + i).map((bin) => {
+      const n = all.get(bin) ?? 0;
+      const column = make(
+        "span",
+        { class: "column", title: `${number(edges[bin], 3)} to ${number(edges[bin + 1], 3)}: ${count(n, "query", "queries")}` },
+        make("span", { class: "fill" })
+      );
+      column.firstChild.style.height = `${100 * Math.sqrt(n / most)}%`;
+      return column;
+    });
+    byId("histogram").replaceChildren(...bars);
+    byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
+    const [q05, , q50, , q95] = quantiles;
+    byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` + (q50 === null ? "" : `Median ${number(q50, 3)}; 5 % of queries are below ${either(q05)}, 5 % above ${either(q95)}.`);
+  }
+  function drawTokens() {
+    const parts = (
+      /** @type {const} */
+      ["query", "key"].map((side) => {
+        const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS).map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
+        return rows.length ? table(side === "query" ? "Tokens that look" : "Tokens that are looked at", ["token", "links", "lift"], rows) : "";
+      })
+    );
+    byId("tokens").replaceChildren(...parts.filter(Boolean));
+    byId("tokens-note").textContent = parts.some(Boolean) ? "A link is a largest weight that is neither on the first token nor on the query itself. Lift compares the fraction of links with the fraction of the text." : "No token has more links than its fraction of the text.";
+  }
+
+  // src/survey/scatter.js
+  var SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
+  var SVG = "http://www.w3.org/2000/svg";
+  function element(tag, attributes, text = "") {
+    const made = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+    made.append(text);
+    return made;
+  }
+  function buildScatter() {
+    for (const axis of ["x", "y", "colour"]) {
+      const list = byId(`axis-${axis}`);
+      list.append(...axes.map((name) => make("option", { value: name }, name.replaceAll("_", " "))));
+      list.addEventListener("change", () => go({ [axis]: list.value }));
+    }
+    new ResizeObserver(drawScatter).observe(byId("scatter"));
+  }
+  function rangeOf(axis) {
+    const values = survey.heads.map((it) => valueOn(it, axis)).filter(Number.isFinite);
+    const low = Math.min(...values, Infinity), high = Math.max(...values, -Infinity);
+    if (low > high) return [0, 1];
+    return low === high ? [low - 0.5, high + 0.5] : [low, high];
+  }
+  function drawScatter() {
+    const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
+    if (!width || !height) return;
+    for (const axis of ["x", "y", "colour"]) byId(`axis-${axis}`).value = chosen[axis];
+    const [[left, right], [bottom, top], [pale, strong]] = [chosen.x, chosen.y, chosen.colour].map(rangeOf);
+    const x = (value) => SPACE.left + (value - left) / (right - left) * (width - SPACE.left - SPACE.right);
+    const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
+    const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+    const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
+    const picture = element("svg", { width, height });
+    for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
+      picture.append(element("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
+    }
+    for (const value of [bottom, (bottom + top) / 2, top]) {
+      picture.append(element("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
+      picture.append(element("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
+    }
+    picture.append(element(
+      "text",
+      { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
+      chosen.x.replaceAll("_", " ")
+    ));
+    const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));
+    for (const i of order) {
+      const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
+      if (!at.every(Number.isFinite)) continue;
+      const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
+      const point = element("circle", {
+        cx: x(at[0]),
+        cy: y(at[1]),
+        r: isChosen ? 8 : 5,
+        class: isChosen ? "chosen" : "",
+        fill: Number.isFinite(value) ? colour(value) : "none"
+      });
+      point.append(element("title", {}, `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${name} ${number(valueOn(it, name), 3)}`).join(", ")}`));
+      point.addEventListener("click", () => go({ at: i }));
+      picture.append(point);
+    }
+    frame.replaceChildren(picture);
+  }
+
+  // src/survey/survey.js
+  var wrapped = (i, length) => (i + length) % length;
+  function draw() {
+    drawScatter();
+    drawHead();
+    drawExamples();
+  }
+  function listen(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, input")) return;
+    const names = metricsOf(head()), { at, decile, metric } = chosen;
+    const changes = {
+      h: () => ({ at: wrapped(at - 1, survey.heads.length) }),
+      l: () => ({ at: wrapped(at + 1, survey.heads.length) }),
+      "[": () => ({ decile: Math.max(0, decile - 1) }),
+      "]": () => ({ decile: Math.min(LARGEST, decile + 1) }),
+      m: () => ({ metric: names[wrapped(names.indexOf(metric) + 1, names.length)] })
+    }[event.key];
+    if (changes) go(changes());
+  }
+  function buildTheme() {
+    const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+    const set = (isDark) => {
+      theme.isDark = isDark;
+      document.documentElement.dataset.theme = isDark ? "dark" : "light";
+      button.textContent = isDark ? "Light" : "Dark";
+    };
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      set(!theme.isDark);
+      draw();
+    });
+    dark.addEventListener("change", () => {
+      set(dark.matches);
+      draw();
+    });
+    set(dark.matches);
+  }
+  function start() {
+    byId("app").hidden = false;
+    screen.draw = draw;
+    buildTheme();
+    buildScatter();
+    buildExamples();
+    const { changes, misread } = readAddress(location.hash);
+    Object.assign(chosen, changes);
+    settle();
+    byId("misread").textContent = misread.length ? `This survey does not have: ${misread.join(", ")}.` : "";
+    addEventListener("keydown", listen);
+    draw();
+  }
+  start();
+  return __toCommonJS(survey_exports);
+})();

@@ -1,0 +1,111 @@
+"""The page of a survey, its data, and the folder for HeadVis."""
+
+import json
+
+import pytest
+
+from clearhead import demo as storyteller
+from clearhead.explorer import html
+from clearhead.explorer.html import schema
+from clearhead.survey import Survey, survey
+from tests.explorer.test_page import browser, embedded  # noqa: F401  # a fixture, too
+from tests.explorer.test_page_bundle import misfit
+
+duckdb = pytest.importorskip("duckdb", reason="a survey needs DuckDB")
+STORIES = [
+    "once upon a time there was a queen . she danced in the castle because she was proud .",
+    "a wizard and a dog lived by the sea . he gave his books to her . they laughed .",
+    "long ago there lived a poor witch . she had a cat . the cat slept .",
+]
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory) -> Survey:
+    folder = tmp_path_factory.mktemp("survey")
+    texts = folder / "<script><b>.txt"  # its name must not become markup
+    texts.write_text(STORIES[0])
+    return survey(
+        storyteller.load(), [*STORIES[1:], texts], out=folder / "out", context=12, progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def document(stories) -> str:
+    return html.survey_page(stories)
+
+
+def test_the_data_fit_the_schema_and_equal_the_tables(stories, document):
+    data = embedded(document)
+    assert misfit(data, schema.SurveyPage) is None
+    assert "<script><b>" not in document
+    head = next(x for x in data["heads"] if (x["layer"], x["head"]) == (1, 3))
+    for row in stories.heads.to_pylist():
+        if (row["layer"], row["head"]) == (1, 3) and row["queries"]:
+            assert head["metrics"][row["metric"]]["mean"] == row["mean"]
+            assert sum(head["metrics"][row["metric"]]["counts"]) == row["queries"]
+
+
+def test_examples_are_queries_of_their_texts_with_their_largest_weights(stories, document):
+    data, seen = embedded(document), 0
+    for head in data["heads"]:
+        for example in head["metrics"]["largest"]["examples"]:
+            tokens = data["contexts"][example["context"]]["tokens"]
+            assert example["query"] < len(tokens) <= 12
+            assert example["value"] == pytest.approx(example["weights"][0], abs=1e-5)
+            assert example["weights"] == sorted(example["weights"], reverse=True)
+            seen += 1
+    assert seen > 100
+    words = " ".join(data["spelling"][i] for i in data["contexts"][0]["tokens"])
+    assert any(words in text for text in STORIES)
+
+
+def test_the_page_in_a_browser(document, browser, tmp_path):  # noqa: F811
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page, errors = browser.new_page(viewport={"width": 1280, "height": 720}), []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(f"{path.as_uri()}#layer=1&head=3&metric=previous&decile=9&x=entropy")
+    assert page.text_content("#head-title") == "Layer 1, head 3"
+    assert page.text_content("#metric-title") == "previous"
+    assert page.locator("#scatter circle").count() == 16
+    page.keyboard.press("l")
+    assert page.text_content("#head-title") == "Layer 1, head 4"
+    page.keyboard.press("m")
+    page.locator("#scatter circle:not(.chosen)").first.dispatch_event("click")
+    page.locator("#metrics button", has_text="largest").click()
+    page.locator("#deciles button", has_text="largest").click()
+    assert "metric=largest" in page.url and "decile=10" in page.url and "x=entropy" in page.url
+    shaded = page.locator("#examples article").first.locator("bdi[title*=weight]")
+    assert shaded.count() >= 2 and "%" in shaded.first.get_attribute("title")
+    page.goto("about:blank")
+    page.goto(f"{path.as_uri()}#layer=7&head=0&metric=other")
+    assert page.text_content("#misread") == (
+        "This survey does not have: layer 7, head 0, metric “other”."
+    )
+    assert not errors
+    page.close()
+
+
+def test_the_folder_for_headvis(stories, tmp_path):
+    out = stories.export_headvis(tmp_path / "headvis")
+
+    def read(name):
+        return json.loads((out / name).read_text(encoding="utf-8"))
+
+    config = read("config.json")
+    assert (config["n_layers"], config["n_heads"], len(config["heads"])) == (2, 8, 16)
+    rows = read("scatter_data.json")
+    assert [[row["layer"], row["head"]] for row in rows] == config["heads"]
+    assert set(config["metrics"]) >= set(rows[0]) - {"layer", "head"}
+    for layer, head in config["heads"]:
+        data = read("heads/" + config["head_data_pattern"].format(layer=layer, head=head))
+        for sequence in data["sequences"]:
+            assert 1 <= sequence["interval"] <= config["n_intervals"]
+            assert len(sequence["tokens"]) == sequence["seq_len"]
+            assert max(sequence["attention_indices"]) < sequence["seq_len"] ** 2
+            assert len(sequence["attention_values"]) == len(sequence["attention_indices"])
+        for plot in config["custom_plots"]:
+            bins = data[plot["key"]]
+            assert len(bins["bin_edges"]) == len(bins["bin_values"]) + 1
+        total = sum(data["qk_distance_histogram"]["bin_values"])
+        assert 0.8 < total / data["statistics"]["queries"] <= 1.001  # a few queries have no choice
