@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The modules from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 BUDGETS = {
-    "explorer": 3200,  # and the page of a survey
+    "explorer": 3220,  # and the page of a survey
     "survey": 2600,
     "demo": 465,
     "inspection": 6200,  # attribution, circuits, roles, probe, batches, what varies, patches, paths

@@ -5,13 +5,16 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .options import Text
 from .output import say, say_loading
 from .text_input import read_text
+
+if TYPE_CHECKING:
+    from clearhead.inspection.text_model import TextModel
 
 EXAMPLE = (
     "Once upon a time there was a quiet queen and a young wizard. She danced in the castle because "
@@ -24,6 +27,10 @@ def serve(
     model: Annotated[
         Path | None,
         typer.Option(help="A Hugging Face checkpoint or a storyteller; default: the storyteller."),
+    ] = None,
+    survey: Annotated[
+        Path | None,
+        typer.Option(help="The folder of a survey of the model: explore its heads and examples."),
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The port; 0 means any free port.")
@@ -38,6 +45,7 @@ def serve(
     Examples:
       clearhead serve --open
       clearhead serve story.txt --model DIR --port 8000
+      clearhead serve --model DIR --survey out/survey
     """
     say_loading(model)
     from clearhead.explorer import html
@@ -48,6 +56,7 @@ def serve(
     words = EXAMPLE if text is None else read_text(text)
     with _listen(port) as listener:
         reader = Reader(model)
+        overview = None if survey is None else _page_of_survey(survey, reader.model)
         result = reader.report(words, progress=None)
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
@@ -57,8 +66,18 @@ def serve(
         say(f"{visible(reader.model.name, 200)}, for this machine only; Ctrl-C ends it")
         if open_:
             webbrowser.open(address)
-        start(app(reader, page, token, port), listener)
+        start(app(reader, page, token, port, overview), listener)
     say("ended")
+
+
+def _page_of_survey(folder: Path, model: "TextModel") -> str:
+    """Return the page of a survey. Raises `BadValue` if it is of another model."""
+    from clearhead.explorer import html
+    from clearhead.survey import Survey
+
+    opened = Survey.open(folder)
+    opened.must_be_of(model)
+    return html.survey_page(opened, host="server")
 
 
 def _library() -> tuple[Callable[..., None], Callable[..., Any]]:

@@ -71,6 +71,7 @@ def survey(
         _work(Path(texts[1]), model, metrics)
         return
     from clearhead.errors import writable_folder
+    from clearhead.explorer import html
     from clearhead.explorer.load import load_text_model
     from clearhead.survey import survey as run
 
@@ -84,6 +85,7 @@ def survey(
     for name, reason in result.manifest.corpus["skipped texts"][:MOST_SHOWN]:
         say(f"left out {name}: {reason}")
     say(f"survey   {out}")
+    say(f"page     {html.write_survey(result, out / 'index.html')}")
 
 
 def _work(out: Path, model: Path | None, metrics: str) -> None:

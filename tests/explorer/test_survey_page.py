@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from clearhead import demo as storyteller
+from clearhead.errors import BadValue
 from clearhead.explorer import html
 from clearhead.explorer.html import schema
 from clearhead.survey import Survey, survey
@@ -84,6 +86,27 @@ def test_the_page_in_a_browser(document, browser, tmp_path):  # noqa: F811
     )
     assert not errors
     page.close()
+
+
+def test_the_server_has_the_survey_and_the_explorer(stories):
+    from starlette.testclient import TestClient
+
+    from clearhead.explorer.serve.server import app
+
+    survey_page = html.survey_page(stories, host="server")
+    served = app(None, "<p>explorer</p>", "token", 8000, survey_page)
+    client = TestClient(served, base_url="http://127.0.0.1:8000")
+    assert client.get("/token/").text == survey_page
+    assert client.get("/token/explore").text == "<p>explorer</p>"
+
+
+def test_a_survey_of_another_model_is_refused(stories):
+    stories.must_be_of(storyteller.load())
+    other = storyteller.load()
+    with torch.no_grad():
+        next(other.module.parameters()).add_(1)
+    with pytest.raises(BadValue, match="with other weights"):
+        stories.must_be_of(other)
 
 
 def test_the_folder_for_headvis(stories, tmp_path):

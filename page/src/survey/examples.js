@@ -2,7 +2,7 @@
 
 import { css, inkOn, mixed } from "../colours.js";
 import { byId, make, number, percent } from "../marks.js";
-import { LARGEST, chosen, go, metricOf, numbers, survey, theme } from "./store.js";
+import { LARGEST, chosen, go, head, metricOf, numbers, survey, theme } from "./store.js";
 
 /** @import { SurveyExample } from "../schema.d.ts" */
 
@@ -52,8 +52,15 @@ function article(example) {
     if (LINE_END.test(text)) line.append(make("br"));
   }
   const place = `${name}, position ${query}`;
-  const from = survey.host === "server" ? make("a", { href: `/?context=${context}&query=${query}` }, place) : place;
+  const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query) }, place) : place;
   return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
+}
+
+// The address of the explorer with a text, at the selected head and this query.
+function explorerAddress(tokens, query) {
+  const text = tokens.map((i) => survey.spelling[i]).join(survey.between).replaceAll("↵", "\n").replaceAll("⇥", "\t");
+  const { layer, head: number } = head();
+  return `explore#${new URLSearchParams(/** @type {any} */ ({ text, layer, head: number, query }))}`;
 }
 
 // The positions to show: those around the query and its keys.

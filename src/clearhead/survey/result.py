@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadValue, as_count, did_you_mean
 from . import corpus
@@ -10,7 +10,11 @@ from .corpus import Shard, read_shard
 from .headvis import export_headvis
 from .manifest import Manifest, read_manifest
 from .merge import missing_shards
+from .reader import open_reader
 from .tables import Table, open_tables
+
+if TYPE_CHECKING:
+    from ..inspection.text_model import TextModel
 
 
 class Survey:
@@ -112,6 +116,17 @@ class Survey:
             low, high = decile_range(self.histogram(layer, head, metric).to_pylist(), part)
             condition, order = f"stratum < 20 and value between {low} and {high}", "hash"
         return self._of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
+
+    def must_be_of(self, model: "TextModel") -> None:
+        """Raise `BadValue` if the survey is of another model."""
+        reader, fixed = open_reader(model, None), self.manifest.fixed
+        if reader.model_digest != fixed["model digest"]:
+            raise BadValue(
+                f"The survey in {str(self.folder)!r} is of {fixed['model']}, the model is "
+                f"{reader.name} with other weights.",
+                "examples of a survey are explored with its model.",
+                "pass the model of the survey.",
+            )
 
     def export_headvis(self, folder: str | Path) -> Path:
         """Write the survey as a folder that the viewer HeadVis reads, and return its path."""

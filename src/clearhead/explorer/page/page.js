@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 9b3f94bd15a7df8d84e3ada67346982c99f44d2611d8a04ced8ef193854aa4a5; do not edit.
+// Made by `make page` from the sources 272dd64067d4f4cc5614ea0c759fc45075c61ae91b504986146fae5d9a0cc617; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 9b3f94bd15a7df8d84e3ada67346982c99f44d2611d8a04ced8ef193854aa4a5; do not edit.
+// Made by `make page` from the sources 272dd64067d4f4cc5614ea0c759fc45075c61ae91b504986146fae5d9a0cc617; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -215,8 +215,16 @@ var clearhead = (() => {
       if (LINE_END.test(text)) line.append(make("br"));
     }
     const place = `${name}, position ${query}`;
-    const from = survey.host === "server" ? make("a", { href: `/?context=${context}&query=${query}` }, place) : place;
+    const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query) }, place) : place;
     return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
+  }
+  function explorerAddress(tokens, query) {
+    const text = tokens.map((i) => survey.spelling[i]).join(survey.between).replaceAll("↵", "\n").replaceAll("⇥", "	");
+    const { layer, head: number2 } = head();
+    return `explore#${new URLSearchParams(
+      /** @type {any} */
+      { text, layer, head: number2, query }
+    )}`;
   }
   function positions({ query, keys }, length) {
     const near = /* @__PURE__ */ new Set();

@@ -37,14 +37,22 @@ POLL_SECONDS = 0.25  # between checks whether the client has disconnected
 Job: TypeAlias = Callable[[OnProgress], Answer]
 
 
-def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
-    """Return the application: ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` the snapshot of a text
-    with edits, ``/TOKEN/tile`` exact weights of a part of one head, ``/TOKEN/steps`` every step of
-    one layer."""
+def app(
+    reader: Reader, page: str, token: str, port: int, survey_page: str | None = None
+) -> ASGIApp:
+    """Return the application.
+
+    ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` the snapshot of a text with edits, ``/TOKEN/tile``
+    exact weights of a part of one head, ``/TOKEN/steps`` every step of one layer. With a
+    `survey_page`, this is the first page, and the `page` is ``/TOKEN/explore``.
+    """
     model = _Model()
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page)
+
+    async def show_survey(request: Request) -> Response:
+        return HTMLResponse(survey_page)
 
     async def compute(request: Request) -> Response:
         return await _response(request, model, reader, "compute")
@@ -56,7 +64,8 @@ def app(reader: Reader, page: str, token: str, port: int) -> ASGIApp:
         return await _response(request, model, reader, "steps")
 
     routes = [
-        Route("/{token}/", show),
+        Route("/{token}/", show if survey_page is None else show_survey),
+        Route("/{token}/explore", show),
         Route("/{token}/compute", compute, methods=["POST"]),
         Route("/{token}/tile", tile, methods=["POST"]),
         Route("/{token}/steps", steps, methods=["POST"]),
