@@ -118,7 +118,7 @@ def test_ranks_are_as_exact_as_one(problem, layout, dtype):
     check(3, layout, PROBLEMS[problem], dtype)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("world", [1, 2, 4, 8, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("problem", ["large", "everything at once", "alibi", "dropout by seed"])
 def test_any_number_of_ranks(problem, world):
     check(world, "head-tail", PROBLEMS[problem], torch.float32)

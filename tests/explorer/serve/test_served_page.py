@@ -16,8 +16,9 @@ TEXT = "Once upon a time a queen slept. She dreamt."
 TOKEN = "a-token"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(browser):  # noqa: F811
+    """For tests that call its source, and leave what it shows."""
     with served_page(browser, Reader(), TEXT) as opened:
         yield opened
 
@@ -136,22 +137,23 @@ def test_an_edit_of_a_long_text_that_changes_no_number_is_no_edit(browser, tmp_p
         assert page.locator("#edit-said").text_content() == ""
 
 
-def test_a_run_is_stopped(page):
+def test_a_run_is_stopped(browser):  # noqa: F811
     """The button ends the run where it is computed, and the text is the one before."""
-    page.evaluate(
-        """() => {
-          let no;
-          source.compute = () => new Promise((_, reject) => { no = reject; });
-          source.cancel = () => no(new Error("ended"));
-        }"""
-    )
-    assert page.locator("#stop").is_hidden()
-    page.locator("#text").fill("He slept.")
-    page.locator("#stop").click()
-    assert page.locator("#stop").is_hidden()
-    assert page.locator("#text").input_value() == TEXT
-    assert page.locator("#typed").text_content() == "Stopped. The text is the earlier one."
-    assert page.evaluate("current.text") == TEXT
+    with served_page(browser, Reader(), TEXT) as page:
+        page.evaluate(
+            """() => {
+              let no;
+              source.compute = () => new Promise((_, reject) => { no = reject; });
+              source.cancel = () => no(new Error("ended"));
+            }"""
+        )
+        assert page.locator("#stop").is_hidden()
+        page.locator("#text").fill("He slept.")
+        page.locator("#stop").click()
+        assert page.locator("#stop").is_hidden()
+        assert page.locator("#text").input_value() == TEXT
+        assert page.locator("#typed").text_content() == "Stopped. The text is the earlier one."
+        assert page.evaluate("current.text") == TEXT
 
 
 def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
