@@ -306,13 +306,13 @@ def visits(browser, folder):
         else:
             write_report(shown, folder / "page.html", title=title, note=note, beside=beside)
         context = browser.contexts[0]
-        if options or prepare is not None:
+        if options:
             context = new_context(browser, **options)
             opened.append(context)
-        if prepare is not None:
-            prepare(context)
         tab = context.new_page()
         opened.append(tab)
+        if prepare is not None:
+            prepare(tab)
         tab.on("request", lambda it: is_asked_for(it.url) or happened.append(f"request {it.url}"))
         tab.on("console", lambda it: happened.append(f"console {it.text}"))
         tab.on("pageerror", lambda it: happened.append(f"error {it}"))

@@ -34,9 +34,9 @@ def live(visit):  # noqa: F811
             found = toy_report(len(text.split()), tokens=text.split(), mask=mask)
             return json.dumps(embedded(html.report_page(found)))
 
-        def prepare(context):
-            context.expose_function("computeInPython", compute)
-            context.add_init_script(
+        def prepare(tab):
+            tab.expose_function("computeInPython", compute)
+            tab.add_init_script(
                 f"""window.pageSource = () => ({{
                       can: {{ text: true, edits: {json.dumps(list(edits))} }},
                       compute: async (...asked) => JSON.parse(await computeInPython(...asked)),
@@ -206,9 +206,7 @@ ASKED = "requests.at(-1)"
 def slow(visit):  # noqa: F811
     """Open a page whose source answers when the test says so."""
     report = toy_report(11, tokens=WORDS)
-    tab = visit(
-        report, prepare=lambda context: context.add_init_script(SLOW), hash="#layer=0&head=2"
-    )
+    tab = visit(report, prepare=lambda tab: tab.add_init_script(SLOW), hash="#layer=0&head=2")
     tab.locator("#whatif").click()
     return tab
 

@@ -365,9 +365,9 @@ def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):  # noqa: 
     tab.close()
 
 
-def count_work(context):
+def count_work(tab):
     """Count the elements that a page makes, and what it measures and draws on a canvas."""
-    context.add_init_script("""
+    tab.add_init_script("""
         globalThis.done = { elements: 0, drawn: 0 };
         const counted = (owner, name, what) => {
           const plain = owner[name];
