@@ -6,9 +6,9 @@
     python tests/mutations.py --revert 3      restore that file from the last commit
 
 `--run` works on the last commit, in a clone of the repository that is removed at the end, so this
-tree never changes, whatever interrupts it. The clone runs the tests of the mutated folder first,
-then the others of the ring, and stops at the first failure. A mutation of the C++ core compiles it
-again, into `out/mutations` (minutes, once for each state of `kernels/`).
+tree never changes, whatever interrupts it. The clone runs the file of tests that notices the
+mutation and, if that passes, the ring *all*, and stops at the first failure. A mutation of the C++
+core compiles it again, into `out/mutations` (minutes, once for each state of `kernels/`).
 """
 
 import argparse
@@ -26,7 +26,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 CORES = ROOT / "out" / "mutations"
 CORE = "_kernels.abi3.so"
-RINGS = {"unit": ["-m", "unit"], "all": []}
 
 
 class Mutation(NamedTuple):
@@ -37,15 +36,11 @@ class Mutation(NamedTuple):
     old: str
     new: str
     breaks: str
+    tests: str  # the file in `tests` that notices it
 
     @property
     def is_compiled(self) -> bool:
         return self.file.startswith("kernels/")
-
-    @property
-    def tests(self) -> str:
-        """The folder of the tests of the mutated folder."""
-        return "tests/engines/cpu" if self.is_compiled else f"tests/{Path(self.file).parts[2]}"
 
 
 MUTATIONS = [
@@ -55,6 +50,7 @@ MUTATIONS = [
         "sum = sum * rescale + exp2_one(float((sink - base) * LOG2E));",
         "sum = sum * rescale;",
         "A sink takes no weight.",
+        "engines/cpu/test_kernels.py",
     ),
     Mutation(
         "kernels",
@@ -62,6 +58,7 @@ MUTATIONS = [
         "store(rescale_ + r, exp2<5>(shift));",
         "store(rescale_ + r, splat(1));",
         "Prefill does not rescale the sums of earlier key blocks to a new maximum.",
+        "engines/cpu/test_kernels.py",
     ),
     Mutation(
         "kernels",
@@ -69,6 +66,7 @@ MUTATIONS = [
         "sum += x[1] * share[s];",
         "sum += x[1];",
         "Where decode splits the keys, the sums of the splits are not rescaled.",
+        "engines/cpu/test_kernels.py",
     ),
     Mutation(
         "kernels",
@@ -76,6 +74,7 @@ MUTATIONS = [
         "low_bits(int(hi)) & ~low_bits(int(lo))",
         "low_bits(int(hi))",
         "In a block of 64 keys, those before the first visible key are visible, too.",
+        "engines/cpu/test_kernels.py",
     ),
     Mutation(
         "gradients",
@@ -83,6 +82,7 @@ MUTATIONS = [
         "total(sum) - dlse;",
         "total(sum) + dlse;",
         "The core gives the gradient of the log-sum-exp the wrong sign.",
+        "engines/cpu/test_backward.py",
     ),
     Mutation(
         "masks",
@@ -90,6 +90,7 @@ MUTATIONS = [
         "real = q < batch_column(self.queries, device)",
         "real = q <= batch_column(self.queries, device)",
         "The key ranges of lengths(queries=) hold one query too many.",
+        "masks/test_block_mask.py",
     ),
     Mutation(
         "masks",
@@ -97,6 +98,7 @@ MUTATIONS = [
         "-(-self.Tk // width), hi // width)",
         "-(-self.Tk // width), -(-hi // width))",
         "A tile that a range fills in part counts as full, so its mask is not applied.",
+        "masks/test_changed_in_place.py",
     ),
     Mutation(
         "masks",
@@ -104,6 +106,7 @@ MUTATIONS = [
         "return _without_unused(lo, hi.gather(-1, order))",
         "return _without_unused(lo, hi)",
         "Ranges are sorted by their begins, but their ends stay in the old order.",
+        "masks/test_expanded.py",
     ),
     Mutation(
         "masks",
@@ -111,6 +114,7 @@ MUTATIONS = [
         "bits = self.bits & other.bits",
         "bits = self.bits",
         "The second of two dense masks composed by & is ignored.",
+        "masks/test_block_mask.py",
     ),
     Mutation(
         "statistics",
@@ -118,6 +122,7 @@ MUTATIONS = [
         "factor * (self.total + shift * sum)",
         "factor * self.total",
         "The entropy is wrong where a later tile raises the maximum.",
+        "stats/test_stats.py",
     ),
     Mutation(
         "statistics",
@@ -125,6 +130,7 @@ MUTATIONS = [
         "by_key = keys.argsort(-1)",
         "by_key = keys.argsort(-1, descending=True)",
         "For equal weights, topk lists the higher key first.",
+        "stats/test_stats.py",
     ),
     Mutation(
         "statistics",
@@ -132,6 +138,7 @@ MUTATIONS = [
         "return ((position + 1) * bins - 1) // max(size, 1)",
         "return position * bins // max(size, 1)",
         "Positions at the edge of a bin of the pooled matrix fall into the bin before.",
+        "stats/test_stats.py",
     ),
     Mutation(
         "statistics",
@@ -139,6 +146,7 @@ MUTATIONS = [
         "sums = {name: x + other.sums[name] for name, x in self.sums.items()}",
         "sums = dict(self.sums)",
         "Merged chunks of queries count only the weights of the first chunk.",
+        "stats/test_stats.py",
     ),
     Mutation(
         "gradients",
@@ -146,6 +154,7 @@ MUTATIONS = [
         "(1 + total.log().masked_fill(total == 0, 0.0))",
         "total.log().masked_fill(total == 0, 0.0)",
         "The gradient of the entropy lacks a term.",
+        "engines/cpu/test_stats.py",
     ),
     Mutation(
         "gradients",
@@ -153,6 +162,7 @@ MUTATIONS = [
         "dk.view(B, G, H // max(G, 1), Tk, D), 2, 1)",
         "dk.view(B, H // max(G, 1), G, Tk, D), 1, 1)",
         "Gradients of keys are summed over the wrong query heads.",
+        "engines/cpu/test_backward.py",
     ),
     Mutation(
         "edits",
@@ -160,6 +170,7 @@ MUTATIONS = [
         "scale=problem.scale / self.t, softcap=softcap / self.t)",
         "scale=problem.scale / self.t)",
         "A temperature under a soft cap divides before the cap alone.",
+        "inspection/test_intervene.py",
     ),
     Mutation(
         "edits",
@@ -167,13 +178,15 @@ MUTATIONS = [
         "heads // (problem.H // problem.G)",
         "heads % problem.G",
         "Frozen weights are applied to the values of the wrong key head.",
+        "inspection/test_intervene.py",
     ),
     Mutation(
         "edits",
         "src/clearhead/inspection/edits/edit.py",
-        "selected & site.at.is_real(Tq)",
-        "selected | ~site.at.is_real(Tq)",
-        "An edit of rows changes padding, too.",
+        "return selected & (column >= _column(first)) & (column < _column(after))",
+        "return selected | (column < _column(first)) | (column >= _column(after))",
+        "An edit of positions changes padding, too.",
+        "properties/test_models.py",
     ),
     Mutation(
         "checks",
@@ -181,6 +194,7 @@ MUTATIONS = [
         "(G == 0 and H != 0) or (G and H % G)",
         "G == 0 and H != 0",
         "Query heads that are not a multiple of the key heads are accepted.",
+        "nn/test_checks.py",
     ),
     Mutation(
         "checks",
@@ -188,6 +202,7 @@ MUTATIONS = [
         "lambda cap: 0 < cap < math.inf",
         "lambda cap: 0 <= cap < math.inf",
         "A soft cap of 0 is accepted.",
+        "nn/test_checks.py",
     ),
 ]
 
@@ -254,16 +269,16 @@ def failed_test(clone: Path, *arguments: str) -> str:
     return failed[1] if failed else ""
 
 
-def catching_test(clone: Path, mutation: Mutation, ring: str) -> str:
-    """The first test of the ring that fails with the mutation and not without, or nothing."""
+def catching_test(clone: Path, mutation: Mutation) -> str:
+    """The first test that fails with the mutation and not without, or nothing."""
     core, without_mutation = clone / "src" / "clearhead" / CORE, clone.parent / CORE
     always_fail: list[str] = []
-    for folder in ([mutation.tests], []):
+    for tests in (f"tests/{mutation.tests}", "tests"):
         while True:
             replace_once(clone, mutation.file, mutation.old, mutation.new)
             shutil.copy(compiled_core(clone) if mutation.is_compiled else without_mutation, core)
             without = [f"--deselect={test}" for test in always_fail]
-            test = failed_test(clone, *RINGS[ring], *folder, *without)
+            test = failed_test(clone, tests, *without)
             subprocess.run(["git", "checkout", "--quiet", "."], cwd=clone, check=True)
             shutil.copy(without_mutation, core)
             if not test:
@@ -274,7 +289,7 @@ def catching_test(clone: Path, mutation: Mutation, ring: str) -> str:
     return ""
 
 
-def run(numbers: list[int], ring: str) -> None:
+def run(numbers: list[int]) -> None:
     if is_changed("."):
         print("Changes that are not committed are left out.")
     survived = []
@@ -282,10 +297,10 @@ def run(numbers: list[int], ring: str) -> None:
         clone = clone_commit(Path(folder))
         for number in numbers:
             mutation = MUTATIONS[number - 1]
-            test = catching_test(clone, mutation, ring)
+            test = catching_test(clone, mutation)
             print(f"{number:2}  {mutation.area:10}  {test or 'SURVIVED'}", flush=True)
             survived += [] if test else [number]
-    print(f"{len(numbers) - len(survived)} of {len(numbers)} were caught by the ring {ring!r}.")
+    print(f"{len(numbers) - len(survived)} of {len(numbers)} were caught.")
     sys.exit(1 if survived else 0)
 
 
@@ -295,10 +310,9 @@ def main() -> None:
     action.add_argument("--run", nargs="*", type=int, metavar="N", help="all without numbers")
     action.add_argument("--apply", type=int, metavar="N")
     action.add_argument("--revert", type=int, metavar="N")
-    parser.add_argument("--ring", choices=RINGS, default="unit")
     options = parser.parse_args()
     if options.run is not None:
-        run(options.run or list(range(1, len(MUTATIONS) + 1)), options.ring)
+        run(options.run or list(range(1, len(MUTATIONS) + 1)))
     if number := options.apply:
         mutation = MUTATIONS[number - 1]
         if is_changed(mutation.file):
@@ -309,7 +323,8 @@ def main() -> None:
         subprocess.run(["git", "checkout", "--", MUTATIONS[number - 1].file], cwd=ROOT, check=True)
     else:
         for number, mutation in enumerate(MUTATIONS, 1):
-            print(f"{number:2}  {mutation.area:10}  {mutation.breaks}\n    {mutation.file}")
+            print(f"{number:2}  {mutation.area:10}  {mutation.breaks}")
+            print(f"    {mutation.file}, noticed by tests/{mutation.tests}")
 
 
 if __name__ == "__main__":

@@ -16,4 +16,4 @@ def test_a_mutation_can_be_applied(mutation: Mutation):
     text = (ROOT / mutation.file).read_text()
     assert text.count(mutation.old) == 1
     assert text.replace(mutation.old, mutation.new) != text
-    assert (ROOT / mutation.tests).is_dir()
+    assert (ROOT / "tests" / mutation.tests).is_file()
