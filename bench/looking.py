@@ -2,10 +2,11 @@
 
     python -m bench.looking --tokens 16 128 1024 4096
 
-It uses one thread, float32, and 8 causal heads of size 64. In each round every statistic is timed
-in a random order, with `attention` just before or just after it. The table has the medians of these
-ratios. Times are processor times, because other programs may share the machine. `attention` is also
-compared with itself: the distance of that row from 1 shows the error of the others.
+It uses one thread, float32, and causal heads of size 64: 8, or `--heads` on `--key-heads`. In each
+round every statistic is timed in a random order, with `attention` just before or just after it. The
+table has the medians of these ratios. Times are processor times, because other programs may share
+the machine. `attention` is also compared with itself: the distance of that row from 1 shows the
+error of the others.
 """
 
 import argparse
@@ -16,18 +17,41 @@ import torch
 
 import clearhead as ch
 from bench.timing import seconds_per_call
+from clearhead import masks
 from clearhead.engines.choice import choose
 from clearhead.engines.cpu import can_count, status
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import Statistic, parse_stats
 
-STATISTICS: dict[str, list[str | Statistic]] = {
-    '`"lse"`': ["lse"],
-    '`"entropy"`': ["entropy"],
-    '`"entropy"`, `topk(3)`': ["entropy", ch.topk(3)],
-    '`"received"`': ["received"],
-    '`"received"`, `pooled(64, 64)`': ["received", ch.pooled(64, 64)],
-}
+Statistics = dict[str, list[str | Statistic]]
+
+
+def requests(tokens: int) -> Statistics:
+    """Return the statistics to measure, by the names of their rows."""
+    starts = [2**i for i in range((tokens - 1).bit_length())]
+    distances = {str(n): ch.window(n - 1, 0, align=-n) for n in starts}  # n to 2 n - 1
+    last = {f"last {n}": ch.window(n - 1, 0) for n in (1, 4, 16, 64, 256)}
+    by_distance = {"first": ch.prefix(1), **last, **distances}
+    ids = torch.multinomial(1 / torch.arange(1.0, 5001.0), tokens, True)  # as frequent as words
+    by_id = {"copies": masks.duplicate_keys(ids), "after copies": masks.induction_keys(ids)}
+    row: list[str | Statistic] = ["entropy", "max", ch.topk(1)]
+    return {
+        '`"lse"`': ["lse"],
+        '`"entropy"`': ["entropy"],
+        '`"entropy"`, `topk(3)`': ["entropy", ch.topk(3)],
+        '`"received"`': ["received"],
+        '`"received"`, `pooled(64, 64)`': ["received", ch.pooled(64, 64)],
+        '`"entropy"`, `"max"`, `topk(1)`': row,
+        f"these, mass of {len(by_distance)} distances": [*row, ch.mass(by_distance)],
+        "these, mass of 2 groups by id": [*row, ch.mass(by_id)],
+        "all of these": [*row, ch.mass(by_distance | by_id)],
+        "all, as `value_weighted`": [
+            *row,
+            ch.value_weighted(by_distance | by_id, by=torch.rand(tokens)),
+        ],
+    }
+
+
 AGAIN = "`attention` again"
 
 
@@ -35,26 +59,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 128, 1024, 4096])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--key-heads", type=int, default=8)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
-    columns = [ratios(tokens, arguments.rounds) for tokens in arguments.tokens]
+    heads = arguments.heads, arguments.key_heads
+    columns = [ratios(tokens, arguments.rounds, *heads) for tokens in arguments.tokens]
     print(f"Engine `cpu`: {status()}. Medians of {arguments.rounds} rounds.\n")
     print("| statistics |", " | ".join(f"{n} tokens" for n in arguments.tokens), "|")
     print("|---|" + "---|" * len(columns))
-    for name in [AGAIN, *STATISTICS]:
-        print(f"| {name} |", " | ".join(f"{column[name]:.2f}" for column in columns), "|")
+    for row in zip(*(column.items() for column in columns), strict=True):
+        print(f"| {row[0][0]} |", " | ".join(f"{ratio:.2f}" for _, ratio in row), "|")
 
 
-def ratios(tokens: int, rounds: int) -> dict[str, float]:
-    """Measure, for each entry of STATISTICS, the median of the time of `look` over `attention`."""
-    q, k, v = (torch.randn(1, 8, tokens, 64) for _ in range(3))
+def ratios(tokens: int, rounds: int, heads: int = 8, key_heads: int = 8) -> dict[str, float]:
+    """Measure, for each request, the median of the time of `look` over `attention`."""
+    q, k, v = (torch.randn(1, n, tokens, 64) for n in (heads, key_heads, key_heads))
     out = ch.attention(q, k, v, mask=ch.causal)
     problem, inputs = make_problem(q, k, v, Options(mask=ch.causal))
     assert choose(problem, "auto").name == "cpu"
     calls = {AGAIN: lambda: ch.attention(q, k, v, mask=ch.causal)}
-    for name, stats in STATISTICS.items():
+    for name, stats in requests(tokens).items():
         assert can_count(problem, inputs, parse_stats(stats)), f"the core does not compute {name}"
         assert torch.equal(ch.look(q, k, v, mask=ch.causal, stats=stats).out, out)
         calls[name] = lambda stats=stats: ch.look(q, k, v, mask=ch.causal, stats=stats)

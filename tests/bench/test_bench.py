@@ -99,6 +99,6 @@ def test_the_command_writes_figures_and_a_plot(tmp_path):
 
 def test_looking_times_every_statistic_beside_attention():
     ratios = looking.ratios(tokens=5, rounds=1)
-    assert list(ratios) == [looking.AGAIN, *looking.STATISTICS]
+    assert list(ratios) == [looking.AGAIN, *looking.requests(5)]
     again, *others = ratios.values()
     assert 0.2 < again < 5 and min(others) > 1  # at 5 tokens they take several times as long
