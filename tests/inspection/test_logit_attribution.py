@@ -1,5 +1,7 @@
 """`logit_attribution` on the model that ships, on own blocks and on torch's layers."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -111,12 +113,15 @@ def test_the_model_that_ships():
     assert f"{T - 1} positions" in repr(found)
 
 
-def test_the_largest_sources_are_those_of_every_query(monkeypatch):
-    monkeypatch.setattr("clearhead.inspection.logit_parts.STRIP_CELLS", 3 * 7 * 2)
+@pytest.mark.parametrize(("block", "keys"), [(2, 4), (3, 3), (32, 1024)])
+def test_the_largest_sources_are_those_of_every_query(monkeypatch, block, keys):
+    sizes = {"BLOCK": block, "TILE_KEYS": keys, "TILE_CELLS": 3 * keys * 2}
+    for name, size in sizes.items():
+        monkeypatch.setattr(f"clearhead.inspection.logit_parts.{name}", size)
     found = ch.logit_attribution(randomised(Small("pre")), ids(), 4)
     parts, keys = found.largest_sources(3)
     assert parts.shape == keys.shape == (2, 3, 7, 3)
-    for layer, head, query in [(0, 2, 6), (1, 1, 3), (1, 0, 1)]:
+    for layer, head, query in product(range(2), range(3), range(7)):
         sources = found.sources(layer, head, query)
         want = sources.abs().argsort(descending=True)[:3]
         seen = min(3, query + 1)
