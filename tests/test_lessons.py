@@ -98,7 +98,7 @@ def kernel():
     asyncio.run(manager.shutdown_kernel(now=True))
 
 
-LONG = ("15-a-real-model", "16-many-machines")
+LONG = ("15-a-real-model", "16-many-machines", "17-what-a-head-carries")
 
 
 @pytest.mark.parametrize("path", [

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -576,3 +577,28 @@ def test_loading_a_model_leaves_the_random_state():
     torch.manual_seed(0)
     st.load()
     assert torch.equal(torch.rand(1), first)
+
+
+def test_the_antecedent_head_carries_the_noun():
+    """Its largest contribution at a pronoun is that of the antecedent, and its output is nearest to
+    one at a pronoun for the same noun in another story."""
+    teller = st.load()
+    head = {"layers": [0], "heads": [7], "stats": [ch.topk(1, by="value")], "outputs": True}
+    hits, nouns, origins, outputs = [], [], [], []
+    for number, story in enumerate(data.stories(7, 30, "held-out")):
+        ids = torch.tensor([teller.encode(story.words).ids[: teller.model.config.context]])
+        with torch.no_grad(), ch.watch(teller.model, **head) as seen:
+            teller.model(ids)
+        for pronoun, noun in story.antecedents.items():
+            hits.append(int(seen[0].topk.keys[0, 0, pronoun, 0]) == noun)
+            nouns.append(story.words[noun])
+            origins.append(number)
+            outputs.append(seen[0].output[0, 0, pronoun])
+    origin, written = torch.tensor(origins), torch.stack(outputs)
+    distance = torch.cdist(written, written).masked_fill(origin == origin[:, None], torch.inf)
+    same = [nouns[i] == nouns[j] for i, j in enumerate(distance.argmin(1).tolist())]
+    pairs = {(noun, origin) for noun, origin in zip(nouns, origins, strict=True)}
+    told = Counter(noun for noun, _ in pairs)  # in how many stories
+    others = sum(told[noun] > 1 for noun in nouns)
+    assert len(told) > 20 and others > 100
+    assert sum(hits) > 0.85 * len(hits) and sum(same) > 0.9 * others  # measured: 90 %, 95 %

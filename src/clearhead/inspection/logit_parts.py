@@ -98,8 +98,8 @@ class LogitAttribution:
         """Find the n largest sources of every head at every query, without a matrix of all pairs.
 
         It computes the weights again in plain torch, tile by tile, and skips tiles that are masked.
-        So memory is O(T), and the time about 7 forward passes of attention in the core. Raises `BadValue` for an
-        n below 1 or above Tk.
+        So memory is O(T), and the time about 7 forward passes of attention in the core. Raises
+        `BadValue` for an n below 1 or above Tk.
         """
         Tk = self._sources[0].problem.Tk
         n = as_count("n", n, f"there are {Tk} tokens.", f"pass 1 to {Tk}.", 1, Tk)
@@ -147,11 +147,11 @@ def _largest(source: Source, T: int, n: int) -> LargestSources:
         best = LargestSources(
             along.new_zeros(p.H, size, n), torch.full((p.H, size, n), -1, device=p.device)
         )
-        for keys, tile in key_tiles(p, queries, width):
-            scores = tile.logits(q, inputs.k[:, :, keys], queries, keys)[0][0]
-            parts = along @ values[:, keys].mT
-            parts = parts.mul_((scores - lse[:, queries]).exp_().to(parts.dtype))
-            best = _larger(best, _largest_of_tile(parts, keys.start, n))
+        for columns, tile in key_tiles(p, queries, width):
+            scores = tile.logits(q, inputs.k[:, :, columns], queries, columns)[0][0]
+            products = along @ values[:, columns].mT
+            products = products.mul_((scores - lse[:, queries]).exp_().to(products.dtype))
+            best = _larger(best, _largest_of_tile(products, columns.start, n))
         tiles.append(best)
     parts, keys = (torch.cat(of_tiles, 1) for of_tiles in zip(*tiles, strict=True))
     return LargestSources(parts, keys.masked_fill(parts == 0, -1))
