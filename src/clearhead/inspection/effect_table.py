@@ -1,5 +1,6 @@
 """The effects of edits on a metric, as data and as a table."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -23,8 +24,9 @@ class Effect:
     """The effect of one edit on the metric: edited minus unedited.
 
     `exact` was measured by running the edited model, and `estimate` was computed from gradients of
-    the unedited one; None if not requested, and for a path. `layer` and `head` are set for an edit
-    of one head. `label` describes what the head looks at, if known.
+    the unedited one; None if not requested, and for a path. `layer`, `head`
+    and `position` are set for an edit of one of them. `label` describes what the head looks at, if
+    known.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Effect:
     layer: int | None = None
     head: int | None = None
     label: str = ""
+    position: int | None = None
 
     @property
     def trusted(self) -> bool | None:
@@ -97,19 +100,31 @@ class Effects:
             else None
         )
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What the dimensions of `grid` are: "layer" and "head", "layer" and "position", ...
+
+        Those that most effects have; () if none has any.
+        """
+        sites = Counter(axes for e in self.effects if (axes := _axes_of(e)))
+        return max(sites, key=lambda axes: (len(axes) > 1, sites[axes]), default=())
+
     def grid(self, which: str = "exact") -> Tensor:
-        """Return the effects of single heads as (layers, heads), NaN where missing.
+        """Return the effects by their `axes`, such as (layers, heads), NaN where missing.
 
         `which` is "exact" or "estimate".
         """
-        of_heads = [e for e in self.effects if e.layer is not None and e.head is not None]
-        rows = max((e.layer for e in of_heads if e.layer is not None), default=-1) + 1
-        columns = max((e.head for e in of_heads if e.head is not None), default=-1) + 1
-        grid = torch.full((rows, columns), float("nan"), dtype=torch.float64)
-        for e in of_heads:
-            value = getattr(e, which)
-            if value is not None:
-                grid[e.layer, e.head] = value
+        axes = self.axes
+        cells = {
+            tuple(getattr(e, axis) for axis in axes): getattr(e, which)
+            for e in self.effects
+            if _axes_of(e) == axes
+        }
+        sizes = [max(at) + 1 for at in zip(*cells, strict=True)] if axes else [0, 0]
+        grid = torch.full(sizes, float("nan"), dtype=torch.float64)
+        for at, value in cells.items():
+            if axes and value is not None:
+                grid[at] = value
         return grid
 
     def labelled(self, labels: Mapping[tuple[int, int], str]) -> "Effects":
@@ -154,6 +169,10 @@ class Effects:
         if any(e.estimate is not None and e.trusted is None for e in self.effects):
             lines += ["", UNCHECKED]
         return "\n".join(lines)
+
+
+def _axes_of(effect: Effect) -> tuple[str, ...]:
+    return tuple(n for n in ("layer", "head", "position") if getattr(effect, n) is not None)
 
 
 def _cell(value: float | None) -> str:

@@ -15,7 +15,7 @@ from ..nn.token_ids import run_with_known_ids
 from .column_positions import warn_of_column_positions
 from .copies import Layout, fresh
 from .edited_runs import EditedRuns, UneditedRun
-from .edits import Edit, ablate, path
+from .edits import Edit, ablate
 from .effect_table import Effect, Effects
 from .effects_file import EffectsFile
 from .estimate import Recorder, estimate as estimated
@@ -24,14 +24,16 @@ from .layers import module_hooks, no_attention_call
 from .metrics import Metric, loss_metric
 from .progress import progress_bar
 from .random_numbers import no_random_numbers
+from .sweep import site_of, sweep
 
 
 def effects(
     model: nn.Module,
     inputs: Tensor | Mapping[str, Any],
     metric: str | Metric = "loss",
-    edits: Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]] | None = None,
+    edits: Edit | Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]] | None = None,
     *,
+    over: Sequence[str] | None = None,
     exact: bool = True,
     estimate: bool = True,
     at_once: int | None = None,
@@ -42,6 +44,8 @@ def effects(
 
     >>> effects = ch.effects(model, ids)  # ablates every head  # doctest: +SKIP
     >>> print(effects)  # a table, the largest first  # doctest: +SKIP
+    >>> edit = ch.edits.patch(clean)  # of each layer and position  # doctest: +SKIP
+    >>> effects = ch.effects(model, ids, edits=edit, over=("layers", "positions"))  # doctest: +SKIP
 
     Exact effects are measured by running the edited model. Edits that allow it run together, as
     copies of the batch with one edit each; the metric of a copy is computed from its rows of the
@@ -63,8 +67,12 @@ def effects(
             one, as with labels in the inputs. For a decoder without labels, it is the mean
             next-token loss over the ids that are not padding.
         edits: a list of edits, applied one at a time; or a dict that maps names to an edit, or to a
-            list of edits that apply together. None means ``ablate(layers=[l], heads=[h])`` for
-            every head.
+            list of edits that apply together; or one edit, which is applied at each place that
+            `over` lists. None means ``ablate()``.
+        over: the axes over which one edit moves: one or more of "layers", "heads" and "positions".
+            It is applied at each combination in turn, of the heads and the positions of each layer.
+            An axis that the edit itself restricts has only the values that it names. None means
+            ``("layers", "heads")``, every head.
         exact: compute exact effects, by running every edit.
         estimate: compute estimates, from one gradient. `exact` or `estimate` may be False.
         at_once: the number of copies of the batch that run together; None means up to 4096 tokens.
@@ -113,7 +121,11 @@ def effects(
     with torch.set_grad_enabled(estimate):
         unedited = _number(measure(output), name)
     del output
-    groups = _groups(edits, recorder)
+    if edits is None or isinstance(edits, Edit):
+        axes = ("layers", "heads") if over is None else over
+        groups = sweep(ablate() if edits is None else edits, axes, recorder.calls)
+    else:
+        groups = _groups(edits, over)
     baseline = float(unedited.detach())
     warn_of_column_positions(model, inputs)
     guesses: list[float | None] = [None] * len(groups)
@@ -140,22 +152,21 @@ def effects(
                 known.add(what, value)
                 advance()
     rows = [
-        Effect(what, measured[what] - baseline if exact else None, guess, *_head_of(group))
+        Effect(what, measured[what] - baseline if exact else None, guess, **site_of(group))
         for (what, group), guess in zip(groups.items(), guesses, strict=True)
     ]
     return Effects(name, baseline, tuple(rows))
 
 
 def _groups(
-    edits: Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]] | None, recorder: Recorder
+    edits: Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]], over: Sequence[str] | None
 ) -> dict[str, tuple[Edit, ...]]:
-    if edits is None:
-        heads = {call.site.layer: call.problem.H for call in recorder.calls}
-        return {
-            f"layer {layer} head {head}": (ablate(layers=[layer], heads=[head]),)
-            for layer, H in sorted(heads.items())
-            for head in range(H)
-        }
+    if over is not None:
+        raise BadValue(
+            f"effects got several edits and over={over!r}.",
+            "over moves one edit over layers, heads or positions.",
+            "pass one edit, or leave out over.",
+        )
     named: dict[str, Any] = {}
     if isinstance(edits, Mapping):
         named = dict(edits)
@@ -180,26 +191,9 @@ def _groups(
 def _no_edits(gave: str) -> BadType:
     return BadType(
         f"effects got {gave}.",
-        "edits is a list of edits from clearhead.edits, or a dict that maps names to edits.",
+        "edits is one edit of clearhead.edits, a list of them, or a dict of names and edits.",
         "pass for example {'first': clearhead.edits.knock_out(clearhead.prefix(1))}.",
     )
-
-
-def _head_of(group: Sequence[Edit]) -> tuple[int | None, int | None]:
-    """Return the layer and head if all edits change the same head, else (None, None).
-
-    The head of a path is its sender.
-    """
-    group = [edit.sender if isinstance(edit, path) else edit for edit in group]
-    sites = {
-        (edit.layers[0], edit.heads[0])
-        if edit.layers and edit.heads and len(edit.layers) == len(edit.heads) == 1
-        else (None, None)
-        for edit in group
-    }
-    layer, head = sites.pop()
-    alone = not sites and isinstance(layer, int) and isinstance(head, int)
-    return (layer, head) if alone else (None, None)  # type: ignore[return-value]  # both are ints
 
 
 # ------------------------------------------------------------------------------ inputs and metrics

@@ -1,5 +1,6 @@
-"""Draw the effects of edits: a map of the heads, and estimates over exact effects."""
+"""Draw the effects of edits: a map of heads or positions, and estimates over exact effects."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,23 +15,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def effects(results: Effects) -> "Figure":
-    """Draw the effect of each head, and estimates over exact effects.
+def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
+    """Draw the effect of each head or position, and estimates over exact effects.
 
-    Heads by layer are coloured by their effect: blue raises the metric, brown lowers it. Each edit
-    is a dot, on a line if estimate and exact effect agree, and hollow if the estimate is not to be
-    trusted. A plot without data is left out. Raises `BadValue` if neither can be drawn: for
-    effects without single heads, and without both estimates and exact effects.
+    Heads (or positions) by layer are coloured by their effect: blue raises the metric, brown lowers
+    it. `tokens` are the words of the text, by position. Each edit is a dot, on a line if estimate
+    and exact effect agree, and hollow if the estimate is not to be trusted. A plot without data is
+    left out. Raises `BadValue` if neither can be drawn, which is so for effects without two axes
+    (see `Effects.axes`) that lack estimates or exact effects; and for too few tokens.
     """
     require_matplotlib()
     which = "exact" if any(e.exact is not None for e in results) else "estimate"
     grid = results.grid(which).numpy()
     pairs = [(e.exact, e.estimate, e.trusted) for e in results if e.trusted is not None]
+    if len(results.axes) != 2:
+        grid = np.zeros((0, 0))
     if not grid.size and not pairs:
         raise BadValue(
             f"These {len(results)} effects cannot be drawn.",
-            "the figure shows effects of single heads, and estimates over exact effects.",
+            "the figure shows effects of heads or positions by layer, and estimates over exact "
+            "effects.",
             "print them: print(effects.table()).",
+        )
+    if tokens is not None and results.axes[1:] == ("position",) and len(tokens) < grid.shape[1]:
+        raise BadValue(
+            f"effects got {len(tokens)} tokens.",
+            f"there is one for each of {grid.shape[1]} positions.",
+            "pass the tokens of the text, or None for numbers.",
         )
     parts = bool(grid.size) + bool(pairs)
     figure = new_figure(4.6 * parts, 3.6)
@@ -40,8 +51,12 @@ def effects(results: Effects) -> "Figure":
         most = float(np.nanmax(np.abs(grid))) or 1.0
         ink, scale = signed_ink(most)
         image = ax.imshow(grid, cmap=ink, norm=scale, aspect="auto")
-        ax.set(xlabel="head", ylabel="layer")
-        ax.set_xticks(range(grid.shape[1])[:: max(1, grid.shape[1] // 16)])
+        ax.set(xlabel=results.axes[1], ylabel=results.axes[0])
+        if tokens is not None and results.axes[1] == "position":
+            words = [drawable(visible(token, 20)) for token in tokens[: grid.shape[1]]]
+            ax.set_xticks(range(len(words)), words, rotation=90)
+        else:
+            ax.set_xticks(range(grid.shape[1])[:: max(1, grid.shape[1] // 16)])
         ax.set_yticks(range(grid.shape[0])[:: max(1, grid.shape[0] // 16)])
         if which == "estimate":
             ax.set_title("estimates, not checked", fontsize="medium")

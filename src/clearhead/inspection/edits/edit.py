@@ -197,14 +197,23 @@ class Edit:
         """Return which queries of the call are at the named positions, (B|1, 1, Tq)."""
         positions, start = self.positions or (), site.at.start
         if start is None and any(p >= 0 for p in positions):
-            raise BadValue(
-                f"{self!r} was applied to one query and {problem.Tk} keys.",
-                "positions count in the text, and without a causal mask the position of a "
-                "single query is unknown.",
-                "count from the end, positions=[-1], or leave positions out.",
-            )
+            raise self._unknown_position(problem)
         first, after = site.at.real_queries(problem.Tq)
         return columns_at(positions, start or 0, first, after, problem.Tq)
+
+    def positions_in(self, problem: Problem, site: EditSite) -> set[int]:
+        """Return the positions in the texts of a call from which `positions` selects."""
+        if site.at.start is None:
+            raise self._unknown_position(problem)
+        return real_positions(site.at.start, *site.at.real_queries(problem.Tq))
+
+    def _unknown_position(self, problem: Problem) -> BadValue:
+        return BadValue(
+            f"{self!r} was applied to one query and {problem.Tk} keys.",
+            "positions count in the text, and without a causal mask the position of a single query "
+            "is unknown.",
+            "count from the end, positions=[-1], or leave positions out.",
+        )
 
     def factors(self, factor: float, problem: Problem, site: EditSite) -> Tensor:
         """Return `factor` for the selected queries and 1 for the others, (B|1, H|1, Tq|1) in the
@@ -278,6 +287,14 @@ def columns_at(
     selected = torch.isin(column + _column(start), named)
     selected = selected | torch.isin(column - _column(after), last)
     return selected & (column >= _column(first)) & (column < _column(after))
+
+
+def real_positions(start: PerText, first: PerText, after: PerText) -> set[int]:
+    """Return the positions of real tokens, for the arguments of `columns_at`."""
+    bounds = (x if isinstance(x, tuple) else (x,) for x in (start, first, after))
+    texts = torch.broadcast_tensors(*(torch.tensor(x) for x in bounds))
+    rows = zip(*(x.tolist() for x in texts), strict=True)
+    return {start + column for start, first, after in rows for column in range(first, after)}
 
 
 def _column(number: PerText) -> Tensor:

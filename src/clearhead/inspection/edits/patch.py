@@ -9,7 +9,7 @@ from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ...torch_state import records_grad
 from ..recording import Call
-from .edit import EditSite, accept_rows, columns_at, replaced
+from .edit import EditSite, accept_rows, columns_at, real_positions, replaced
 from .recorded import (
     RECORDED,
     FromRecording,
@@ -96,6 +96,11 @@ class patch(FromRecording):
             return super().at_positions(problem, site)
         first, after = site.at.real_keys(problem.Tk)
         return columns_at(self.positions or (), site.at.first_key, first, after, problem.Tk)
+
+    def positions_in(self, problem: Problem, site: EditSite) -> set[int]:
+        if not self.of_keys:
+            return super().positions_in(problem, site)
+        return real_positions(site.at.first_key, *site.at.real_keys(problem.Tk))
 
     def edit_inputs(
         self, problem: Problem, inputs: Inputs, site: EditSite
