@@ -194,7 +194,7 @@ MUTATIONS = [
         "(G == 0 and H != 0) or (G and H % G)",
         "G == 0 and H != 0",
         "Query heads that are not a multiple of the key heads are accepted.",
-        "nn/test_checks.py",
+        "test_errors.py",
     ),
     Mutation(
         "checks",
@@ -202,7 +202,7 @@ MUTATIONS = [
         "lambda cap: 0 < cap < math.inf",
         "lambda cap: 0 <= cap < math.inf",
         "A soft cap of 0 is accepted.",
-        "nn/test_checks.py",
+        "test_errors.py",
     ),
 ]
 
