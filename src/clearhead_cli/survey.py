@@ -9,7 +9,7 @@ from .options import OTHER_FOLDER
 from .output import say, say_loading
 
 if TYPE_CHECKING:
-    from clearhead.survey.run import Setup
+    from clearhead.survey.steps import Setup
 
 MOST_SHOWN = 8  # heads of the summary
 
@@ -92,7 +92,7 @@ def _work(out: Path, model: Path | None, metrics: str) -> None:
     """Compute the shards of this rank, with the settings of the manifest."""
     from clearhead.explorer.load import load_text_model
     from clearhead.survey.ranks import rank_of_environment
-    from clearhead.survey.run import setup_of_manifest, work
+    from clearhead.survey.steps import setup_of_manifest, work
 
     setup: Setup = setup_of_manifest(load_text_model(model), out, metrics.split(","))
     work(setup, out, rank=rank_of_environment())

@@ -5,6 +5,9 @@ import random
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+import clearhead as ch
+
+ch.hf.register()
 WORDS = "the owl saw a fox . it ran , and owl hid ; then fox slept !".split()
 SPECIAL = ["<s>", "</s>", "<unk>"]
 H, G, CONTEXT = 6, 2, 19

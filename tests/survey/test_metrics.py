@@ -11,8 +11,6 @@ import clearhead as ch
 from . import dense
 from .models import CONTEXT, MODELS, texts, tokenizer
 
-ch.hf.register()
-
 
 def dense_pass(name, tok, around, contents):
     """For each (layer, head, metric): the values of all texts, their uniform values and counts."""

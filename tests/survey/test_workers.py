@@ -12,9 +12,9 @@ import pytest
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.survey import run
+from clearhead.survey import steps
 from clearhead.survey.merge import merge
-from clearhead.survey.ranks import Rank, rank_of_environment
+from clearhead.survey.ranks import VARIABLES, Rank, rank_of_environment
 from clearhead.survey.tables import SCHEMA
 from examples.storyteller import story
 
@@ -44,15 +44,15 @@ def folder_of(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("world", [2, 5])
 def test_any_number_of_workers_in_any_order(alone, tmp_path, world):
-    setup = run.make_setup(demo.load(), **OPTIONS)
-    run.prepare(setup, TEXTS, tmp_path)
+    setup = steps.make_setup(demo.load(), **OPTIONS)
+    steps.prepare(setup, TEXTS, tmp_path)
     ranks = list(range(world))
     random.Random(world).shuffle(ranks)
     for number in ranks:
         manifest = setup.must_fit(tmp_path)
         own, _ = Rank(number, world).split(range(len(manifest.shards)))
         for shard in reversed(own):
-            run.compute_shard(setup, tmp_path, manifest.shards[shard])
+            steps.compute_shard(setup, tmp_path, manifest.shards[shard])
     merge(tmp_path)
     assert tables(tmp_path) == alone
 
@@ -90,7 +90,7 @@ def test_a_damaged_state_is_computed_again(alone, tmp_path):
 
 
 def test_ranks_of_torchrun_and_slurm(monkeypatch):
-    for name in [name for triple in run_variables() for name in triple if name]:
+    for name in [name for triple in VARIABLES for name in triple if name]:
         monkeypatch.delenv(name, raising=False)
     assert rank_of_environment() == Rank(0, 1)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
@@ -103,12 +103,6 @@ def test_ranks_of_torchrun_and_slurm(monkeypatch):
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(ch.BadValue, match="RANK is '2', and WORLD_SIZE '2'"):
         rank_of_environment()
-
-
-def run_variables():
-    from clearhead.survey.ranks import VARIABLES
-
-    return VARIABLES
 
 
 def command(texts: Path, out: Path, *options: str) -> list[str]:

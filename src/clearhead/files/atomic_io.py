@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,17 @@ def write_json(path: Path, value: Any) -> Path:
     return replace(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
+def temporary_for(path: Path) -> Path:
+    """Return a hidden path beside `path` that no other process uses, on any machine."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+
+
 def replace(path: Path, data: bytes) -> Path:
     """Replace the file at `path` by `data` in one move.
 
     Raises `BadValue` if it cannot be written; then the old file stays.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_for(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)

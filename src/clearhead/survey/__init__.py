@@ -1,8 +1,8 @@
 """Survey every head of a model over many texts.
 
-`run` has the steps: `corpus` cuts texts into shards, `collect` computes the state of one, and
-`merge` folds states into the tables that `tables` describes. `metric` defines what is measured,
-and `result` reads the tables.
+`run` calls the steps in `steps`: `corpus` cuts texts into shards, `collect` computes the state of
+one, and `merge` folds states into the tables that `tables` describes. `metric` defines what is
+measured, and `result` reads the tables.
 """
 
 from .metric import Batch, Bins, LayerCall, Mass, Metric

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
+from ..errors import AttentionError, BadValue
 from ..inspection.recording import Call
 from ..inspection.watcher import Watcher
 from ..masks import Mask
@@ -89,7 +89,7 @@ class Collector:
                 inputs=inputs,
                 output=output,
             )
-            values = metric.values(of_metric)
+            values = self.values(metric, of_metric)
             self.check(metric, values, uniform.counts[number], call)
             self.reduce(layer, number, values, uniform)
             if metric.examples:
@@ -99,6 +99,19 @@ class Collector:
         self.linked.add(call.layer, top.keys[..., 0], uniform.chooses, self.batch)
         if call.layer == 0:
             self.tokens.count(uniform.chooses, self.batch)
+
+    def values(self, metric: Metric, call: LayerCall) -> Tensor:
+        """Compute a metric. Raises `BadValue` if it raises an error."""
+        try:
+            return metric.values(call)
+        except AttentionError:
+            raise
+        except Exception as error:  # which would look like an error of the model
+            raise BadValue(
+                f"The metric {metric.name} raised {type(error).__name__}: {error}.",
+                "a metric computes a number for every query of any context, also of one token.",
+                "correct its method `values`; shards that are finished stay valid.",
+            ) from error
 
     def reduce(self, layer: LayerState, number: int, values: Tensor, uniform: "_Uniform") -> None:
         """Add the values of a metric, (B, H, T), to the sums and the histogram."""

@@ -14,6 +14,8 @@ from .manifest import ShardEntry, read_manifest
 from .merge import missing_shards
 from .metric import Metric
 from .progress import token_progress
+from .reader import Reader
+from .steps import compute_shard, setup_of_manifest, torch_threads
 
 if TYPE_CHECKING:
     from ..inspection.text_model import TextModel
@@ -31,23 +33,19 @@ class Worker:
         out: Path,
         metrics: "str | Metric | list[str | Metric]",
     ) -> None:
-        from .run import setup_of_manifest
-
         self.out = out
         self.setup = setup_of_manifest(load(path), out, metrics)
         self.setup.must_fit(out)
 
     def compute(self, entry: ShardEntry) -> int:
         """Compute the state of a shard. Returns its number of tokens."""
-        from .run import compute_shard, torch_threads
-
         with torch_threads(self.setup.threads):
             compute_shard(self.setup, self.out, entry)
         return entry.tokens
 
 
 def work_on_ray(
-    reader: Any,
+    reader: Reader,
     threads: int,
     metrics: "str | Metric | Iterable[str | Metric]",
     out: Path,

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadValue, as_count, did_you_mean
 from . import corpus
+from .compare import Side, compare
 from .corpus import Shard, read_shard
 from .headvis import export_headvis
 from .manifest import Manifest, read_manifest
 from .merge import missing_shards
 from .reader import open_reader
+from .roles import Roles, roles_of
 from .tables import Table, open_tables
 
 if TYPE_CHECKING:
@@ -89,14 +91,14 @@ class Survey:
 
     def histogram(self, layer: int, head: int, metric: str) -> Table:
         """Return the histogram of a metric over the queries of a head; empty bins are left out."""
-        return self._of_head("histograms", layer, head, metric)
+        return self.of_head("histograms", layer, head, metric)
 
     def tokens(self, layer: int, head: int) -> Table:
         """Return the tokens that a head connects, on the sides "query" and "key", with their lift.
 
         A link is a query whose largest weight is neither on key 0 nor on the query itself.
         """
-        return self._of_head("tokens", layer, head, order="side desc, lift desc")
+        return self.of_head("tokens", layer, head, order="side desc, lift desc")
 
     def examples(
         self, layer: int, head: int, *, metric: str, decile: int | None = None, n: int = 8
@@ -115,7 +117,28 @@ class Survey:
             part = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
             low, high = decile_range(self.histogram(layer, head, metric).to_pylist(), part)
             condition, order = f"stratum < 20 and value between {low} and {high}", "hash"
-        return self._of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
+        return self.of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
+
+    def roles(self, layer: int, head: int) -> Roles:
+        """Return what a head does, as a mix: how often its largest weight is on each kind of key.
+
+        >>> survey.roles(5, 3)  # doctest: +SKIP
+        layer 5, head 3: first 0.52 (0.48 to 0.56), induction 0.31 (0.28 to 0.34), far 0.17 (...)
+        """
+        self.must_have("looks_first")
+        rows = self.of_head("heads", layer, head).to_pylist()
+        return roles_of(layer, head, {row["metric"]: row for row in rows})
+
+    def compare(self, other: "Survey") -> Table:
+        """Return how heads differ from those of another survey of the same texts, paired by text.
+
+        `clearhead.survey.compare` describes the test. A model compared with itself has no
+        difference: every p is 1.
+        """
+        texts = [x.query("select text, name from texts order by text").rows for x in (self, other)]
+        return compare(
+            Side(self.folder, self.manifest, texts[0]), Side(other.folder, other.manifest, texts[1])
+        )
 
     def must_be_of(self, model: "TextModel") -> None:
         """Raise `BadValue` if the survey is of another model."""
@@ -152,7 +175,7 @@ class Survey:
             "use the numbers of an example.",
         )
 
-    def _of_head(
+    def of_head(
         self,
         table: str,
         layer: int,
@@ -161,10 +184,11 @@ class Survey:
         condition: str = "true",
         order: str = "",
     ) -> Table:
+        """Return the rows of a head. Raises `BadValue` for a head or metric that does not exist."""
         parameters: list[Any] = [layer, head]
         where = f"layer = ? and head = ? and {condition}"
         if metric is not None:
-            self._must_have(metric)
+            self.must_have(metric)
             where, parameters = f"{where} and metric = ?", [*parameters, metric]
         last = f" order by {order}" if order else ""
         rows = self.query(f"select * from {table} where {where}{last}", parameters)
@@ -178,7 +202,8 @@ class Survey:
             )
         return rows
 
-    def _must_have(self, metric: str) -> None:
+    def must_have(self, metric: str) -> None:
+        """Raise `BadValue` for a metric that the survey does not have."""
         names = [known["metric"] for known in self.manifest.metrics]
         if metric not in names:
             raise BadValue(

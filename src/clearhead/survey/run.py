@@ -1,76 +1,23 @@
-"""Survey every head of a model over texts: `survey`. `prepare`, `work` and `merge` are its steps.
+"""Survey every head of a model over texts: `survey`."""
 
-Each step can run in another process, or on another machine with the same folder:
-
-1. `prepare` cuts the texts into shards, and writes them and the manifest.
-2. `work` computes the states of shards. Any number of workers may do so at the same time.
-3. `merge` folds the states into the tables.
-
-All files are written in one move. A step that was interrupted continues where it was.
-"""
-
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-from ..errors import BadValue, as_count, writable_folder
-from . import corpus, state
-from .collect import state_of
-from .corpus import Cutter, read_shard
-from .manifest import (
-    FILE,
-    MOST_SKIPPED,
-    Manifest,
-    ShardEntry,
-    describe,
-    fixed_values,
-    must_continue,
-    must_have_added,
-    read_manifest,
-)
+from ..errors import as_count
 from .merge import merge
 from .metric import Metric
-from .metric_sets import chosen_metrics
 from .on_ray import work_on_ray
 from .processes import run_workers
-from .progress import token_progress
-from .ranks import ALONE, Rank, rank_of_environment
-from .reader import Reader, open_reader
+from .ranks import rank_of_environment
 from .result import Survey
-from .state import is_readable
+from .steps import SHARD_TOKENS, make_setup, prepare, work
 from .tables import connect
-from .texts import read_texts
 
 if TYPE_CHECKING:
     from ..inspection.text_model import TextModel
-
-CONTEXT = 1024  # tokens
-SHARD_TOKENS, BATCH_TOKENS = 65536, 4096
-
-
-class Setup(NamedTuple):
-    """A model with what its survey is to measure."""
-
-    reader: Reader
-    metrics: list[Metric]
-    settings: dict[str, Any]
-    threads: int
-
-    def fixed(self) -> dict[str, Any]:
-        return fixed_values(self.reader, self.metrics, self.settings, self.threads)
-
-    def must_fit(self, out: Path) -> Manifest:
-        """Return the manifest of a survey that this setup can continue.
-
-        Raises `BadValue` for another model, or other settings or versions.
-        """
-        manifest = read_manifest(out)
-        must_continue(manifest, self.fixed(), out)
-        return manifest
 
 
 def survey(
@@ -136,146 +83,5 @@ def survey(
         work(setup, folder, rank=rank, progress=progress)
     else:
         run_workers(setup.reader, metrics, folder, workers, progress)
-    if rank.number == 0:
-        merge(folder)
+    merge(folder)  # each rank: the last one finds all shards, and the bytes are the same
     return Survey.open(folder)
-
-
-def make_setup(
-    model: "str | Path | TextModel | nn.Module",
-    context: int | None = None,
-    seed: int = 0,
-    metrics: "str | Metric | Iterable[str | Metric]" = "basic",
-    tokenizer: Any = None,
-    threads: int = 1,
-    shard_tokens: int = SHARD_TOKENS,
-) -> Setup:
-    """Check the arguments of a survey. The arguments are those of `survey`."""
-    reader = open_reader(model, tokenizer)
-    longest = reader.longest
-    rule = "a context has 2 tokens or more" + (
-        "." if longest is None else f", and the model has positions for {longest}."
-    )
-    size = as_count(
-        "context",
-        min(CONTEXT, longest or CONTEXT) if context is None else context,
-        rule,
-        "pass for example context=1024.",
-        least=2,
-        most=longest,
-    )
-    hint = "pass a whole number, 1 or more."
-    threads = as_count("threads", threads, "a worker has threads of torch.", hint, least=1)
-    shard = as_count("shard_tokens", shard_tokens, "a shard has tokens.", hint, least=1)
-    number = as_count("seed", seed, "a seed is a whole number from 0.", "pass seed=0.")
-    settings = {
-        "context": size, "seed": number, "shard tokens": shard, "batch tokens": BATCH_TOKENS
-    }  # fmt: skip
-    return Setup(reader, chosen_metrics(metrics, reader, size), settings, threads)
-
-
-def setup_of_manifest(
-    model: "TextModel", out: Path, metrics: "str | Metric | Iterable[str | Metric]"
-) -> Setup:
-    """Return the setup of an existing survey, for a worker."""
-    fixed = read_manifest(out).fixed
-    return make_setup(
-        model,
-        context=fixed["context"],
-        seed=fixed["seed"],
-        metrics=metrics,
-        threads=fixed["threads of a worker"],
-        shard_tokens=fixed["shard tokens"],
-    )
-
-
-def prepare(
-    setup: Setup,
-    texts: "str | Path | Iterable[str | Path]",
-    out: Path,
-    *,
-    tokens: int | None = None,
-) -> Manifest:
-    """Cut the texts into shards; write these and the manifest. Ranks may do so at the same time.
-
-    Raises `BadValue` if a survey in `out` cannot be continued, and without a text that has tokens.
-    """
-    if tokens is not None:
-        tokens = as_count("tokens", tokens, "a survey reads tokens.", "pass 1 or more.", least=1)
-    writable_folder(out, "a survey is", "pass another folder as out=.")
-    fixed = setup.fixed()
-    old = read_manifest(out) if (out / FILE).exists() else None
-    if old is not None:
-        must_continue(old, fixed, out)
-    for folder in (corpus.FOLDER, state.FOLDER):
-        (out / folder).mkdir(exist_ok=True)
-    cutter = Cutter(setup.reader, setup.settings["context"], setup.settings["shard tokens"])
-    shards = []
-    for shard in cutter.cut(read_texts(texts), tokens):
-        shard.write(out)
-        shards.append(ShardEntry(shard.file, len(shard.ids), len(shard.lengths)))
-    if not shards:
-        raise BadValue(
-            f"None of {cutter.texts} texts has a token."
-            + "".join(f" {name}: {reason}." for name, reason in cutter.skipped[:3]),
-            "a survey needs at least one text.",
-            "pass strings with words, or files of text in UTF-8.",
-        )
-    about = {
-        "texts": cutter.texts,
-        "contexts": sum(shard.contexts for shard in shards),
-        "tokens of texts": cutter.tokens,
-        "skipped": len(cutter.skipped),
-        "skipped texts": cutter.skipped[:MOST_SKIPPED],
-    }
-    new = Manifest(fixed, about, list(map(describe, setup.metrics)), shards)
-    if old is not None:
-        must_have_added(old, new, out)
-    new.write(out)
-    return new
-
-
-def work(setup: Setup, out: Path, *, rank: Rank = ALONE, progress: bool | None = None) -> None:
-    """Compute the states of the shards of a rank, and then those that no rank has finished.
-
-    Raises `BadValue` if the survey in `out` is of another model, or has other settings or versions.
-    """
-    manifest = setup.must_fit(out)
-    own, others = rank.split(range(len(manifest.shards)))
-    total = sum(manifest.shards[number].tokens for number in own)
-    with token_progress(total, progress) as advance, torch_threads(setup.threads):
-        for number in own:
-            compute_shard(setup, out, manifest.shards[number], advance)
-    with torch_threads(setup.threads):
-        for number in others:
-            compute_shard(setup, out, manifest.shards[number])
-
-
-def compute_shard(
-    setup: Setup, out: Path, entry: ShardEntry, advance: Callable[[int], None] = lambda _: None
-) -> Path:
-    """Compute the state of a shard, if the folder does not have it, and return its file."""
-    path = out / state.FOLDER / entry.file
-    if is_readable(path):
-        advance(entry.tokens)
-        return path
-    result = state_of(
-        setup.reader,
-        setup.metrics,
-        read_shard(out / corpus.FOLDER / entry.file),
-        seed=setup.settings["seed"],
-        batch_tokens=setup.settings["batch tokens"],
-        advance=advance,
-    )
-    return result.write(path)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Use this number of threads in the `with` block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import BadValue, needs
+from ..files.atomic_io import temporary_for
 from ..files.results import data_frame
 from .basic import TOP_KEYS
 
@@ -141,7 +142,7 @@ def write_table(out: Path, name: str, parts: Iterable[Columns]) -> Path:
 
     path = out / FOLDER / f"{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_for(path)
     types = ", ".join(f'"{column}" {type}' for column, (type, _) in SCHEMA[name].items())
     try:
         connection = connect()
