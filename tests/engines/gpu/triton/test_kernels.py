@@ -307,6 +307,45 @@ def test_the_largest_products_of_a_float(scale):
     torch.testing.assert_close(of_v, true_of_v)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU rounds so by itself")
+@pytest.mark.parametrize("size", [1e5, 1e9, 1e18])
+def test_large_logits_where_a_product_and_a_sum_are_rounded_once(size, monkeypatch):
+    """The interpreter rounds twice; here it rounds `fma` once, as a GPU does."""
+    from triton.runtime import interpreter
+
+    def fused(self, x, y, z):
+        exact = x.data.astype("float64") * y.data + z.data
+        return interpreter.TensorHandle(exact.astype(x.data.dtype), z.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fused)
+    q, k, v = draw(Tq=21, Tk=10)
+    q, k, v = (x.requires_grad_() for x in (q * size**0.5, k * size**0.5, v))
+    got, true = (f(q, k, v) for f in (triton, steps))
+    torch.testing.assert_close(got, true.float(), rtol=1e-3, atol=1e-2)
+    (of_v,), (true_of_v,) = (torch.autograd.grad(x.sum(), v) for x in (got, true))
+    torch.testing.assert_close(of_v, true_of_v, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("mask", [
+    ch.Causal(align="end"), ch.window(before=30, after=0) | ch.prefix(3),
+])  # fmt: skip
+def test_a_soft_cap_hides_masked_nan(mask):
+    """The gradient of the cap multiplies by a number of the masked cell too."""
+    q, k, v = draw(Tq=37, Tk=37)
+    k[0, 0, 30], v[0, 0, 30] = float("nan"), float("inf")
+    seed = torch.randn(1, 2, 37, 24, generator=torch.Generator().manual_seed(3))
+    seed[:, :, 30:] = 0
+    found, true = (
+        torch.autograd.grad(f(*x, mask=mask, softcap=2.0), x, seed.to(x[0].dtype))
+        for f, x in (
+            (triton, [y.clone().requires_grad_() for y in (q, k, v)]),
+            (steps, [y.double().requires_grad_() for y in (q, k, v)]),
+        )
+    )
+    torch.testing.assert_close(found[0][:, :, :30], true[0][:, :, :30].float())
+    assert found[0][:, :, :30].isfinite().all() and found[0][:, :, :30].any()
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter calls another product")
 def test_products_that_differ_in_their_last_bit_give_no_weight_above_its_row(monkeypatch):
     """As those of transposed tiles may. Each key appears twice, so weights are 0 and 0.5, and the

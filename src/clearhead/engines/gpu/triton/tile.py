@@ -211,10 +211,7 @@ def anchor(top):
 def above(x, base, rule, TRANSPOSED: tl.constexpr = False):
     """Return x - base as an exponent of 2, (M, N), for logits in units of the rule.
 
-    For unscaled products this is one instruction; its error is a rounding of the difference, and
-    one of base * unit, which all cells of a row have in common. Logits with a bias may be as large
-    as a float, so only their difference is multiplied.
+    The difference is multiplied, in two instructions. One instruction, x unit - (base unit), rounds
+    the product of the base: at logits of 1e9 by 64, so that all powers of a row are 0 or infinite.
     """
-    if rule.scale is None:
-        return tl.fma(x, rule.unit, of_rows(-(base * rule.unit), TRANSPOSED))
     return (x - of_rows(base, TRANSPOSED)) * rule.unit
