@@ -4,14 +4,19 @@
 
 CAPABILITY is 80, 86, 89, 90, 100 or 120; `all` compiles every head size, dtype and variant. The
 engine's own calls run on CPU tensors; Triton's `warmup` replaces the launch. The script fails if a
-kernel does not compile, or needs more shared memory than the GPU has. It prints the registers and
-the stack of each kernel.
+kernel does not compile, or needs more shared memory than the GPU has. It prints for each kernel its
+registers and stack, and for each innermost loop that multiplies tiles: all instructions, reads and
+writes of spilled registers (local), and loads that fill a pipeline (async). It also fails if the
+shortest loop of a kernel, over tiles without a mask, spills more than `MOST_LOCAL`, or has no
+pipeline.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import triton
@@ -52,6 +57,47 @@ class Absent:
 run = JITFunction.run
 compiled: set[str] = set()
 too_large: list[str] = []
+# In the shortest loop, for the first causal call and for sums of weights.
+MOST_LOCAL = {"attend_tiles": 0, "query_gradients": 0, "key_gradients": 2, "sum_weights": 0}
+slow_loops: list[str] = []
+PRODUCTS = "HMMA", "HGMMA", "UTCHMMA", "IMMA", "FFMA"  # FFMA only with `FMA_LOOP` of them
+FMA_LOOP = 256
+
+
+class Loop(NamedTuple):
+    """An innermost loop that multiplies tiles, in instructions."""
+
+    all: int
+    products: int
+    local: int
+    pipelined: int
+
+    def __str__(self) -> str:
+        return f"{self.all}:{self.products} products, {self.local} local, {self.pipelined} async"
+
+
+def loops_of(code: str) -> list[Loop]:
+    """Find the innermost loops that multiply in a listing of machine code: between a branch to an
+    earlier address, and that address."""
+    code = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)(.*)$", code, re.M)
+    lines = [(int(at, 16), name, rest) for at, name, rest in code]
+    spans = []
+    for at, name, rest in lines:
+        target = re.search(r"0x([0-9a-f]+)", rest) if name.startswith("BRA") else None
+        if target and int(target[1], 16) < at:
+            spans.append((int(target[1], 16), at))
+    found = []
+    for first, last in spans:
+        if any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans):
+            continue
+        names = [name.partition(".")[0] for at, name, _ in lines if first <= at <= last]
+        products = sum(name in PRODUCTS[:-1] for name in names)
+        fused = names.count("FFMA")
+        if products or fused >= FMA_LOOP:
+            local = names.count("LDL") + names.count("STL")
+            pipelined = names.count("LDGSTS") + names.count("UTMALDG")
+            found.append(Loop(len(names), products or fused, local, pipelined))
+    return found
 
 
 def compile_only(self, *args, grid, warmup, **keywords):
@@ -64,9 +110,19 @@ def compile_only(self, *args, grid, warmup, **keywords):
         used = subprocess.run(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
+        code = subprocess.run(
+            [tool, "-sass", file.name], capture_output=True, text=True, check=True
+        ).stdout
     registers = next(line for line in used.splitlines() if "REG" in line).split()[:2]
     line = f"{self.__name__:18} {kernel.metadata.shared:7} B shared,"
     print(line, *registers, flush=True)
+    loops = loops_of(code)
+    for loop in loops:
+        print("    loop", loop)
+    if self.__name__ in MOST_LOCAL:
+        shortest, most = min(loops), MOST_LOCAL.pop(self.__name__)
+        if shortest.local > most or not shortest.pipelined:
+            slow_loops.append(f"{self.__name__}: {shortest}, at most {most} local")
     if kernel.metadata.shared > SHARED:
         too_large.append(f"{line} {keywords}")
 
@@ -142,4 +198,5 @@ if __name__ == "__main__":
                "bias_gradients", "sum_weights", "store_exact_rows",
                "raise_flag"} - compiled  # fmt: skip
     assert not missing, missing
+    assert not slow_loops, slow_loops
     assert not too_large, f"more than {SHARED} bytes:\n" + "\n".join(too_large)

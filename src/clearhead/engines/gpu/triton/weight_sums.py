@@ -46,20 +46,29 @@ def sum_weights(
                 line = b.to(tl.int64) * first.b + one_head.to(tl.int64) * first.h
                 start = tl.load(first.at + line + tile * first.q + j * first.k)
                 stop = tl.load(last.at + line + tile * last.q + j * last.k)
-            stop = tl.minimum(stop, bin_stop)
-            for begin in range(tl.maximum(start, bin_start), stop, M):
-                t = begin + tl.arange(0, M)
-                real = t < stop
-                t = tl.minimum(t, sizes.Tq - 1)
-                lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
-                allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
-                if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
-                    queries = load_rows(q, b, h, t, D, BLOCK_D)
-                    w, _ = weights_of_tile(
-                        queries, key_tile, tl.load(top + at_head + t), tl.load(share + at_head + t),
-                        rule, b, h, t, keys, allowed, real, True, PRECISION,
-                    )  # fmt: skip
-                    cells += w
+            start, stop = tl.maximum(start, bin_start), tl.minimum(stop, bin_stop)
+            # From `full_start` to `full_stop`, tiles of M queries that see all N keys.
+            full_start, full_stop = stop, stop
+            if BAND:
+                full_start = tl.maximum(tile * N + N - 1 - rule.after, start)
+                full_start = start + (full_start - start + M - 1) // M * M
+                full_stop = tl.minimum(tile * N + rule.before + 1, stop)
+                full_stop = full_start + tl.maximum(full_stop - full_start, 0) // M * M
+                if (tile * N + N > sizes.Tk) | (full_start >= full_stop):
+                    full_start, full_stop = stop, stop
+            cells = add_weights(
+                cells, start, full_start, stop, q, top, share, rule, sizes, b, h, at_head, keys,
+                key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
+            )  # fmt: skip
+            if BAND:
+                cells = add_weights(
+                    cells, full_start, full_stop, stop, q, top, share, rule, sizes, b, h, at_head,
+                    keys, key_tile, j, D, BLOCK_D, M, BAND, False, PRECISION,
+                )  # fmt: skip
+                cells = add_weights(
+                    cells, full_stop, stop, stop, q, top, share, rule, sizes, b, h, at_head, keys,
+                    key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
+                )  # fmt: skip
         acc = tl.sum(cells, 0)
         total += acc
         if pooled is not None:
@@ -69,6 +78,35 @@ def sum_weights(
                 tl.store(pooled + line + slot, tl.sum(tl.where(inside, acc, 0.0), 0))
     if received is not None:
         tl.store(received + program.to(tl.int64) * sizes.Tk + keys, total, mask=keys < sizes.Tk)
+
+
+@triton.jit
+def add_weights(
+    cells, start, end, stop, q, top, share, rule, sizes, b, h, at_head, keys, key_tile, j,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, BAND: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the weights of the tiles of M queries from `start` to `end`, to `cells` (M, N). Queries
+    from `stop` on have weight 0."""
+    for begin in range(start, end, M):
+        t = begin + tl.arange(0, M)
+        real = t < stop
+        t = tl.minimum(t, sizes.Tq - 1)
+        allowed = (keys >= 0)[None, :]
+        if MASKED:
+            lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
+            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
+        wanted = True
+        if MASKED and rule.bits is not None:  # testing each tile would prevent pipelined loads
+            wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
+        if wanted:
+            queries = load_rows(q, b, h, t, D, BLOCK_D)
+            w, _ = weights_of_tile(
+                queries, key_tile, tl.load(top + at_head + t), tl.load(share + at_head + t), rule,
+                b, h, t, keys, allowed, real, MASKED, PRECISION,
+            )  # fmt: skip
+            cells += w
+    return cells
 
 
 @triton.jit(do_not_specialize=["tiles", "count"])
