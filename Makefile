@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --quiet
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 SEED := $(shell date +%s)
-.PHONY: look real unit test slow setup check page coverage bench docs clean help
+.PHONY: look real unit test slow setup check page coverage bench pictures docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
@@ -58,6 +58,9 @@ coverage: .venv/test .venv/check  ## Run the tests and list the lines and branch
 
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
 	$(BIN)/clearhead bench --out out/bench.json
+
+pictures: .venv/look .venv/test  ## Draw the pictures of the README and the documentation again.
+	$(BIN)/python docs/pictures.py
 
 docs: .venv/docs  ## Run the lessons and write the documentation to out/docs.
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html -c docs . out/docs
