@@ -261,6 +261,11 @@ export class Snapshot {
     return this.joined.has(position) && this.areTokens(labels);
   }
 
+  // The title of a label that a picture may cut: the label, with its spelling and its id if known.
+  title(labels, position) {
+    return this.spelled(labels, position) ?? labels[position];
+  }
+
   // A label with its spelling in the vocabulary and its id; undefined if unknown.
   spelled(labels, position) {
     const { spelling } = this.data;

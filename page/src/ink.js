@@ -39,13 +39,14 @@ export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150) {
   scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
 }
 
-export function drawSignedBar(/** @type {Scene} */ scene, x, y, limit, width = 150) {
+export function drawSignedBar(/** @type {Scene} */ scene, x, y, limit, width = 150,
+  ends = [number(-limit, 2), number(limit, 2)]) {
   for (let i = 0; i < width; i++) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
   }
   scene.rect(x, y, width, 8, { stroke: "rule" });
   /** @type {[string, number, CanvasTextAlign][]} */
-  const labels = [[number(-limit, 2), 0, "left"], ["0", 0.5, "center"], [number(limit, 2), 1, "right"]];
+  const labels = [[ends[0], 0, "left"], ["0", 0.5, "center"], [ends[1], 1, "right"]];
   for (const [text, at, align] of labels) {
     scene.text(text, x + at * width, y + 18, { size: 12, fill: "soft", align });
   }

@@ -8,13 +8,16 @@ import { VIEWS, go, keyOr, letGo, point, queryOr, readAddress, shownTrace } from
 import { chosen, screen, stillOnly, store, walk } from "./store.js";
 import { TABS } from "./views.js";
 
+const FINGER = 40; // pixels of a target, at least, if no other is nearer
+
 export function buildPicture() {
   const canvas = byId("picture");
   const under = (event) => {
-    const box = canvas.getBoundingClientRect();
+    const box = canvas.getBoundingClientRect(), reach = event.pointerType === "touch" ? FINGER / 2 : 0;
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    const target = store.picture?.under(x, y);
-    return target?.of ? target.of(x, y) : target?.changes ?? null;
+    const target = store.picture?.under(x, y, reach);
+    canvas.title = (target?.titleAt ? target.titleAt(x) : target?.title) ?? "";
+    return target?.of ? target.of(x) : target?.changes ?? null;
   };
   canvas.addEventListener("pointermove", (event) => {
     if (event.pointerType !== "mouse" || walk.isPlaying) return;
@@ -60,7 +63,7 @@ export function buildPicture() {
     else letGo();
   });
   addEventListener("hashchange", () => {
-    if (!location.hash.includes("=")) return; // the skip link is the id of an element
+    if (byId(location.hash.slice(1))) return; // the skip link is the id of an element
     const { changes, misread } = readAddress(location.hash);
     go(changes, misread);
   });

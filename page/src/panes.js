@@ -9,7 +9,8 @@ export function buildSwipe() {
     if (pane) showPane(pane);
   });
   const mark = () => {
-    const shown = byId("panes").scrollLeft > byId("panes").clientWidth / 2 ? "picture-pane" : "heads-pane";
+    const isSecond = byId("panes").scrollLeft > byId("panes").clientWidth / 2;
+    const shown = isSecond ? "heads-pane" : "picture-pane"; // as the style sheet orders them
     for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
   };
   byId("panes").addEventListener("scroll", mark);

@@ -42,14 +42,16 @@ export class Scene {
     this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
   }
 
-  // A target of the pointer: pointing at it shows the selection, and clicking keeps it.
-  target(x, y, width, height, changes, kept = changes) {
-    this.targets.push({ x, y, width, height, changes, kept });
+  // A target of the pointer: pointing at it shows the selection and the title, and clicking selects.
+  target(x, y, width, height, changes, title = "") {
+    this.targets.push({ x, y, width, height, changes, title });
   }
 
-  under(x, y) {
-    return this.targets.findLast((it) =>
-      x >= it.x && x < it.x + it.width && y >= it.y && y < it.y + it.height);
+  // The target at a point, or else the nearest within `reach` pixels.
+  under(x, y, reach = 0) {
+    const away = (it) => Math.hypot(Math.max(it.x - x, 0, x - it.x - it.width), Math.max(it.y - y, 0, y - it.y - it.height));
+    const exact = this.targets.findLast((it) => x >= it.x && x < it.x + it.width && y >= it.y && y < it.y + it.height);
+    return exact ?? this.targets.filter((it) => away(it) < reach).sort((a, b) => away(a) - away(b))[0];
   }
 }
 

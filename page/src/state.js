@@ -208,6 +208,8 @@ function writeAddress() {
   } catch { /* A page in a notebook's frame has no address. */ }
 }
 
+const ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "difference", "kept", "text", "edits"];
+
 /** Parses an address: the changes that this page can make, and descriptions of the others, which a
  * note shows until the selection changes.
  * @param {string} hash @returns {{changes: Partial<typeof chosen>, misread: string[]}} */
@@ -218,6 +220,9 @@ export function readAddress(hash) {
   /** @type {string[]} */
   const misread = [];
   const asked = (name) => given.get(name) ?? "";
+  const isUnknown = (name) => name && !ADDRESSED.includes(name) && !document.getElementById(name);
+  misread.push(...[...given.keys()].filter(isUnknown).map((name) => `“${name}”`));
+  if (location.search) misread.push(`“${location.search}” (write # for ?)`);
   const numbered = (name) => (given.has(name) ? (/^\d{1,6}$/.test(asked(name)) ? Number(asked(name)) : NaN) : chosen[name]);
   const layer = numbered("layer"), head = numbered("head");
   const isThere = layer < current.layers && (!given.has("head") || head < current.layer(layer).heads);

@@ -6,7 +6,7 @@ import { keyToken, queryToken } from "./labels.js";
 import { byId, count, make, percent, precise } from "./marks.js";
 import { drawLines } from "./pictures/lines.js";
 import { drawMap } from "./pictures/map.js";
-import { drawNumbers, elsewhere, fillStages } from "./pictures/numbers.js";
+import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
 import { drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
 import { drawWalk, walkOptions } from "./pictures/walk.js";
 import { canZoom, isZoomed, zoomButton, zoomedWeight } from "./pictures/zoom.js";
@@ -175,10 +175,13 @@ function describeWhatIsLeftOut() {
   if (trace.links) {
     const queries = trace.kept.length === trace.queries.length ? "each query"
       : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-    sentences.push(`For a text of this length the page has only what a screen can show: a map of ` +
-      `${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
+    const why = isLong(trace) ? "The text is long" : "With every number of every head this page would be large";
+    const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk."
+      : store.source ? "" : "clearhead serve computes the others.";
+    sentences.push(`${why}: it has a map of ${trace.bins.join(" × ")} cells for every head, and the ` +
+      `${trace.links.n} largest weights of ${queries}.`, others);
   }
   if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
-  byId("left-out").textContent = sentences.join(" ");
+  byId("left-out").textContent = sentences.filter(Boolean).join(" ");
   byId("left-out").hidden = sentences.length === 0;
 }

@@ -288,7 +288,7 @@ def visits(browser, folder):
     opened, happened, file = [], [], (folder / "page.html").as_uri()
 
     def is_asked_for(url):  # what the page saves is a blob of its own
-        return url.split("#")[0] == file or url.startswith("blob:")
+        return url.split("#")[0].split("?")[0] == file or url.startswith("blob:")
 
     def open_page(
         shown,
@@ -330,6 +330,9 @@ def value(text):
     return float(text.replace("−", "-").replace("∞", "inf"))
 
 
+CHANGES = itertools.count()
+
+
 def address(tab, **parts):
     """Choose by the address: head, query and key by word or position, view, step."""
     given = tab.evaluate("location.hash.slice(1)")
@@ -339,7 +342,7 @@ def address(tab, **parts):
              addEventListener('hashchange', () => setTimeout(done, 0), { once: true });
              location.hash = hash;
            })""",
-        urllib.parse.urlencode(held) + f"&n={tab.evaluate('performance.now()')}",
+        urllib.parse.urlencode(held) + "&" * (1 + next(CHANGES)),  # so that it differs
     )
 
 
@@ -560,6 +563,10 @@ MISREAD = {
     "#with=9.9,0.1&edits={": "heads 9.9 beside; edits (not JSON)",
     "#step=guesses&text=another": "step “guesses”; another text",
     "#edits=%7B%22temperature%22%3A2%7D": "edits (temperature)",  # a trace has no model
+    "#nonsense": "“nonsense”",
+    "#heads=3": "“heads”",
+    "?head=0": "“?head=0” (write # for ?)",
+    "#picture-pane": None,
     "#&&=": None,
     "#head=0&query=none&with=&view=map": None,
 }

@@ -112,3 +112,50 @@ def test_the_map_names_the_selected_key(tab):
     ):  # without one, that of the largest weight
         tab.evaluate(select.format(key))
         assert tab.evaluate(labels) == [name]
+
+
+def test_on_a_phone_the_picture_is_first_and_targets_are_large(browser, tmp_path):  # noqa: F811
+    html.write_report(ch.report(storyteller.load(), STORY, progress=False), tmp_path / "page.html")
+    size = {"width": 390, "height": 844}
+    context = browser.new_context(viewport=size, has_touch=True, is_mobile=True)
+    context.add_init_script(PLAIN_NAMES)
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    picture = page.locator("#picture").bounding_box()
+    assert 0 <= picture["x"] < 390 and picture["y"] < 600
+    page.locator("#whatif").tap()
+    small = page.evaluate(
+        """[...document.querySelectorAll('button, select, summary, textarea, .word, form label')]
+             .filter((it) => it.checkVisibility() && it.htmlFor !== 'text').map((it) => [it, it.getBoundingClientRect()])
+             .filter(([, { width, height }]) => width < 39.5 || height < 39.5)
+             .map(([it, { width, height }]) => `${it.id || it.className} ${width} x ${height}`)"""
+    )
+    assert small == []
+    page.locator("#whatif").tap()
+    page.locator("#frame").scroll_into_view_if_needed()
+    box = page.locator("#picture").bounding_box()
+    word = page.evaluate("picture.targets.find((it) => it.title === 'castle')")
+    page.touchscreen.tap(box["x"] + word["x"] + 9, box["y"] + word["y"] - 9)  # a finger misses
+    assert page.evaluate("current.tokens[chosen.query]") == "castle"
+    context.close()
+
+
+def test_the_walk_explains_its_colours(tab):
+    tab.set_viewport_size({"width": 1280, "height": 720})
+    tab.evaluate("go({ view: 'walk', layer: 0, head: 7, query: 14, key: null, others: [] })")
+    shown = tab.evaluate("picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)")
+    assert any("red below 0, blue above" in text and "Hatched" in text for text in shown)
+    assert {"\u2212largest", "largest"} <= set(shown)
+    assert tab.evaluate("picture.height <= byId('view').clientHeight")
+
+
+def test_a_short_text_is_not_called_long(browser, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("clearhead.explorer.html.report.FILE_STEP_BYTES", 0)
+    html.write_report(toy_report(14), tmp_path / "page.html")
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    left_out = page.locator("#left-out").text_content()
+    assert left_out.startswith("With every number of every head this page would be large: it has")
+    page.evaluate("clearhead.go({ view: 'numbers', layer: 0, head: 1, query: 2 })")
+    assert "long" not in page.locator("main").text_content()
+    page.close()

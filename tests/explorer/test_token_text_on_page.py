@@ -31,9 +31,29 @@ def test_pieces_touch_and_the_pointer_shows_the_spelling(browser, tmp_path):
     assert words.all_text_contents() == "The|un|believ|able|↵|␣|⟨E4 BD⟩|你".split("|")
     boxes = [words.nth(i).locator(".token").bounding_box() for i in range(len(TOKENS))]
     gaps = [b["x"] - a["x"] - a["width"] for a, b in pairwise(boxes)]
+    assert boxes[5]["y"] > boxes[4]["y"], "a line end begins a line"
     for gap, token in zip(gaps, TOKENS[1:], strict=True):
+        if token == " ":
+            continue
         assert abs(gap) < 1 if token.joined else gap > 8, (token, gap)
     title = words.nth(1).locator(".token").get_attribute("title")
     assert title == "un\nin the vocabulary: Ġun, id 555"
     assert tab.locator("#sentence .token").first.get_attribute("title").endswith("able, id 540")
+    store, box = "clearhead.store.picture", tab.locator("#picture").bounding_box()
+    for view, target in (
+        ("text", f"{store}.targets[2]"),
+        ("lines", f"{store}.targets[2]"),
+        ("map", f"({{...{store}.targets[3], width: {store}.map.cell * 5}})"),
+        ("walk", f"{store}.targets[2]"),
+    ):
+        tab.evaluate(f"clearhead.go({{ view: '{view}' }})")
+        at = tab.evaluate(
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({target})"
+        )
+        tab.mouse.move(box["x"] + at[0], box["y"] + at[1])
+        box = tab.locator("#picture").bounding_box()
+        tab.mouse.move(box["x"] + at[0] + 1, box["y"] + at[1])
+        assert "believ\nin the vocabulary: believ, id 11203" in tab.locator(
+            "#picture"
+        ).get_attribute("title"), view
     tab.close()

@@ -86,7 +86,7 @@ function linesPanel(/** @type {Scene} */ scene, members, x, width, height, isNam
     if (isChosen) scene.rect(inset, y - row / 2, label - 4, row, { fill: "tint", radius: 3 });
     scene.text(fitted(labels[position], label - 16, { size, serif: true }), at, y, { size, serif: true, align,
       bold: isChosen, fill: list === keys && blocked[position] ? "soft" : "ink" });
-    scene.target(inset, y - row / 2, label, row, back(target));
+    scene.target(inset, y - row / 2, label, row, back(target), members[0].from.title(labels, position));
   };
   queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));
   keys.forEach((k, i) => word(keys, i, k, trace.keys, right + 8, "left", k === key, { query, key: k }));

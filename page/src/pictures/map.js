@@ -145,11 +145,11 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
   if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
   scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
   for (let row = 0; row < rows; row++) {
+    const queryAt = trace.nearest(trace.rowSpan(row, rows)[0]);
+    const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
     scene.targets.push({ x: x0, y: y0 + row * wide, width: wide * columns, height: wide,
-      of: (px) => {
-        const column = Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide)));
-        return side.back({ query: trace.nearest(trace.rowSpan(row, rows)[0]), key: trace.columnSpan(column, columns)[0] });
-      } });
+      of: (px) => side.back({ query: queryAt, key: keyAt(px) }),
+      titleAt: (px) => `query ${side.from.title(trace.queries, queryAt)}\nkey ${side.from.title(trace.keys, keyAt(px))}` });
   }
 }
 

@@ -6,7 +6,7 @@ import { answered } from "../compute.js";
 import { go, isBeside, keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { chosen, screen, store } from "../store.js";
 
-/** @import { Step } from "../data.js" */
+/** @import { Step, Trace } from "../data.js" */
 
 // The functions that write a step. Other steps are shown as before and after (queries x keys), or as a
 // table of their rows.
@@ -40,15 +40,17 @@ export function elsewhere(/** @type {Step} */ step) {
   const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
   const there = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
   there.addEventListener("click", () => go(to));
-  return [paragraph("This text is too long to store every step of every head. In this layer, the page ",
+  return [paragraph(isLong(shownTrace()) ? "This text is too long to store every step of every head."
+    : "With every step of every head this page would be large.", " In this layer, the page ",
     `has them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
     ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."), there];
 }
 
 const MOST_TOKENS = 512; // of a text of which the host computes every step
 
-const canCompute = () => Boolean(store.source?.can.steps) && !isBeside() &&
-  shownTrace().size.q <= MOST_TOKENS && shownTrace().size.k <= MOST_TOKENS;
+export const isLong = (/** @type {Trace} */ { size }) => Math.max(size.q, size.k) > MOST_TOKENS;
+
+const canCompute = () => Boolean(store.source?.can.steps) && !isBeside() && !isLong(shownTrace());
 
 let requested = null; // the snapshot and the layer of which steps were requested last
 

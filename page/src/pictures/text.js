@@ -98,13 +98,11 @@ function fadeStrip() {
   strip.classList.toggle("more-below", below > 1);
 }
 
-const STRIP_LINE = 32; // pixels, as in the style sheet
-
 function keepInSight(word, strip) {
   if (!word) return;
-  const top = word.offsetTop, visible = strip.clientHeight - STRIP_LINE;
+  const top = word.offsetTop, line = word.offsetHeight + 2, visible = strip.clientHeight - line;
   if (top < strip.scrollTop || top > strip.scrollTop + visible) {
-    strip.scrollTop = Math.max(0, Math.floor(top / STRIP_LINE) - 1) * STRIP_LINE;
+    strip.scrollTop = Math.max(0, Math.floor(top / line) - 1) * line;
   }
 }
 
@@ -240,7 +238,8 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
     scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + (box.after && 4), box.height,
-      side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }));
+      side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }),
+      side.from.title(trace.keys, position));
   }
   return top + high;
 }
@@ -283,11 +282,11 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
   const { trace, head, from, query } = side;
   if (query === null || !most) return y;
   const row = trace.row(trace.used, head, query) ?? [];
-  const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }])]];
+  const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
   if (trace.isOneText && trace.size.k <= MANY_WORDS) {
     const column = trace.column(head, query);
     lists.push([`What looks at ${clip(trace.keys[query], 14)}`,
-      heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }])]);
+      heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }, [trace.queries, i]])]);
   }
   if (from.guesses?.[query]) {
     lists.push([`Predictions after ${clip(trace.queries[query], 12)}`,
@@ -300,13 +299,13 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
     const left = isColumn ? x : x + i * (wide + 24), y = above;
     scene.text(fitted(title, wide, { size: 13, bold: true }), left, y + 8, { size: 13, bold: true });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
-    lines.forEach(([word, weight, changes], j) => {
+    lines.forEach(([word, weight, changes, titled], j) => {
       const at = y + 32 + j * 23, room = wide * 0.42, bar = wide * 0.55 - 50;
       scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
       scene.rect(left + wide * 0.45, at - 5, bar, 10, { fill: "rule", radius: 2 });
       scene.rect(left + wide * 0.45, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
       scene.text(percent(weight), left + wide, at, { align: "right" });
-      if (changes) scene.target(left, at - 11, wide, 23, side.back(changes));
+      if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
     });
     if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
   });

@@ -2,10 +2,10 @@
 // vector on the left, its score or weight on the right, the query above, the output below.
 
 import { css } from "../colours.js";
-import { LEAST, shareColour, signedColour } from "../ink.js";
+import { LEAST, drawSignedBar, shareColour, signedColour } from "../ink.js";
 import { MINUS, byId, largest, make, number } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
-import { keyOr, queryOr, shownTrace, state } from "../state.js";
+import { keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { screen, stillOnly, walk } from "../store.js";
 
 /** @import { Trace } from "../data.js" */
@@ -13,7 +13,7 @@ import { screen, stillOnly, walk } from "../store.js";
 const WALKED = ["query", "key", "scores", "scaled", "capped", "biased", "masked", "weights", "dropped",
   "value", "output"];
 const SECONDS = 2; // of a stage at speed 1
-const HEADING = 54, STRIP_ROW = 34, LEAST_WALK_ROW = 17, MOST_WALK_ROW = 27;
+const HEADING = 54, STRIP_ROW = 34, LEGEND = 34, LEAST_WALK_ROW = 17, MOST_WALK_ROW = 27;
 
 export const stagesOf = (/** @type {Trace} */ trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers)
   .filter((name) => name !== "value" || trace.step("output"));
@@ -47,7 +47,7 @@ export function drawWalk(width, height) {
   scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
 
   const used = trace.row(trace.used, head, query);
-  const room = height - HEADING - 2 * STRIP_ROW - 12;
+  const room = height - HEADING - 2 * STRIP_ROW - 12 - LEGEND;
   const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
   const keys = keysOfWalk(trace, used, trace.blocked(head, query), key, most).filter(held);
   const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
@@ -75,7 +75,7 @@ export function drawWalk(width, height) {
     if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
     scene.text(fitted(trace.keys[k], label - 12, { size, serif: true, bold: isChosen }), label - 10,
       y + cellHeight / 2, { size, serif: true, bold: isChosen, align: "right" });
-    scene.target(0, y - 3, width, high, { query, key: k });
+    scene.target(0, y - 3, width, high, { query, key: k }, snapshot().title(trace.keys, k));
     if (is("key") && !is("value")) {
       const lit = isNow("scores") ? progress : is("scores") ? 1 : 0;
       const fade = is("scaled") ? (isNow("scaled") ? 1 - 0.7 * progress : 0.3) : 1;
@@ -107,7 +107,10 @@ export function drawWalk(width, height) {
     scene.text(words, width, isBeside ? 13 : endY + 44, { size: 12, fill: "soft", align: "right" });
     if (!isBeside) foot = 54;
   }
-  scene.height = Math.max(height, endY + foot);
+  drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
+  const explained = "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
+  scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
+  scene.height = Math.max(height, endY + foot + LEGEND - 8);
   return scene;
 }
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 272dd64067d4f4cc5614ea0c759fc45075c61ae91b504986146fae5d9a0cc617; do not edit.
+// Made by `make page` from the sources 84a0dc5670b169d8641834b7dad55eaed33047cbcefdcbcf008c2c129247ccf8; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -293,6 +293,10 @@ var clearhead = (() => {
     // Whether a label follows the one before it without a space, like the pieces of a word.
     touches(labels, position) {
       return this.joined.has(position) && this.areTokens(labels);
+    }
+    // The title of a label that a picture may cut: the label, with its spelling and its id if known.
+    title(labels, position) {
+      return this.spelled(labels, position) ?? labels[position];
     }
     // A label with its spelling in the vocabulary and its id; undefined if unknown.
     spelled(labels, position) {
@@ -772,11 +776,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     } catch {
     }
   }
+  var ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "difference", "kept", "text", "edits"];
   function readAddress(hash) {
     const given = new URLSearchParams(hash.replace(/^#/, "")), { current } = store;
     const changes = {};
     const misread = [];
     const asked2 = (name) => given.get(name) ?? "";
+    const isUnknown = (name) => name && !ADDRESSED.includes(name) && !document.getElementById(name);
+    misread.push(...[...given.keys()].filter(isUnknown).map((name) => `“${name}”`));
+    if (location.search) misread.push(`“${location.search}” (write # for ?)`);
     const numbered = (name) => given.has(name) ? /^\d{1,6}$/.test(asked2(name)) ? Number(asked2(name)) : NaN : chosen[name];
     const layer = numbered("layer"), head = numbered("head");
     const isThere = layer < current.layers && (!given.has("head") || head < current.layer(layer).heads);
@@ -1129,12 +1137,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     cells(x, y, cellWidth, cellHeight, rows, columns, colourOf) {
       this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
     }
-    // A target of the pointer: pointing at it shows the selection, and clicking keeps it.
-    target(x, y, width, height, changes, kept = changes) {
-      this.targets.push({ x, y, width, height, changes, kept });
+    // A target of the pointer: pointing at it shows the selection and the title, and clicking selects.
+    target(x, y, width, height, changes, title = "") {
+      this.targets.push({ x, y, width, height, changes, title });
     }
-    under(x, y) {
-      return this.targets.findLast((it) => x >= it.x && x < it.x + it.width && y >= it.y && y < it.y + it.height);
+    // The target at a point, or else the nearest within `reach` pixels.
+    under(x, y, reach = 0) {
+      const away = (it) => Math.hypot(Math.max(it.x - x, 0, x - it.x - it.width), Math.max(it.y - y, 0, y - it.y - it.height));
+      const exact = this.targets.findLast((it) => x >= it.x && x < it.x + it.width && y >= it.y && y < it.y + it.height);
+      return exact ?? this.targets.filter((it) => away(it) < reach).sort((a, b) => away(a) - away(b))[0];
     }
   };
   var THEME = ["paper", "sheet", "ink", "soft", "rule", "accent", "tint", "hatch", "mark"];
@@ -1355,12 +1366,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
   }
-  function drawSignedBar(scene, x, y, limit, width = 150) {
+  function drawSignedBar(scene, x, y, limit, width = 150, ends2 = [number(-limit, 2), number(limit, 2)]) {
     for (let i = 0; i < width; i++) {
       scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
     }
     scene.rect(x, y, width, 8, { stroke: "rule" });
-    const labels = [[number(-limit, 2), 0, "left"], ["0", 0.5, "center"], [number(limit, 2), 1, "right"]];
+    const labels = [[ends2[0], 0, "left"], ["0", 0.5, "center"], [ends2[1], 1, "right"]];
     for (const [text, at, align] of labels) {
       scene.text(text, x + at * width, y + 18, { size: 12, fill: "soft", align });
     }
@@ -1537,12 +1548,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     strip.classList.toggle("more-above", strip.scrollTop > 1);
     strip.classList.toggle("more-below", below > 1);
   }
-  var STRIP_LINE = 32;
   function keepInSight(word, strip) {
     if (!word) return;
-    const top = word.offsetTop, visible = strip.clientHeight - STRIP_LINE;
+    const top = word.offsetTop, line = word.offsetHeight + 2, visible = strip.clientHeight - line;
     if (top < strip.scrollTop || top > strip.scrollTop + visible) {
-      strip.scrollTop = Math.max(0, Math.floor(top / STRIP_LINE) - 1) * STRIP_LINE;
+      strip.scrollTop = Math.max(0, Math.floor(top / line) - 1) * line;
     }
   }
   var FINDS = {
@@ -1677,7 +1687,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         box.y,
         box.width + (box.after && 4),
         box.height,
-        side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position })
+        side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }),
+        side.from.title(trace.keys, position)
       );
     }
     return top + high;
@@ -1709,12 +1720,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const { trace, head, from, query } = side;
     if (query === null || !most) return y;
     const row = trace.row(trace.used, head, query) ?? [];
-    const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }])]];
+    const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
     if (trace.isOneText && trace.size.k <= MANY_WORDS) {
       const column = trace.column(head, query);
       lists.push([
         `What looks at ${clip(trace.keys[query], 14)}`,
-        heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }])
+        heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }, [trace.queries, i]])
       ]);
     }
     if (from.guesses?.[query]) {
@@ -1730,13 +1741,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const left = isColumn ? x : x + i * (wide + 24), y2 = above;
       scene.text(fitted(title, wide, { size: 13, bold: true }), left, y2 + 8, { size: 13, bold: true });
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
-      lines.forEach(([word, weight, changes], j) => {
+      lines.forEach(([word, weight, changes, titled], j) => {
         const at = y2 + 32 + j * 23, room = wide * 0.42, bar2 = wide * 0.55 - 50;
         scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
         scene.rect(left + wide * 0.45, at - 5, bar2, 10, { fill: "rule", radius: 2 });
         scene.rect(left + wide * 0.45, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
         scene.text(percent(weight), left + wide, at, { align: "right" });
-        if (changes) scene.target(left, at - 11, wide, 23, side.back(changes));
+        if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
       });
       if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
     });
@@ -1946,15 +1957,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
     scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
     for (let row = 0; row < rows; row++) {
+      const queryAt = trace.nearest(trace.rowSpan(row, rows)[0]);
+      const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
       scene.targets.push({
         x: x0,
         y: y0 + row * wide,
         width: wide * columns,
         height: wide,
-        of: (px) => {
-          const column = Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide)));
-          return side.back({ query: trace.nearest(trace.rowSpan(row, rows)[0]), key: trace.columnSpan(column, columns)[0] });
-        }
+        of: (px) => side.back({ query: queryAt, key: keyAt(px) }),
+        titleAt: (px) => `query ${side.from.title(trace.queries, queryAt)}
+key ${side.from.title(trace.keys, keyAt(px))}`
       });
     }
   }
@@ -2033,7 +2045,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (pane) showPane(pane);
     });
     const mark = () => {
-      const shown = byId("panes").scrollLeft > byId("panes").clientWidth / 2 ? "picture-pane" : "heads-pane";
+      const isSecond = byId("panes").scrollLeft > byId("panes").clientWidth / 2;
+      const shown = isSecond ? "heads-pane" : "picture-pane";
       for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
     };
     byId("panes").addEventListener("scroll", mark);
@@ -2401,7 +2414,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         bold: isChosen,
         fill: list === keys && blocked[position] ? "soft" : "ink"
       });
-      scene.target(inset, y - row / 2, label, row, back(target));
+      scene.target(inset, y - row / 2, label, row, back(target), members[0].from.title(labels, position));
     };
     queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));
     keys.forEach((k, i) => word(keys, i, k, trace.keys, right + 8, "left", k === key, { query, key: k }));
@@ -2457,7 +2470,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const there2 = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
     there2.addEventListener("click", () => go(to));
     return [paragraph(
-      "This text is too long to store every step of every head. In this layer, the page ",
+      isLong(shownTrace()) ? "This text is too long to store every step of every head." : "With every step of every head this page would be large.",
+      " In this layer, the page ",
       `has them for head ${to.head} and `,
       q?.length > 1 ? "the queries " : "the query ",
       ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]),
@@ -2465,7 +2479,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     ), there2];
   }
   var MOST_TOKENS = 512;
-  var canCompute = () => Boolean(store.source?.can.steps) && !isBeside() && shownTrace().size.q <= MOST_TOKENS && shownTrace().size.k <= MOST_TOKENS;
+  var isLong = ({ size }) => Math.max(size.q, size.k) > MOST_TOKENS;
+  var canCompute = () => Boolean(store.source?.can.steps) && !isBeside() && !isLong(shownTrace());
   var requested = null;
   async function computeSteps() {
     const from = snapshot(), { layer } = chosen;
@@ -2750,6 +2765,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var SECONDS = 2;
   var HEADING2 = 54;
   var STRIP_ROW = 34;
+  var LEGEND2 = 34;
   var LEAST_WALK_ROW = 17;
   var MOST_WALK_ROW = 27;
   var stagesOf = (trace) => WALKED.filter((name) => trace.step(name)?.holdsNumbers).filter((name) => name !== "value" || trace.step("output"));
@@ -2776,7 +2792,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     scene.text(step.formula, after, 13, { size: 16, serif: true, italic: true });
     scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
     const used = trace.row(trace.used, head, query);
-    const room = height - HEADING2 - 2 * STRIP_ROW - 12;
+    const room = height - HEADING2 - 2 * STRIP_ROW - 12 - LEGEND2;
     const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
     const keys = keysOfWalk(trace, used, trace.blocked(head, query), key, most).filter(held);
     const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
@@ -2810,7 +2826,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         y + cellHeight / 2,
         { size, serif: true, bold: isChosen, align: "right" }
       );
-      scene.target(0, y - 3, width, high, { query, key: k });
+      scene.target(0, y - 3, width, high, { query, key: k }, snapshot().title(trace.keys, k));
       if (is("key") && !is("value")) {
         const lit = isNow("scores") ? progress : is("scores") ? 1 : 0;
         const fade = is("scaled") ? isNow("scaled") ? 1 - 0.7 * progress : 0.3 : 1;
@@ -2857,7 +2873,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       scene.text(words, width, isBeside2 ? 13 : endY + 44, { size: 12, fill: "soft", align: "right" });
       if (!isBeside2) foot = 54;
     }
-    scene.height = Math.max(height, endY + foot);
+    drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
+    const explained = "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
+    scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
+    scene.height = Math.max(height, endY + foot + LEGEND2 - 8);
     return scene;
   }
   function keysOfWalk(trace, weights, blocked, key, most) {
@@ -3182,10 +3201,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     if (trace.links) {
       const queries = trace.kept.length === trace.queries.length ? "each query" : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-      sentences.push(`For a text of this length the page has only what a screen can show: a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`);
+      const why = isLong(trace) ? "The text is long" : "With every number of every head this page would be large";
+      const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source ? "" : "clearhead serve computes the others.";
+      sentences.push(`${why}: it has a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`, others);
     }
     if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
-    byId("left-out").textContent = sentences.join(" ");
+    byId("left-out").textContent = sentences.filter(Boolean).join(" ");
     byId("left-out").hidden = sentences.length === 0;
   }
 
@@ -3402,13 +3423,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
 
   // src/listen.js
+  var FINGER = 40;
   function buildPicture() {
     const canvas = byId("picture");
     const under = (event) => {
-      const box = canvas.getBoundingClientRect();
+      const box = canvas.getBoundingClientRect(), reach = event.pointerType === "touch" ? FINGER / 2 : 0;
       const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-      const target = store.picture?.under(x, y);
-      return target?.of ? target.of(x, y) : target?.changes ?? null;
+      const target = store.picture?.under(x, y, reach);
+      canvas.title = (target?.titleAt ? target.titleAt(x) : target?.title) ?? "";
+      return target?.of ? target.of(x) : target?.changes ?? null;
     };
     canvas.addEventListener("pointermove", (event) => {
       if (event.pointerType !== "mouse" || walk.isPlaying) return;
@@ -3458,7 +3481,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       } else letGo();
     });
     addEventListener("hashchange", () => {
-      if (!location.hash.includes("=")) return;
+      if (byId(location.hash.slice(1))) return;
       const { changes, misread } = readAddress(location.hash);
       go(changes, misread);
     });

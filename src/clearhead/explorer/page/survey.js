@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 272dd64067d4f4cc5614ea0c759fc45075c61ae91b504986146fae5d9a0cc617; do not edit.
+// Made by `make page` from the sources 84a0dc5670b169d8641834b7dad55eaed33047cbcefdcbcf008c2c129247ccf8; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
