@@ -3,6 +3,7 @@
 
 import { asked, can, compute, edit, say, stop } from "./compute.js";
 import { changedEdits, refusalOf } from "./edits.js";
+import { firstEdit, isOffered, outcomeInWords } from "./first_edit.js";
 import { byId, make, number, percent } from "./marks.js";
 import { besideName } from "./state.js";
 import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
@@ -54,12 +55,16 @@ export function buildControls() {
   off.disabled = !can("off");
   const reset = make("button", { type: "button", id: "edit-none" }, "Reset");
   reset.addEventListener("click", () => edit(NO_EDITS));
+  const first = make("button", { type: "button", id: "edit-first" });
+  first.addEventListener("click", () => edit({ off: firstEdit().off }));
   form.replaceChildren(
     make("p", { class: "hint", id: "edit-why" }, whyNot()),
+    first,
     off,
     ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
     make("datalist", { id: "masks" }),
     reset,
+    make("p", { class: "hint", id: "edit-outcome", role: "status" }),
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
   byId("typing").hidden = !store.source?.can.text;
@@ -100,6 +105,9 @@ export function drawControls() {
   const isOff = edits.off.some(([l, h]) => l === layer && h === head);
   byId("edit-off").textContent = `${pageData.edits.off.label} ${layer}·${head} ${isOff ? "is off" : "on"}`;
   byId("edit-off").setAttribute("aria-pressed", isOff);
+  byId("edit-first").hidden = !isOffered(edits);
+  byId("edit-first").textContent = isOffered(edits) ? firstEdit().words : "";
+  byId("edit-outcome").textContent = outcomeInWords();
   fillMasks();
   for (const [name, edit] of Object.entries(pageData.edits)) {
     if (name === "off") continue;

@@ -6,7 +6,7 @@
 /** @typedef {Float64Array | Float32Array | Uint32Array | Int16Array | Uint16Array | Uint8Array} Values */
 /** @typedef {Partial<schema.Shades> & {values?: Values, decoded?: Values}} Encoded */
 /** @typedef {schema.Step & {values?: Values}} StepData */
-/** @typedef {Omit<schema.Layer, "steps"> & {steps: StepData[]}} LayerData */
+/** @typedef {Omit<schema.Layer, "steps" | "norms"> & {steps: StepData[], norms?: Encoded}} LayerData */
 /** @typedef {Omit<schema.Snapshot, "layers"> & {layers: LayerData[]}} SnapshotData */
 
 // One step. `isPair` is true for queries x keys.
@@ -121,6 +121,8 @@ export class Trace {
   /** @type {[number, number] | undefined} */ block;
   /** @type {[number, number] | undefined} */ bins;
   /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */ links;
+  /** @type {Encoded | undefined} */ norms;
+  /** @type {string | undefined} */ norms_withheld;
   /** @type {Step} */ weights;
 
   /** @param {LayerData} data @param {string[]} tokens */
@@ -179,16 +181,33 @@ export class Trace {
     return row;
   }
 
+  // The part of each key in what a head carries for a query: the weight times |v W_O|, the norm of what
+  // the value writes, divided by the sum over all keys. Null if it is unknown.
+  carried(head, query) {
+    const row = this.row(this.used, head, query);
+    if (!this.norms || !row || row.some((weight) => weight === undefined)) return null;
+    const norms = (this.norms.decoded ??= decode(this.norms)), start = head * this.size.k;
+    const parts = row.map((weight, key) => Math.abs(weight) * norms[start + key]);
+    const total = parts.reduce((sum, part) => sum + part, 0);
+    return total ? parts.map((part) => part / total) : parts;
+  }
+
+  // Why `carried` is null.
+  get carriedWithheld() {
+    if (this.norms) return "The page does not have all weights of this query.";
+    return this.norms_withheld ?? "The page does not have the output projection of this layer, W_O.";
+  }
+
   // The weight of every query on one key; undefined if the page does not have it.
   column(head, key) {
     return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
   }
 
-  // The mean weight that each key receives from a query.
-  received(head) {
+  // The mean weight that each key receives from a query, or the mean of another row of each query.
+  received(head, rowOf = (query) => this.row(this.used, head, query)) {
     const sums = Array(this.size.k).fill(0);
     for (const query of this.kept) {
-      this.row(this.used, head, query)?.forEach((weight, key) => { sums[key] += weight || 0; });
+      rowOf(query)?.forEach((weight, key) => { sums[key] += weight || 0; });
     }
     return sums.map((sum) => sum / this.kept.length);
   }
@@ -275,8 +294,9 @@ export class Snapshot {
 
   // Every step of a layer, in place of what the page had of it.
   addSteps(number, data) {
-    const { module, cross_attention, max_entropy, queries, keys } = this.data.layers[number];
-    this.read[number] = new Trace({ ...data, module, cross_attention, max_entropy, queries, keys }, this.tokens);
+    const { module, cross_attention, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number];
+    this.read[number] = new Trace({ ...data, module, cross_attention, max_entropy, queries, keys, norms, norms_withheld },
+      this.tokens);
   }
 
   layer(number) {

@@ -1,5 +1,6 @@
 // The heads: a small map and a description of each.
 
+import { headsThatLook } from "./first_edit.js";
 import { shareColour, sideColour } from "./ink.js";
 import { MANY_HEADS, layOutGrid, tileSize } from "./grid.js";
 import { byId, count, make, percent } from "./marks.js";
@@ -246,8 +247,8 @@ function effectOf(it) {
 }
 
 // For a head with a strong label and a small effect: the other heads that look at the same key. A small
-// effect is under a tenth of the largest, and looking means at least 0.3 of the query's weight.
-const LOOKS = 0.3, STRONG = 0.5, MOST_NAMED = 3;
+// effect is under a tenth of the largest.
+const STRONG = 0.5, MOST_NAMED = 3;
 const STAND_IN = "A label describes where a head looks, and the effect measures what changes without it. " +
   "The effect is small if other heads contribute the same.";
 
@@ -257,15 +258,11 @@ function othersInWords(it) {
   const found = [...snapshot().findings.values()];
   const largest = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
   if (Math.abs(it.effect) >= largest / 10 || shownTrace().size.k > MANY_WORDS) return "";
-  const key = keyOr();
-  const looks = (at) => {
-    const trace = snapshot().layer(at.layer);
-    return !trace.cross_attention && trace.row(trace.used, at.head, query)?.[key] >= LOOKS;
-  };
-  if (!looks({ layer, head })) return "";
-  const others = [...snapshot().places()].filter((at) => (at.layer !== layer || at.head !== head) && looks(at));
+  const looking = headsThatLook(snapshot(), query, keyOr());
+  if (!looking.some(([l, h]) => l === layer && h === head)) return "";
+  const others = looking.filter(([l, h]) => l !== layer || h !== head);
   if (!others.length) return "";
-  const named = others.slice(0, MOST_NAMED).map((at) => placeName(at.layer, at.head)), more = others.length - named.length;
+  const named = others.slice(0, MOST_NAMED).map((at) => placeName(...at)), more = others.length - named.length;
   const names = more ? [...named, `${more} more`] : named;
   return names.length === 1 ? `Head ${names[0]} looks there, too.`
     : `Heads ${names.slice(0, -1).join(", ")} and ${names.at(-1)} look there, too.`;

@@ -26,7 +26,7 @@ const SIDES = { light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],
 export const sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
 
 // The colour bar of weights.
-export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150) {
+export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150, name = "weight") {
   for (let i = 0; i < width; i++) {
     scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
   }
@@ -36,7 +36,7 @@ export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150) {
   for (const [weight, align] of ticks) {
     scene.text(weight, x + Math.sqrt(weight) * width, y + 18, { size: 12, fill: "soft", align });
   }
-  scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
+  scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
 }
 
 export function drawSignedBar(/** @type {Scene} */ scene, x, y, limit, width = 150,

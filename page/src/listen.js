@@ -83,6 +83,10 @@ export function buildViews() {
     chooseView(VIEWS[(VIEWS.indexOf(chosen.view) + by + VIEWS.length) % VIEWS.length]);
     byId(`view-${chosen.view}`).focus();
   });
+  byId("shading").addEventListener("click", (event) => {
+    const { by } = event.target.dataset;
+    if (by) go({ by });
+  });
   byId("keep").addEventListener("click", keep);
   byId("beside").addEventListener("click", () => { store.isAdding = !store.isAdding; byId("options").wanted = null; screen.draw(); });
 }

@@ -57,13 +57,14 @@ class LiveModel {
     // 2. Each block adds the output of the heads, then that of the feed-forward network.
     for (let layer = 0; layer < this.layers; layer++) {
       const part = (name) => this.weights[`blocks.${layer}.${name}`];
-      const { steps, out } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
+      const { steps, out, v } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
+      const norms = this.norms(v, part("attention.out_proj.weight"), tokens.length);
       x = sum(x, linear(out, part("attention.out_proj.weight"), part("attention.out_proj.bias")));
       const hidden = linear(this.norm(x, part("norm_2.weight"), part("norm_2.bias")),
         part("feed_forward.W_1.weight"), part("feed_forward.W_1.bias"));
       hidden.values.forEach((value, i) => { hidden.values[i] = gelu(value); });
       x = sum(x, linear(hidden, part("feed_forward.W_2.weight"), part("feed_forward.W_2.bias")));
-      layers.push(steps);
+      layers.push({ ...steps, norms: { stored: [this.heads, tokens.length], values: norms } });
     }
 
     // 3. The last vectors are compared with every word: softmax(norm(x) W^T) predicts the next one.
@@ -141,7 +142,23 @@ class LiveModel {
     ].filter((it) => it !== null);
     const settings = { scale, ...(edits.softcap ? { softcap: edits.softcap } : {}),
       ...(edits.dropout ? { dropout: edits.dropout, seed: edits.seed } : {}) };
-    return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D) };
+    return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D), v };
+  }
+
+  // |v W_O| of each head and key, the norm of what the value writes.
+  norms(v, weight, T) {
+    const d = weight.rows, D = d / this.heads, norms = new Float32Array(this.heads * T);
+    for (let i = 0; i < norms.length; i++) {
+      const first = Math.floor(i / T) * D;
+      let square = 0;
+      for (let row = 0; row < d; row++) {
+        let written = 0;
+        for (let j = 0; j < D; j++) written += v[i * D + j] * weight.values[row * d + first + j];
+        square += written ** 2;
+      }
+      norms[i] = Math.sqrt(square);
+    }
+    return norms;
   }
 
   // The bucket of a distance: near distances have separate ones, far distances common ones (as in T5).

@@ -95,6 +95,15 @@ export interface Call {
 }
 
 /**
+ * The norms of the values, |v W_O|, (heads, keys), in units of 1/65535 of the largest; or why
+ * they are missing.
+ */
+export interface LayerNorms {
+  norms?: Numbers;
+  norms_withheld?: string;
+}
+
+/**
  * A call with its labels and maps.
  *
  * `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are
@@ -106,6 +115,8 @@ export interface Layer {
   size: Record<string, number>;
   settings: Record<string, number>;
   steps: Step[];
+  norms?: Numbers;
+  norms_withheld?: string;
   queries?: string[] | null;
   keys?: string[] | null;
   kept?: number[];

@@ -37,6 +37,13 @@ export function keyOr(at = state()) {
 export const largestAt = (row) =>
   row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
 
+// The row that shades the text: weights, or shares of what the head carries if they are known.
+export function shades(/** @type {Trace} */ trace, head, query) {
+  const isCarried = chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
+  if (query === null) return trace.received(head, isCarried ? (it) => trace.carried(head, it) : undefined);
+  return (isCarried ? trace.carried(head, query) : trace.row(trace.used, head, query)) ?? [];
+}
+
 /** The heads to draw side by side: the selected head and others, or the selected head before and after.
  * @returns {Side[]} */
 export function sides() {
@@ -191,13 +198,14 @@ function positionOf(address, tokens) {
 }
 
 function writeAddress() {
-  const { view, layer, head, query, key, others, difference, edits, step } = chosen;
+  const { view, layer, head, query, key, others, by, difference, edits, step } = chosen;
   /** @type {Record<string, any>} */
   const parts = { layer, head, query: wordAddress(query) };
   if (key !== null) parts.key = wordAddress(key);
   parts.view = view;
   if (step !== "weights") parts.step = step;
   if (others.length) parts.with = others.map((place) => place.join(".")).join(",");
+  if (by !== "weight") parts.by = by;
   if (difference) parts.difference = 1;
   if (store.kept) parts.kept = pageData.beside ? "model" : store.kept.text;
   if (store.current.text !== opened.text) parts.text = store.current.text;
@@ -208,7 +216,7 @@ function writeAddress() {
   } catch { /* A page in a notebook's frame has no address. */ }
 }
 
-const ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "difference", "kept", "text", "edits"];
+const ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "by", "difference", "kept", "text", "edits"];
 
 /** Parses an address: the changes that this page can make, and descriptions of the others, which a
  * note shows until the selection changes.
@@ -240,6 +248,8 @@ export function readAddress(hash) {
   else if (given.has("view")) misread.push(`view “${asked("view")}”`);
   if (maps.some((it) => it.name === asked("step"))) changes.step = asked("step");
   else if (given.has("step")) misread.push(`step “${asked("step")}”`);
+  if (asked("by") === "weight" || asked("by") === "contribution") changes.by = asked("by");
+  else if (given.has("by")) misread.push(`by “${asked("by")}”`);
   if (given.has("difference")) changes.difference = true;
   if (given.has("with")) {
     const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));

@@ -7,7 +7,7 @@ import { byId, count, make, percent, precise } from "./marks.js";
 import { drawLines } from "./pictures/lines.js";
 import { drawMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
-import { drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
+import { CARRIES, drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
 import { drawWalk, walkOptions } from "./pictures/walk.js";
 import { canZoom, isZoomed, zoomButton, zoomedWeight } from "./pictures/zoom.js";
 import { paint } from "./scene.js";
@@ -27,6 +27,7 @@ export const TABS = {
 export function draw() {
   drawStrip();
   drawSentence();
+  drawShading();
   drawMisread();
   drawHeads();
   drawHeadLine();
@@ -153,6 +154,21 @@ function besideWords() {
   const none = make("button", { type: "button", class: "quiet" }, "Only this one");
   none.addEventListener("click", () => { store.isAdding = false; go({ others: [], difference: false }); });
   return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
+}
+
+// The switch between weights and contributions; without contributions, the reason.
+function drawShading() {
+  const trace = shownTrace(), { head, query } = state(), isKnown = trace.carried(head, query ?? trace.kept[0]) !== null;
+  const named = (by) => make("button", { type: "button", "data-by": by, "aria-pressed": chosen.by === by,
+    title: by === "weight" ? "The weights of the selected query" : CARRIES }, by);
+  byId("shading").hidden = !trace.isOneText;
+  byId("shading").title = isKnown ? "" : `No contributions: ${trace.carriedWithheld}`;
+  const by = `${isKnown} ${chosen.by}`;
+  if (byId("shading").by === by) return;
+  byId("shading").by = by;
+  const focused = /** @type {HTMLElement} */ (document.activeElement)?.dataset.by;
+  byId("shading").replaceChildren("Shaded by ", ...(isKnown ? [named("weight"), named("contribution")] : ["weight"]));
+  if (focused) byId("shading").querySelector(`[data-by=${focused}]`)?.focus();
 }
 
 function drawMisread() {

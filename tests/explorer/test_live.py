@@ -494,6 +494,44 @@ def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
     assert tab.locator("#edit-said").text_content() == ""
 
 
+@pytest.mark.parametrize("viewport", [{"width": 1280, "height": 720}, WIDE])
+def test_the_first_edit_shows_something(visit, teller, viewport):  # noqa: F811
+    """Heads that look from "She" at the queen know that she dances in a castle."""
+    tab = visit(ch.report(teller, STORY), hash="#layer=0&head=7&query=14", viewport=viewport)
+    tab.locator("#whatif").click()
+    first = tab.locator("#edit-first")
+    assert first.text_content() == (
+        "Switch off 0·0, 0·3, 0·7, 1·2, which look from “She” at “queen”"
+    )
+    first.click()
+    tab.wait_for_function("() => edited !== null")
+    edits = [ch.edits.ablate(layers=[0], heads=[0, 3, 7]), ch.edits.ablate(layers=[1], heads=[2])]
+    words = list(teller.words)
+    ids = torch.tensor([teller.encode(STORY).ids])
+    with torch.no_grad(), ch.intervene(teller.model, edits):
+        logits = teller.model(ids)
+    castle = logits[0, 17].softmax(-1)[words.index("castle")].item()
+    assert tab.locator("#edit-outcome").text_content() == (
+        f"Largest change: after “the”, “castle” goes from 99.9 % to {100 * castle:.0f} %."
+    )
+    shown = tab.evaluate(
+        "picture.shapes.filter((it) => it.kind === 'text' && it.serif).map((it) => it.text)"
+    )
+    counts = {word: sum(text == word for text in shown) for word in ("Once", "books", "her")}
+    assert set(counts.values()) == {2}, "all words, before and after"
+    assert tab.evaluate("picture.height <= byId('view').clientHeight + 1")
+    assert first.is_hidden()
+
+
+def test_an_edit_that_changes_no_prediction_says_so(visit, teller):  # noqa: F811
+    tab = visit(ch.report(teller, SHE), hash="#layer=0&head=7&query=3")
+    tab.locator("#whatif").click()
+    tab.evaluate("edit({ temperature: 1.0001 })")
+    tab.wait_for_function("() => edited !== null")
+    outcome = tab.locator("#edit-outcome").text_content()
+    assert outcome == "No prediction changes by 1 % or more."
+
+
 def test_before_and_after_are_of_the_same_weights(visit, teller):  # noqa: F811
     """Those of the page are rounded; what an edit does not reach has a difference of exactly 0."""
     tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")

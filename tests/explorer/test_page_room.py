@@ -126,7 +126,8 @@ def test_on_a_phone_the_picture_is_first_and_targets_are_large(browser, tmp_path
     page.locator("#whatif").tap()
     small = page.evaluate(
         """[...document.querySelectorAll('button, select, summary, textarea, .word, form label')]
-             .filter((it) => it.checkVisibility() && it.htmlFor !== 'text').map((it) => [it, it.getBoundingClientRect()])
+             .filter((it) => it.checkVisibility() && it.htmlFor !== 'text')
+             .map((it) => [it, it.getBoundingClientRect()])
              .filter(([, { width, height }]) => width < 39.5 || height < 39.5)
              .map(([it, { width, height }]) => `${it.id || it.className} ${width} x ${height}`)"""
     )

@@ -6,7 +6,7 @@ import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedCol
 import { keyToken, queryToken } from "../labels.js";
 import { byId, clip, make, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
-import { go, largestAt, point, queryOr, shownTrace, sides, snapshot, state } from "../state.js";
+import { go, largestAt, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
 import { bare, isLineEnd, isPronoun, isWord } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
@@ -73,7 +73,7 @@ function unknownInWords() {
 export function drawStrip() {
   const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
   if (strip.filled !== trace.queries || (query !== null && !byId(`word-${query}`))) fillStrip();
-  const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
+  const row = trace.isOneText ? shades(trace, head, query) : [];
   const blocked = query === null ? [] : trace.blocked(head, query);
   for (const word of strip.querySelectorAll(".word")) {
     const position = Number(word.dataset.position), weight = row[position];
@@ -138,10 +138,43 @@ export function drawSentence() {
       const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
       words.push(make("strong", {}, queryToken(query, 40)), " looks at ",
         make("strong", {}, keyToken(to, 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-        shown ? `: ${claim}.` : ".");
+        ...carriedInWords(trace, layer, head, query, to), shown ? `: ${claim}.` : ".");
     }
   }
   byId("sentence").replaceChildren(...words);
+}
+
+const isByContribution = (trace, head, query) =>
+  chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
+
+export const CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. " +
+  "Parts of it may cancel.";
+
+// What the head carries most for a query, and what it causes, if this is known.
+function carriedInWords(trace, layer, head, query, to) {
+  const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
+  if (carried) {
+    const most = largestAt(carried), part = make("span", { title: CARRIES }, ", carries ",
+      make("strong", {}, keyToken(most, 40)), ` (${percent(carried[most])})`);
+    words.push(most === to ? make("span", { title: CARRIES }, `, carries it (${percent(carried[most])})`) : part);
+  }
+  const [caused, title] = causedBy(snapshot().finding(layer, head));
+  if (caused && !store.edited) words.push(make("span", { title }, `, ${caused}`));
+  return words;
+}
+
+const isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);
+
+// What a head causes: in short, and as a sentence; empty if unknown.
+function causedBy(it) {
+  if (it?.effect === undefined) return [];
+  const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
+  if (metric === "loss") {
+    return [`${it.effect < 0 ? "costs" : "saves"} ${size} nats of loss`, "In this text the mean loss of the next token without this head " +
+      `is ${size} nats ${it.effect < 0 ? "smaller" : "larger"}.`];
+  }
+  return metric === "turn" ? [`turns vectors by ${size}`, "The mean of 1 - cosine, without the head."]
+    : [`changes ${metric} by ${it.effect < 0 ? "" : "−"}${size}`, "The change that the head causes."];
 }
 
 const percentOf = (weight) =>
@@ -205,7 +238,7 @@ function layouts(/** @type {Side} */ { trace, query, from }, width, gutter) {
 // The words in lines; with a query, arcs to the keys that it looks at. Returns the lower end.
 function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, layout, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
   const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
-  const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
+  const row = difference ?? shades(trace, head, query);
   const blocked = query === null ? [] : trace.blocked(head, query);
   // As many lines as fit: at least those of the query and of its largest weight.
   const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
@@ -281,8 +314,8 @@ function linesToShow(lines, most, row, wanted) {
 export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, isColumn = false, most = MOST_LISTED) {
   const { trace, head, from, query } = side;
   if (query === null || !most) return y;
-  const row = trace.row(trace.used, head, query) ?? [];
-  const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
+  const row = shades(trace, head, query), verb = isByContribution(trace, head, query) ? "carries" : "looks at";
+  const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
   if (trace.isOneText && trace.size.k <= MANY_WORDS) {
     const column = trace.column(head, query);
     lists.push([`What looks at ${clip(trace.keys[query], 14)}`,
@@ -326,8 +359,7 @@ export function drawText(width, height) {
   const scene = new Scene(width, height), shown = sides();
   let bottom = 0;
   if (chosen.difference) {
-    const [a, b] = shown.map(({ trace, head, query }) =>
-      (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []));
+    const [a, b] = shown.map(({ trace, head, query }) => shades(trace, head, query));
     const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
     const limit = Math.max(LEAST, ...difference.map(Math.abs));
     scene.text(`${shown[1].name} minus ${shown[0].name}`, 0, 12, { bold: true });
@@ -356,7 +388,8 @@ export function drawText(width, height) {
     });
   }
   if (!chosen.difference) {
-    drawWeightBar(scene, 0, bottom + 10);
+    const { trace, head, query } = shown[0];
+    drawWeightBar(scene, 0, bottom + 10, 150, isByContribution(trace, head, query) ? "share of what the head carries" : "weight");
     bottom += 36;
   }
   scene.height = Math.max(height, bottom);

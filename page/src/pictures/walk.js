@@ -3,7 +3,7 @@
 
 import { css } from "../colours.js";
 import { LEAST, drawSignedBar, shareColour, signedColour } from "../ink.js";
-import { MINUS, byId, largest, make, number } from "../marks.js";
+import { MINUS, byId, largest, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { screen, stillOnly, walk } from "../store.js";
@@ -56,6 +56,7 @@ export function drawWalk(width, height) {
   const rowY = (i) => HEADING + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
   const endY = rowY(keys.length) + 10;
 
+  const carried = trace.carried(head, query), mostCarried = Math.max(1e-30, ...(carried ?? []));
   const q = trace.step("query").along("d", trace.at(head, query, key));
   const vectors = keys.map((k) => trace.step("key").along("d", trace.at(head, query, k)));
   const values = keys.map((k) => trace.step("value")?.along("v", trace.at(head, query, k)));
@@ -84,9 +85,16 @@ export function drawWalk(width, height) {
       if (lit) vectorCells(scene, products[i], label, y, strip, cellHeight, most1(products), { until: lit, opacity: fade });
     }
     if (is("value") && values[i]) {
-      const share = isNow("value") ? 1 : 1 - progress * (1 - Math.sqrt(Math.abs(used[k])));
-      const appear = isNow("value") ? progress : 1;
-      vectorCells(scene, values[i], label, y, strip, cellHeight, most1(values), { opacity: appear * Math.max(0.08, share) });
+      // The strip of a value shrinks to what the head carries of it; if that is unknown, it fades by its weight.
+      const part = carried ? 1 : Math.max(0.08, Math.sqrt(Math.abs(used[k]))), amount = isNow("value") ? 0 : progress;
+      const tall = cellHeight * (carried ? 1 - amount * (1 - carried[k] / mostCarried) : 1);
+      const appear = isNow("value") ? progress : 1 - amount * (1 - part);
+      if (carried && isNow("output")) scene.rect(label, y, strip, cellHeight, { stroke: "rule", opacity: 0.5 });
+      vectorCells(scene, values[i], label, y + (cellHeight - tall) / 2, strip, tall, most1(values), { opacity: appear });
+      if (carried && isNow("output") && carried[k] >= LEAST) {
+        scene.text(percent(carried[k]), bars.x + bars.width - 6, y + cellHeight / 2,
+          { size: 12, align: "right", fill: used[k] > 0.8 ? "paper" : "ink" });
+      }
       if (isNow("output") && progress < 1 && used[k] >= LEAST) {
         vectorCells(scene, values[i], label, y + (endY - y) * progress, strip, cellHeight, most1(values),
           { opacity: Math.sqrt(used[k]) * 0.8 });
@@ -108,7 +116,9 @@ export function drawWalk(width, height) {
     if (!isBeside) foot = 54;
   }
   drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
-  const explained = "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
+  const explained = isNow("output") && carried
+    ? "Red below 0, blue above. The height of a value: what the head carries of it, also in percent."
+    : "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
   scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
   scene.height = Math.max(height, endY + foot + LEGEND - 8);
   return scene;

@@ -6,6 +6,7 @@ one head per layer. The script draws each layer like a trace.
 """
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from .steps import number_settings, sizes, spelling_of, step_data, trace_data
 # Limits in bytes before base64, which adds a third, so that a page stays below 3 MB.
 MAP_BYTES = 1 << 20
 LINK_BYTES = 700_000
+NORM_BYTES = 300_000  # of the norms of values
 FINE_BYTES = 400_000  # of the larger map of one head per layer
 STEP_BYTES = 2_000_000  # of all steps of all heads; if they fit, no maps and links are stored
 FILE_STEP_BYTES = 12_000_000  # of a file, which can compute no other steps
@@ -190,10 +192,24 @@ def _layer(
         data = trace_data(trace)
     else:
         data = _pooled_layer(layer, tokens, side, fine, heads)
+    data |= _norms(layer, heads)
     data["max_entropy"] = round(layer.max_entropy, 7)
     data["module"] = visible_in_browser(layer.module) if layer.module else ""
     data["cross_attention"] = layer.cross_attention
     return data
+
+
+def _norms(layer: Layer, heads: int) -> schema.LayerNorms:
+    """Return the norms of the values of a layer, or why the page does not have them."""
+    norms = layer.value_norms
+    if norms is None:
+        return {"norms_withheld": visible_in_browser(layer.norms_withheld or "It is unknown.")}
+    if 2 * heads * norms.shape[-1] > NORM_BYTES:
+        return {"norms_withheld": "The page of a long text does not have the norms of all values."}
+    top = float(norms.max().clamp(min=1e-30))
+    if not math.isfinite(top):
+        return {"norms_withheld": "Some values of this layer are NaN or infinite."}
+    return {"norms": encoded((norms / top * 65535).round(), "u2")}
 
 
 def _pooled_layer(

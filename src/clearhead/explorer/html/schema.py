@@ -82,7 +82,15 @@ class Call(TypedDict):
     steps: list[Step]
 
 
-class Layer(Call, total=False):
+class LayerNorms(TypedDict, total=False):
+    """The norms of the values, |v W_O|, (heads, keys), in units of 1/65535 of the largest; or why
+    they are missing."""
+
+    norms: Numbers
+    norms_withheld: str
+
+
+class Layer(Call, LayerNorms, total=False):
     """A call with its labels and maps.
 
     `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are

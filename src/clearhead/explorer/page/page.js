@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 84a0dc5670b169d8641834b7dad55eaed33047cbcefdcbcf008c2c129247ccf8; do not edit.
+// Made by `make page` from the sources 6ed1e08ec4f4549224bc8775fc8ee04e31207fdd82ae5a49e46d45177095c24f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -180,6 +180,10 @@ var clearhead = (() => {
     bins;
     /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */
     links;
+    /** @type {Encoded | undefined} */
+    norms;
+    /** @type {string | undefined} */
+    norms_withheld;
     /** @type {Step} */
     weights;
     /** @param {LayerData} data @param {string[]} tokens */
@@ -229,15 +233,30 @@ var clearhead = (() => {
       }
       return row;
     }
+    // The part of each key in what a head carries for a query: the weight times |v W_O|, the norm of what
+    // the value writes, divided by the sum over all keys. Null if it is unknown.
+    carried(head, query) {
+      const row = this.row(this.used, head, query);
+      if (!this.norms || !row || row.some((weight) => weight === void 0)) return null;
+      const norms = this.norms.decoded ??= decode(this.norms), start2 = head * this.size.k;
+      const parts = row.map((weight, key) => Math.abs(weight) * norms[start2 + key]);
+      const total = parts.reduce((sum2, part) => sum2 + part, 0);
+      return total ? parts.map((part) => part / total) : parts;
+    }
+    // Why `carried` is null.
+    get carriedWithheld() {
+      if (this.norms) return "The page does not have all weights of this query.";
+      return this.norms_withheld ?? "The page does not have the output projection of this layer, W_O.";
+    }
     // The weight of every query on one key; undefined if the page does not have it.
     column(head, key) {
       return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
     }
-    // The mean weight that each key receives from a query.
-    received(head) {
+    // The mean weight that each key receives from a query, or the mean of another row of each query.
+    received(head, rowOf2 = (query) => this.row(this.used, head, query)) {
       const sums = Array(this.size.k).fill(0);
       for (const query of this.kept) {
-        this.row(this.used, head, query)?.forEach((weight, key) => {
+        rowOf2(query)?.forEach((weight, key) => {
           sums[key] += weight || 0;
         });
       }
@@ -307,8 +326,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     // Every step of a layer, in place of what the page had of it.
     addSteps(number2, data) {
-      const { module, cross_attention, max_entropy, queries, keys } = this.data.layers[number2];
-      this.read[number2] = new Trace({ ...data, module, cross_attention, max_entropy, queries, keys }, this.tokens);
+      const { module, cross_attention, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number2];
+      this.read[number2] = new Trace(
+        { ...data, module, cross_attention, max_entropy, queries, keys, norms, norms_withheld },
+        this.tokens
+      );
     }
     layer(number2) {
       return this.read[number2] ??= new Trace(this.data.layers[number2], this.tokens);
@@ -361,6 +383,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       []
     ),
     // heads shown beside the selected one
+    by: (
+      /** @type {"weight" | "contribution"} */
+      "weight"
+    ),
+    // what shades the text
     difference: false,
     // show the difference of two sides instead of both
     threshold: 0.05,
@@ -634,6 +661,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return largestAt(row);
   }
   var largestAt = (row) => row.reduce((best, weight, i) => weight > (row[best] ?? -1) ? i : best, 0);
+  function shades(trace, head, query) {
+    const isCarried = chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
+    if (query === null) return trace.received(head, isCarried ? (it) => trace.carried(head, it) : void 0);
+    return (isCarried ? trace.carried(head, query) : trace.row(trace.used, head, query)) ?? [];
+  }
   function sides() {
     const { layer, head, others, query, key } = state();
     const side = (name, from, [layer2, head2], colour, words = null) => ({
@@ -760,12 +792,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return /^\d{1,7}$/.test(address) ? Number(address) : void 0;
   }
   function writeAddress() {
-    const { view, layer, head, query, key, others, difference, edits, step } = chosen;
+    const { view, layer, head, query, key, others, by, difference, edits, step } = chosen;
     const parts = { layer, head, query: wordAddress(query) };
     if (key !== null) parts.key = wordAddress(key);
     parts.view = view;
     if (step !== "weights") parts.step = step;
     if (others.length) parts.with = others.map((place) => place.join(".")).join(",");
+    if (by !== "weight") parts.by = by;
     if (difference) parts.difference = 1;
     if (store.kept) parts.kept = pageData.beside ? "model" : store.kept.text;
     if (store.current.text !== opened.text) parts.text = store.current.text;
@@ -776,7 +809,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     } catch {
     }
   }
-  var ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "difference", "kept", "text", "edits"];
+  var ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "by", "difference", "kept", "text", "edits"];
   function readAddress(hash) {
     const given = new URLSearchParams(hash.replace(/^#/, "")), { current } = store;
     const changes = {};
@@ -806,6 +839,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     else if (given.has("view")) misread.push(`view “${asked2("view")}”`);
     if (maps.some((it) => it.name === asked2("step"))) changes.step = asked2("step");
     else if (given.has("step")) misread.push(`step “${asked2("step")}”`);
+    if (asked2("by") === "weight" || asked2("by") === "contribution") changes.by = asked2("by");
+    else if (given.has("by")) misread.push(`by “${asked2("by")}”`);
     if (given.has("difference")) changes.difference = true;
     if (given.has("with")) {
       const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));
@@ -984,6 +1019,42 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (store.kept && !pageData.beside) byId("text").focus();
   }
 
+  // src/first_edit.js
+  var LOOKS = 0.3;
+  var MOST_NAMED = 4;
+  var LEAST_CHANGE = 0.01;
+  function headsThatLook(from, query, key) {
+    return [...from.places()].filter(({ layer, head }) => {
+      const trace = from.layer(layer);
+      return !trace.cross_attention && trace.row(trace.used, head, query)?.[key] >= LOOKS;
+    }).map(({ layer, head }) => [layer, head]);
+  }
+  function firstEdit() {
+    const from = store.before ?? store.current, { layer, head } = state(), query = queryOr(), key = keyOr();
+    const looking = headsThatLook(from, query, key), off = looking.length ? looking : [
+      /** @type {Place} */
+      [layer, head]
+    ];
+    const named = off.slice(0, MOST_NAMED).map((it) => placeName(...it)).join(", ");
+    const names = off.length > MOST_NAMED ? `${named} and ${off.length - MOST_NAMED} more` : named;
+    const { tokens } = from;
+    return { off, words: looking.length && tokens[query] !== void 0 ? `Switch off ${names}, which look from “${tokens[query]}” at “${tokens[key]}”` : `Switch off ${names}` };
+  }
+  function outcomeInWords() {
+    const { before, edited } = store, a = before?.guesses, b = edited?.guesses;
+    if (!before || !edited) return "";
+    if (!a || !b) return "It changes what is drawn. The page has no predictions to compare.";
+    const changes = a.flatMap((guesses, i) => guesses.map(([word, p]) => {
+      const after2 = b[i].find(([other]) => other === word)?.[1], least = b[i].at(-1)?.[1] ?? 0;
+      return { word, p, after: after2, least, change: Math.abs(p - (after2 ?? least)), token: before.tokens[i] };
+    }));
+    const most = changes.reduce((best, it) => it.change > best.change ? it : best, changes[0]);
+    if (!most || most.change < LEAST_CHANGE) return "No prediction changes by 1 % or more.";
+    const after = most.after === void 0 ? `at most ${percent(most.least)}` : percent(most.after);
+    return `Largest change: after “${most.token}”, “${most.word}” goes from ${percent(most.p)} to ${after}.`;
+  }
+  var isOffered = (edits) => edits.off.length === 0 && Boolean(store.source?.can.edits.includes("off"));
+
   // src/controls.js
   var shownIn = ({ doubles }, value) => doubles ? Math.log2(value) : value ?? "";
   function valueIn(control, { kind, default: none, doubles }) {
@@ -1023,12 +1094,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     off.disabled = !can("off");
     const reset = make("button", { type: "button", id: "edit-none" }, "Reset");
     reset.addEventListener("click", () => edit(NO_EDITS));
+    const first = make("button", { type: "button", id: "edit-first" });
+    first.addEventListener("click", () => edit({ off: firstEdit().off }));
     form.replaceChildren(
       make("p", { class: "hint", id: "edit-why" }, whyNot()),
+      first,
       off,
       ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
       make("datalist", { id: "masks" }),
       reset,
+      make("p", { class: "hint", id: "edit-outcome", role: "status" }),
       make("p", { class: "hint", id: "edit-said", role: "status" })
     );
     byId("typing").addEventListener("submit", (event) => event.preventDefault());
@@ -1056,9 +1131,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function drawControls() {
     const { layer, head } = chosen, { text, edits } = asked();
-    const isOff = edits.off.some(([l, h]) => l === layer && h === head);
-    byId("edit-off").textContent = `${pageData.edits.off.label} ${layer}·${head} ${isOff ? "is off" : "on"}`;
-    byId("edit-off").setAttribute("aria-pressed", isOff);
+    const isOff2 = edits.off.some(([l, h]) => l === layer && h === head);
+    byId("edit-off").textContent = `${pageData.edits.off.label} ${layer}·${head} ${isOff2 ? "is off" : "on"}`;
+    byId("edit-off").setAttribute("aria-pressed", isOff2);
+    byId("edit-first").hidden = !isOffered(edits);
+    byId("edit-first").textContent = isOffered(edits) ? firstEdit().words : "";
+    byId("edit-outcome").textContent = outcomeInWords();
     fillMasks();
     for (const [name, edit2] of Object.entries(pageData.edits)) {
       if (name === "off") continue;
@@ -1355,7 +1433,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     dark: ["#7cc7dd", "#f0a27e", "#b5cc6a", "#cfa3e6", "#e2c24a"]
   };
   var sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
-  function drawWeightBar(scene, x, y, width = 150) {
+  function drawWeightBar(scene, x, y, width = 150, name = "weight") {
     for (let i = 0; i < width; i++) {
       scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
     }
@@ -1364,7 +1442,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     for (const [weight, align] of ticks) {
       scene.text(weight, x + Math.sqrt(weight) * width, y + 18, { size: 12, fill: "soft", align });
     }
-    scene.text("weight", x + width + 8, y + 4, { size: 12, fill: "soft" });
+    scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
   }
   function drawSignedBar(scene, x, y, limit, width = 150, ends2 = [number(-limit, 2), number(limit, 2)]) {
     for (let i = 0; i < width; i++) {
@@ -1526,7 +1604,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function drawStrip() {
     const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
     if (strip.filled !== trace.queries || query !== null && !byId(`word-${query}`)) fillStrip();
-    const row = !trace.isOneText ? [] : query === null ? trace.received(head) : trace.row(trace.used, head, query);
+    const row = trace.isOneText ? shades(trace, head, query) : [];
     const blocked = query === null ? [] : trace.blocked(head, query);
     for (const word of strip.querySelectorAll(".word")) {
       const position = Number(word.dataset.position), weight = row[position];
@@ -1585,11 +1663,39 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
           " looks at ",
           make("strong", {}, keyToken(to, 40)),
           ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
+          ...carriedInWords(trace, layer, head, query, to),
           shown ? `: ${claim}.` : "."
         );
       }
     }
     byId("sentence").replaceChildren(...words);
+  }
+  var isByContribution = (trace, head, query) => chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
+  var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
+  function carriedInWords(trace, layer, head, query, to) {
+    const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
+    if (carried) {
+      const most = largestAt(carried), part = make(
+        "span",
+        { title: CARRIES },
+        ", carries ",
+        make("strong", {}, keyToken(most, 40)),
+        ` (${percent(carried[most])})`
+      );
+      words.push(most === to ? make("span", { title: CARRIES }, `, carries it (${percent(carried[most])})`) : part);
+    }
+    const [caused, title] = causedBy(snapshot().finding(layer, head));
+    if (caused && !store.edited) words.push(make("span", { title }, `, ${caused}`));
+    return words;
+  }
+  var isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);
+  function causedBy(it) {
+    if (it?.effect === void 0) return [];
+    const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
+    if (metric === "loss") {
+      return [`${it.effect < 0 ? "costs" : "saves"} ${size} nats of loss`, `In this text the mean loss of the next token without this head is ${size} nats ${it.effect < 0 ? "smaller" : "larger"}.`];
+    }
+    return metric === "turn" ? [`turns vectors by ${size}`, "The mean of 1 - cosine, without the head."] : [`changes ${metric} by ${it.effect < 0 ? "" : "−"}${size}`, "The change that the head causes."];
   }
   var percentOf = (weight) => weight === void 0 ? "less than the stored weights" : weight < LEAST ? "under 1 %" : percent(weight);
   var WORD_SIZES = [26, 22, 18, 16, 14, 13];
@@ -1645,7 +1751,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function textScene(scene, side, x, y, layout, { difference, limit } = {}) {
     const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
-    const row = difference ?? (query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
+    const row = difference ?? shades(trace, head, query);
     const blocked = query === null ? [] : trace.blocked(head, query);
     const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
     const boxes = /* @__PURE__ */ new Map();
@@ -1719,8 +1825,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function wordLists(scene, side, x, y, width, isColumn = false, most = MOST_LISTED) {
     const { trace, head, from, query } = side;
     if (query === null || !most) return y;
-    const row = trace.row(trace.used, head, query) ?? [];
-    const lists = [[`${clip(trace.queries[query], 14)} looks at`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
+    const row = shades(trace, head, query), verb = isByContribution(trace, head, query) ? "carries" : "looks at";
+    const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
     if (trace.isOneText && trace.size.k <= MANY_WORDS) {
       const column = trace.column(head, query);
       lists.push([
@@ -1763,7 +1869,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const scene = new Scene(width, height), shown = sides();
     let bottom = 0;
     if (chosen.difference) {
-      const [a, b] = shown.map(({ trace, head, query }) => query === null ? trace.received(head) : trace.row(trace.used, head, query) ?? []);
+      const [a, b] = shown.map(({ trace, head, query }) => shades(trace, head, query));
       const difference = b.map((weight, i) => (weight ?? 0) - (a[i] ?? 0));
       const limit = Math.max(LEAST, ...difference.map(Math.abs));
       scene.text(`${shown[1].name} minus ${shown[0].name}`, 0, 12, { bold: true });
@@ -1790,7 +1896,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       });
     }
     if (!chosen.difference) {
-      drawWeightBar(scene, 0, bottom + 10);
+      const { trace, head, query } = shown[0];
+      drawWeightBar(scene, 0, bottom + 10, 150, isByContribution(trace, head, query) ? "share of what the head carries" : "weight");
       bottom += 36;
     }
     scene.height = Math.max(height, bottom);
@@ -2268,10 +2375,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       textContent: others ? `${effect}. ${others}` : effect,
       title: others ? `${sentence} ${STAND_IN}` : sentence
     });
-    const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
+    const isOff2 = chosen.edits.off.some(([l, h]) => l === layer && h === head);
     byId("head-lead").classList.toggle("roomy", Boolean(it));
-    byId("head-lead").textContent = isOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
-    byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+    byId("head-lead").textContent = isOff2 ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
+    byId("head-lead").title = it && !isOff2 ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
   }
   function leadOf(it) {
     const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
@@ -2292,9 +2399,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (metric !== "loss") return [`without it: ${signed}`, `Without this head ${metric} changes by ${signed}.`];
     return [`without it: loss ${signed} nats`, `Without this head the mean loss of the next token in this text ${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`];
   }
-  var LOOKS = 0.3;
   var STRONG = 0.5;
-  var MOST_NAMED = 3;
+  var MOST_NAMED2 = 3;
   var STAND_IN = "A label describes where a head looks, and the effect measures what changes without it. The effect is small if other heads contribute the same.";
   function othersInWords(it) {
     const { layer, head, query } = state();
@@ -2302,15 +2408,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const found = [...snapshot().findings.values()];
     const largest2 = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
     if (Math.abs(it.effect) >= largest2 / 10 || shownTrace().size.k > MANY_WORDS) return "";
-    const key = keyOr();
-    const looks = (at) => {
-      const trace = snapshot().layer(at.layer);
-      return !trace.cross_attention && trace.row(trace.used, at.head, query)?.[key] >= LOOKS;
-    };
-    if (!looks({ layer, head })) return "";
-    const others = [...snapshot().places()].filter((at) => (at.layer !== layer || at.head !== head) && looks(at));
+    const looking = headsThatLook(snapshot(), query, keyOr());
+    if (!looking.some(([l, h]) => l === layer && h === head)) return "";
+    const others = looking.filter(([l, h]) => l !== layer || h !== head);
     if (!others.length) return "";
-    const named = others.slice(0, MOST_NAMED).map((at) => placeName(at.layer, at.head)), more = others.length - named.length;
+    const named = others.slice(0, MOST_NAMED2).map((at) => placeName(...at)), more = others.length - named.length;
     const names = more ? [...named, `${more} more`] : named;
     return names.length === 1 ? `Head ${names[0]} looks there, too.` : `Heads ${names.slice(0, -1).join(", ")} and ${names.at(-1)} look there, too.`;
   }
@@ -2800,6 +2902,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
     const rowY = (i) => HEADING2 + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
     const endY = rowY(keys.length) + 10;
+    const carried = trace.carried(head, query), mostCarried = Math.max(1e-30, ...carried ?? []);
     const q = trace.step("query").along("d", trace.at(head, query, key));
     const vectors = keys.map((k) => trace.step("key").along("d", trace.at(head, query, k)));
     const values = keys.map((k) => trace.step("value")?.along("v", trace.at(head, query, k)));
@@ -2835,9 +2938,19 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         if (lit) vectorCells(scene, products[i], label, y, strip, cellHeight, most1(products), { until: lit, opacity: fade });
       }
       if (is("value") && values[i]) {
-        const share = isNow("value") ? 1 : 1 - progress * (1 - Math.sqrt(Math.abs(used[k])));
-        const appear = isNow("value") ? progress : 1;
-        vectorCells(scene, values[i], label, y, strip, cellHeight, most1(values), { opacity: appear * Math.max(0.08, share) });
+        const part = carried ? 1 : Math.max(0.08, Math.sqrt(Math.abs(used[k]))), amount = isNow("value") ? 0 : progress;
+        const tall = cellHeight * (carried ? 1 - amount * (1 - carried[k] / mostCarried) : 1);
+        const appear = isNow("value") ? progress : 1 - amount * (1 - part);
+        if (carried && isNow("output")) scene.rect(label, y, strip, cellHeight, { stroke: "rule", opacity: 0.5 });
+        vectorCells(scene, values[i], label, y + (cellHeight - tall) / 2, strip, tall, most1(values), { opacity: appear });
+        if (carried && isNow("output") && carried[k] >= LEAST) {
+          scene.text(
+            percent(carried[k]),
+            bars.x + bars.width - 6,
+            y + cellHeight / 2,
+            { size: 12, align: "right", fill: used[k] > 0.8 ? "paper" : "ink" }
+          );
+        }
         if (isNow("output") && progress < 1 && used[k] >= LEAST) {
           vectorCells(
             scene,
@@ -2874,7 +2987,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       if (!isBeside2) foot = 54;
     }
     drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
-    const explained = "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
+    const explained = isNow("output") && carried ? "Red below 0, blue above. The height of a value: what the head carries of it, also in percent." : "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
     scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
     scene.height = Math.max(height, endY + foot + LEGEND2 - 8);
     return scene;
@@ -3053,6 +3166,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function draw() {
     drawStrip();
     drawSentence();
+    drawShading();
     drawMisread();
     drawHeads();
     drawHeadLine();
@@ -3184,6 +3298,26 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       go({ others: [], difference: false });
     });
     return make("span", { class: "soft beside" }, words, " ", ...chosen.others.length ? [none] : []);
+  }
+  function drawShading() {
+    const trace = shownTrace(), { head, query } = state(), isKnown = trace.carried(head, query ?? trace.kept[0]) !== null;
+    const named = (by2) => make("button", {
+      type: "button",
+      "data-by": by2,
+      "aria-pressed": chosen.by === by2,
+      title: by2 === "weight" ? "The weights of the selected query" : CARRIES
+    }, by2);
+    byId("shading").hidden = !trace.isOneText;
+    byId("shading").title = isKnown ? "" : `No contributions: ${trace.carriedWithheld}`;
+    const by = `${isKnown} ${chosen.by}`;
+    if (byId("shading").by === by) return;
+    byId("shading").by = by;
+    const focused = (
+      /** @type {HTMLElement} */
+      document.activeElement?.dataset.by
+    );
+    byId("shading").replaceChildren("Shaded by ", ...isKnown ? [named("weight"), named("contribution")] : ["weight"]);
+    if (focused) byId("shading").querySelector(`[data-by=${focused}]`)?.focus();
   }
   function drawMisread() {
     const { misread } = store, { layer, head } = chosen;
@@ -3506,6 +3640,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       chooseView(VIEWS[(VIEWS.indexOf(chosen.view) + by + VIEWS.length) % VIEWS.length]);
       byId(`view-${chosen.view}`).focus();
     });
+    byId("shading").addEventListener("click", (event) => {
+      const { by } = event.target.dataset;
+      if (by) go({ by });
+    });
     byId("keep").addEventListener("click", keep);
     byId("beside").addEventListener("click", () => {
       store.isAdding = !store.isAdding;
@@ -3658,7 +3796,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       let x = pickRows(this.weights["embed.table.weight"], ids);
       for (let layer = 0; layer < this.layers; layer++) {
         const part = (name) => this.weights[`blocks.${layer}.${name}`];
-        const { steps, out } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
+        const { steps, out, v } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
+        const norms = this.norms(v, part("attention.out_proj.weight"), tokens.length);
         x = sum(x, linear(out, part("attention.out_proj.weight"), part("attention.out_proj.bias")));
         const hidden = linear(
           this.norm(x, part("norm_2.weight"), part("norm_2.bias")),
@@ -3669,7 +3808,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
           hidden.values[i] = gelu(value);
         });
         x = sum(x, linear(hidden, part("feed_forward.W_2.weight"), part("feed_forward.W_2.bias")));
-        layers.push(steps);
+        layers.push({ ...steps, norms: { stored: [this.heads, tokens.length], values: norms } });
       }
       const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
       const labels = tokens.map((token2, i) => ids[i] === 0 ? `${token2}(?)` : token2);
@@ -3687,7 +3826,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const [scores, scaled, capped, biased, masked, weights, dropped] = Array.from({ length: 7 }, pairs);
       const output = new Float32Array(H * T * D);
       for (let h = 0; h < H; h++) {
-        const isOff = edits.off.some(([l, head]) => l === layer && head === h);
+        const isOff2 = edits.off.some(([l, head]) => l === layer && head === h);
         for (let i = 0; i < T; i++) {
           const row = (h * T + i) * T;
           let largest2 = -Infinity;
@@ -3709,7 +3848,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
           for (let j = 0; j < T; j++) {
             if (total) weights[row + j] /= total;
             dropped[row + j] = isKept(edits, 0, h, i, j) ? weights[row + j] / (1 - edits.dropout) : 0;
-            if (isOff) continue;
+            if (isOff2) continue;
             const used = edits.dropout ? dropped[row + j] : weights[row + j];
             for (let d = 0; d < D; d++) output[(h * T + i) * D + d] += used * v[(h * T + j) * D + d];
           }
@@ -3750,7 +3889,22 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         ...edits.softcap ? { softcap: edits.softcap } : {},
         ...edits.dropout ? { dropout: edits.dropout, seed: edits.seed } : {}
       };
-      return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D) };
+      return { steps: { size, settings, steps }, out: joinHeads(output, T, H, D), v };
+    }
+    // |v W_O| of each head and key, the norm of what the value writes.
+    norms(v, weight, T) {
+      const d = weight.rows, D = d / this.heads, norms = new Float32Array(this.heads * T);
+      for (let i = 0; i < norms.length; i++) {
+        const first = Math.floor(i / T) * D;
+        let square = 0;
+        for (let row = 0; row < d; row++) {
+          let written = 0;
+          for (let j = 0; j < D; j++) written += v[i * D + j] * weight.values[row * d + first + j];
+          square += written ** 2;
+        }
+        norms[i] = Math.sqrt(square);
+      }
+      return norms;
     }
     // The bucket of a distance: near distances have separate ones, far distances common ones (as in T5).
     bucket(distance) {

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 84a0dc5670b169d8641834b7dad55eaed33047cbcefdcbcf008c2c129247ccf8; do not edit.
+// Made by `make page` from the sources 6ed1e08ec4f4549224bc8775fc8ee04e31207fdd82ae5a49e46d45177095c24f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

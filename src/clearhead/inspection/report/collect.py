@@ -14,7 +14,7 @@ from ...formatting import MAP_SIDE, evenly
 from ...functional.ambient import ambient
 from ...functional.explain import explain_problem
 from ...functional.sharding import statistics_of
-from ...masks import Mask, everything, window
+from ...masks import Mask, everything, prefix, window
 from ...masks.mask import common_align
 from ...masks.text_positions import Positions
 from ...masks.without import WithoutEdges
@@ -22,11 +22,13 @@ from ...problem.problem import Inputs, Problem
 from ...stats import Statistic, TopWeights, mass, pooled, topk
 from ...trace import Trace
 from .call_roles import CallRoles, role_keys, roles_of
+from .carried import Carried, carried_shares
 from .cross_attention import CallSite, TextTracker
 from .findings import Head, Layer, Link
 from .role_keys import REPEATS, RoleKeys, columns
 from .roles import label_of_evenness, with_sink_logit
 
+UNKNOWN = Carried(None)
 LINKS = 8  # weights per query
 STRONGEST = 10  # links per head
 
@@ -70,8 +72,15 @@ class Collector:
     layers: list[Layer] = field(default_factory=list)
     uniform_cache: list[tuple[Mask, tuple[object, ...], _Uniform]] = field(default_factory=list)
 
-    def add_layer(self, problem: Problem, inputs: Inputs, at: Positions | None = None) -> None:
-        """Add the layer of a call, which has the positions `at`; None finds them.
+    def add_layer(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        at: Positions | None = None,
+        carried: Carried = UNKNOWN,
+    ) -> None:
+        """Add the layer of a call, which has the positions `at`; None finds them. `carried` has the
+        norms of what its values write.
 
         Raises `BadValue` for a batch of texts and for an empty text.
         """
@@ -82,7 +91,12 @@ class Collector:
         uniform, keys = self.uniform(problem, inputs, site)
         assert statistics.top is not None
         roles = roles_of(real, inputs, keys, statistics.top.keys)
-        heads = _heads(len(self.layers), real, statistics, uniform, roles)
+        moved: dict[str, Tensor] = {}
+        if carried.norms is not None and _is_one_text(real, site):
+            first = _first_key(site)
+            groups = {**_near(real), "first": prefix(first + 1) & ~prefix(first)}
+            moved = carried_shares(real, inputs, carried.norms, groups, statistics.count)
+        heads = _heads(len(self.layers), real, statistics, uniform, roles, moved)
         trace, traced_heads = _trace(problem, inputs, heads, site)
         linked = {link.query for head in heads for link in head.links}
         ranked = sorted({*evenly(problem.Tq, MOST_RANKED_QUERIES), *linked})
@@ -106,6 +120,8 @@ class Collector:
                 top_keys=statistics.top.keys[:, ranked].int(),
                 trace=trace,
                 traced_heads=traced_heads,
+                value_norms=None if carried.norms is None else carried.norms.float().cpu(),
+                norms_withheld=carried.withheld,
             )
         )
 
@@ -161,13 +177,6 @@ def _must_be_one_text(problem: Problem) -> None:
 def _statistics(
     problem: Problem, inputs: Inputs, site: CallSite, top: topk | None = None
 ) -> _Statistics:
-    stated = common_align(problem.mask, problem.grid)
-    align = "end" if stated is None else stated
-    groups = {
-        "previous": window(before=1, align=align) & ~window(before=0, align=align),
-        "next": window(after=1, align=align) & ~window(after=0, align=align),
-        "same": window(before=0, after=0, align=align),
-    }
     requested: list[str | Statistic] = [
         "entropy",
         "max",
@@ -178,7 +187,7 @@ def _statistics(
         requested.append(top)
     one_text = _is_one_text(problem, site)
     if one_text:
-        requested.append(mass(groups))
+        requested.append(mass(_near(problem)))
     numbers = statistics_of(problem, inputs, requested)
     largest, entropy, received, maps = (
         cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "pooled")
@@ -199,10 +208,26 @@ def _statistics(
     return _Statistics(entropy, active, count, shares, maps, received, largest_weights)
 
 
+def _near(problem: Problem) -> dict[str, Mask]:
+    """Return the groups of keys beside a query."""
+    stated = common_align(problem.mask, problem.grid)
+    align = "end" if stated is None else stated
+    return {
+        "previous": window(before=1, align=align) & ~window(before=0, align=align),
+        "next": window(after=1, align=align) & ~window(after=0, align=align),
+        "same": window(before=0, after=0, align=align),
+    }
+
+
 def _heads(
-    layer: int, problem: Problem, statistics: _Statistics, uniform: _Statistics, roles: CallRoles
+    layer: int,
+    problem: Problem,
+    statistics: _Statistics,
+    uniform: _Statistics,
+    roles: CallRoles,
+    moved: dict[str, Tensor],
 ) -> tuple[Head, ...]:
-    """Return the heads of a layer with their roles."""
+    """Return the heads of a layer with their roles. `moved` has the fractions of what they carry."""
     assert statistics.top is not None
     weights, keys = statistics.top
     max_entropy = uniform.mean_entropy
@@ -231,6 +256,7 @@ def _heads(
                 roles=own,
                 evidence=" ".join(role.evidence for role in own),
                 withheld="" if own else roles.nearest[h],
+                carried={name: float(share[h]) for name, share in moved.items()},
             )
         )
     return tuple(heads)

@@ -81,6 +81,8 @@ class Head:
             is the mean weight on the token after the earlier copy and "duplicate" that on the copy,
             over the queries that have one. "induction_all" and "duplicate_all" are over all
             queries. "previous" is on the token before.
+        carried: as `shares`, for "previous", "next", "same" and "first", the fractions of what the
+            head carries, Σ w |v W_O|; empty if unknown.
     """
 
     layer: int
@@ -97,6 +99,7 @@ class Head:
     withheld: str = ""
     effect: float | None = None
     probe: dict[str, float] | None = None
+    carried: dict[str, float] = field(default_factory=dict)
 
     @property
     def share_text(self) -> str:
@@ -119,6 +122,8 @@ class Layer:
         kept_queries: the queries whose largest weights are stored.
         top_weights, top_keys: those weights and their keys, (H, n_queries, n); -1 means no key.
         trace: every step of the heads in `traced_heads`; None for long texts.
+        value_norms: |v W_O| of each head and key, (H, Tk): the norm of what its value writes. None
+            if unknown; then `norms_withheld` is the reason.
     """
 
     number: int
@@ -139,3 +144,5 @@ class Layer:
     top_keys: Tensor
     trace: Trace | None = None
     traced_heads: tuple[int, ...] = ()
+    value_norms: Tensor | None = None
+    norms_withheld: str = ""

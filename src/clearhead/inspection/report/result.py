@@ -81,15 +81,18 @@ class Report(ShownInNotebook, Savable):
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Return one row per head: where it is, its label, its roles with their masses, its
-        numbers, the fraction of its weight on each group of keys, and its scores of the probe."""
+        numbers, the fraction of its weight and of what it carries from each group of keys, and
+        its scores of the probe."""
         rows = []
         for layer in self.layers:
             for head in layer.heads:
-                parts = ("shares", "links", "roles", "probe")
+                parts = ("shares", "links", "roles", "probe", "carried")
                 row = {name: x for name, x in vars(head).items() if name not in parts}
                 roles = "; ".join(f"{role.label} {role.mass:.4f}" for role in head.roles)
                 probe = {f"probe_{name}": x for name, x in (head.probe or {}).items()}
-                rows.append({"module": layer.module, **row, "roles": roles, **head.shares, **probe})
+                carried = {f"carried_{name}": x for name, x in head.carried.items()}
+                numbers = {**head.shares, **carried, **probe}
+                rows.append({"module": layer.module, **row, "roles": roles, **numbers})
         return rows
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -121,12 +124,15 @@ class Report(ShownInNotebook, Savable):
     def __str__(self) -> str:
         names = [n for n in LABELS if any(n in x.shares for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
-        rows = [("layer", "head", "does", "by", "entropy", last, *names)]
+        carried = ["previous", "first"] if any(x.carried for x in self.heads) else []
+        moved = [f"moves {name}" for name in carried]
+        rows = [("layer", "head", "does", "by", "entropy", last, *names, *moved)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
             numbers = x.share_text, f"{x.entropy:.2f}", number
-            rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares))
+            moves = (f"{x.carried[n]:.2f}" if n in x.carried else "" for n in carried)
+            rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares, *moves))
         table = columns(rows)
         width = max(80, *map(len, table))
         legend = (part for line in self._legend() for part in textwrap.wrap(line, width))
@@ -165,6 +171,11 @@ class Report(ShownInNotebook, Savable):
         elif self.effects_withheld:
             lines.append(f"No effects. {self.effects_withheld}")
         lines = [f"{by}.", *lines, entropy, f"{shares}."]
+        if any(x.carried for x in self.heads):
+            lines.append(
+                "moves previous, moves first: the fraction of what the head moves, the weights "
+                "times |v W_O|, the norms of what the values write, that comes from these tokens."
+            )
         for layer in self.layers:
             if layer.cross_attention:
                 lines.append(

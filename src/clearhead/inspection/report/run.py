@@ -20,6 +20,7 @@ from ..layers import module_hooks, no_attention_call, warn_if_compiled
 from ..metrics import Metric, logits_of, most_probable, turn
 from ..progress import progress_bar
 from ..text_model import TextModel
+from .carried import CarriedValues, without_norms
 from .collect import Collector
 from .cross_attention import TextTracker
 from .probe import probe_scores
@@ -80,15 +81,18 @@ def report(
     run = prepare(model, text)
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
     collector = Collector(texts)
+    values = CarriedValues(run.module, texts.stack)
     bar = progress_bar("reading, layer by layer", run.depth, progress)
     with bar as advance, torch.no_grad():
 
         def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-            collector.add_layer(problem, inputs)
+            carried = values.of_call(problem, inputs, out)
+            collector.add_layer(problem, inputs, carried=carried)
             advance()
 
-        with module_hooks(run.module, texts.stack.enter, texts.stack.leave), listening(on_call):
+        with module_hooks(run.module, texts.stack.enter, values.leave), listening(on_call):
             output = run.start()
+    values.finish()
     if not collector.layers:
         rule = "a report describes attention calls that go through clearhead."
         raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
@@ -96,7 +100,10 @@ def report(
     texts.check_tokens()
     count = collector.layers[0].received.shape[-1]
     labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
-    result = Report(run.name if name is None else name, labels, tuple(collector.layers))
+    layers = collector.layers
+    if values.refused:
+        layers = [without_norms(layer, values.refused) for layer in layers]
+    result = Report(run.name if name is None else name, labels, tuple(layers))
     if run.reader is not None:
         path = run.reader.path
         folder = "" if path is None else str(path.resolve())

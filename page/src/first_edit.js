@@ -1,0 +1,49 @@
+// "What if": the edit to begin with, and what an edit changes.
+
+import { percent } from "./marks.js";
+import { keyOr, placeName, queryOr, state } from "./state.js";
+import { store } from "./store.js";
+
+/** @import { Snapshot } from "./data.js" */
+/** @import { Place } from "./store.js" */
+
+const LOOKS = 0.3; // of the query's weight
+const MOST_NAMED = 4, LEAST_CHANGE = 0.01;
+
+/** The heads that look from a query at a key. @returns {Place[]} */
+export function headsThatLook(/** @type {Snapshot} */ from, query, key) {
+  return [...from.places()].filter(({ layer, head }) => {
+    const trace = from.layer(layer);
+    return !trace.cross_attention && trace.row(trace.used, head, query)?.[key] >= LOOKS;
+  }).map(({ layer, head }) => [layer, head]);
+}
+
+/** The edit to begin with: without all heads that look from the selected query at its key, or without the
+ * selected head. @returns {{off: Place[], words: string}} */
+export function firstEdit() {
+  const from = store.before ?? store.current, { layer, head } = state(), query = queryOr(), key = keyOr();
+  const looking = headsThatLook(from, query, key), off = looking.length ? looking : [/** @type {Place} */ ([layer, head])];
+  const named = off.slice(0, MOST_NAMED).map((it) => placeName(...it)).join(", ");
+  const names = off.length > MOST_NAMED ? `${named} and ${off.length - MOST_NAMED} more` : named;
+  const { tokens } = from;
+  return { off, words: looking.length && tokens[query] !== undefined
+    ? `Switch off ${names}, which look from “${tokens[query]}” at “${tokens[key]}”` : `Switch off ${names}` };
+}
+
+// The prediction that an edit changes most.
+export function outcomeInWords() {
+  const { before, edited } = store, a = before?.guesses, b = edited?.guesses;
+  if (!before || !edited) return "";
+  if (!a || !b) return "It changes what is drawn. The page has no predictions to compare.";
+  const changes = a.flatMap((guesses, i) => guesses.map(([word, p]) => {
+    const after = b[i].find(([other]) => other === word)?.[1], least = b[i].at(-1)?.[1] ?? 0;
+    return { word, p, after, least, change: Math.abs(p - (after ?? least)), token: before.tokens[i] };
+  }));
+  const most = changes.reduce((best, it) => (it.change > best.change ? it : best), changes[0]);
+  if (!most || most.change < LEAST_CHANGE) return "No prediction changes by 1 % or more.";
+  const after = most.after === undefined ? `at most ${percent(most.least)}` : percent(most.after);
+  return `Largest change: after “${most.token}”, “${most.word}” goes from ${percent(most.p)} to ${after}.`;
+}
+
+// Whether the edit to begin with is offered: nothing is edited, and the page can switch heads off.
+export const isOffered = (edits) => edits.off.length === 0 && Boolean(store.source?.can.edits.includes("off"));
