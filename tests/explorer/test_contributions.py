@@ -88,10 +88,11 @@ def test_a_sentence_has_what_a_head_looks_at_carries_and_causes(tab, teller):
     share = carried(teller, STORY, 0)[0, 29, 8].item()
     effect = ch.report(teller, STORY, effects=True, progress=False)[0, 0].effect
     words = tab.locator("#sentence").text_content()
-    assert words.startswith(
-        f"her looks at queen ({100 * weight:.0f} %), carries it ({100 * share:.0f} %)"
+    assert words == (
+        f"her looks at queen ({100 * weight:.0f} %). The head: {100 * share:.0f} % of what it "
+        f"carries comes from there; it saves {effect:.2g} nats of loss."
     )
-    assert f", saves {effect:.2g} nats of loss" in words
+    assert tab.locator("#strip .guess").text_content() == "→ one 45 %"
     tab.evaluate("go({ view: 'walk' })")
     walked = tab.evaluate("picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)")
     assert f"{100 * share:.0f} %" in walked

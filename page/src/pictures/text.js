@@ -59,7 +59,10 @@ export function fillStrip() {
       class: classes.filter(Boolean).join(" ") }, queryToken(first + i)));
   });
   const wrapped = (run) => (run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0]);
-  strip.replaceChildren(...runs.map(wrapped));
+  const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [];
+  const guess = next ? [make("span", { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
+    `→ ${next[0]} ${percent(next[1])}`)] : [];
+  strip.replaceChildren(...runs.map(wrapped), ...guess);
 }
 
 // The meaning of "(?)" at a word, and the size of the vocabulary.
@@ -138,7 +141,7 @@ export function drawSentence() {
       const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
       words.push(make("strong", {}, queryToken(query, 40)), " looks at ",
         make("strong", {}, keyToken(to, 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-        ...carriedInWords(trace, layer, head, query, to), shown ? `: ${claim}.` : ".");
+        shown ? `: ${claim}.` : ".", ...carriedInWords(trace, layer, head, query, to));
     }
   }
   byId("sentence").replaceChildren(...words);
@@ -150,17 +153,16 @@ const isByContribution = (trace, head, query) =>
 export const CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. " +
   "Parts of it may cancel.";
 
-// What the head carries most for a query, and what it causes, if this is known.
+// What the head carries most to a query, and what it causes, if this is known.
 function carriedInWords(trace, layer, head, query, to) {
   const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
-  if (carried) {
-    const most = largestAt(carried), part = make("span", { title: CARRIES }, ", carries ",
-      make("strong", {}, keyToken(most, 40)), ` (${percent(carried[most])})`);
-    words.push(most === to ? make("span", { title: CARRIES }, `, carries it (${percent(carried[most])})`) : part);
+  if (carried?.some((part) => part > 0)) {
+    const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
+    words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what it carries comes from `, ...from));
   }
   const [caused, title] = causedBy(snapshot().finding(layer, head));
-  if (caused && !store.edited) words.push(make("span", { title }, `, ${caused}`));
-  return words;
+  if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; " : "", `it ${caused}`));
+  return words.length ? [" ", make("span", { class: "more" }, "The head: ", ...words, ".")] : [];
 }
 
 const isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);

@@ -47,13 +47,13 @@ def test_the_shares_of_what_a_head_carries():
         for name, mean in means.items():
             assert abs(head.carried[name] - mean.item()) < 1e-5, name
     assert found.as_rows()[1]["carried_first"] == found[0, 1].carried["first"]
-    assert "moves first" in str(found)
+    assert f" {found[0, 1].carried['first']:.2f}\n" in str(found) and "sent:" in str(found)
 
 
 def test_norms_of_another_projection_are_withheld():
     found = report(changes=True)
     [layer] = found.layers
     assert layer.value_norms is None and "o_proj" in layer.norms_withheld
-    assert not any(head.carried for head in found.heads) and "moves" not in str(found)
+    assert not any(head.carried for head in found.heads) and "sent:" not in str(found)
     assert "o_proj" in snapshot(found)["layers"][0]["norms_withheld"]
     assert "norms" in snapshot(report(changes=False))["layers"][0]

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6ed1e08ec4f4549224bc8775fc8ee04e31207fdd82ae5a49e46d45177095c24f; do not edit.
+// Made by `make page` from the sources 470ba3432819a0f7e3a89fcb010f1e4de74fb7346cd64ed5e7c8ba411b31e88e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1594,7 +1594,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       }, queryToken(first + i)));
     });
     const wrapped = (run) => run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0];
-    strip.replaceChildren(...runs.map(wrapped));
+    const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [];
+    const guess = next ? [make(
+      "span",
+      { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
+      `→ ${next[0]} ${percent(next[1])}`
+    )] : [];
+    strip.replaceChildren(...runs.map(wrapped), ...guess);
   }
   function unknownInWords() {
     if (!snapshot().unknown.size) return "";
@@ -1663,8 +1669,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
           " looks at ",
           make("strong", {}, keyToken(to, 40)),
           ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-          ...carriedInWords(trace, layer, head, query, to),
-          shown ? `: ${claim}.` : "."
+          shown ? `: ${claim}.` : ".",
+          ...carriedInWords(trace, layer, head, query, to)
         );
       }
     }
@@ -1674,19 +1680,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
   function carriedInWords(trace, layer, head, query, to) {
     const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
-    if (carried) {
-      const most = largestAt(carried), part = make(
-        "span",
-        { title: CARRIES },
-        ", carries ",
-        make("strong", {}, keyToken(most, 40)),
-        ` (${percent(carried[most])})`
-      );
-      words.push(most === to ? make("span", { title: CARRIES }, `, carries it (${percent(carried[most])})`) : part);
+    if (carried?.some((part) => part > 0)) {
+      const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
+      words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what it carries comes from `, ...from));
     }
     const [caused, title] = causedBy(snapshot().finding(layer, head));
-    if (caused && !store.edited) words.push(make("span", { title }, `, ${caused}`));
-    return words;
+    if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; " : "", `it ${caused}`));
+    return words.length ? [" ", make("span", { class: "more" }, "The head: ", ...words, ".")] : [];
   }
   var isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);
   function causedBy(it) {

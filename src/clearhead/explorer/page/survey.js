@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6ed1e08ec4f4549224bc8775fc8ee04e31207fdd82ae5a49e46d45177095c24f; do not edit.
+// Made by `make page` from the sources 470ba3432819a0f7e3a89fcb010f1e4de74fb7346cd64ed5e7c8ba411b31e88e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -227,7 +227,7 @@ def _heads(
     roles: CallRoles,
     moved: dict[str, Tensor],
 ) -> tuple[Head, ...]:
-    """Return the heads of a layer with their roles. `moved` has the fractions of what they carry."""
+    """Return the heads of a layer with their roles. `moved` is their `Head.carried`."""
     assert statistics.top is not None
     weights, keys = statistics.top
     max_entropy = uniform.mean_entropy

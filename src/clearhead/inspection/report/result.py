@@ -122,16 +122,16 @@ class Report(ShownInNotebook, Savable):
         }
 
     def __str__(self) -> str:
-        names = [n for n in LABELS if any(n in x.shares for x in self.heads)]
+        # A column of zeros is left out: with a causal mask no weight is on the next token.
+        names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
-        carried = ["previous", "first"] if any(x.carried for x in self.heads) else []
-        moved = [f"moves {name}" for name in carried]
+        moved = ["sent"] if any(x.carried for x in self.heads) else []
         rows = [("layer", "head", "does", "by", "entropy", last, *names, *moved)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
             numbers = x.share_text, f"{x.entropy:.2f}", number
-            moves = (f"{x.carried[n]:.2f}" if n in x.carried else "" for n in carried)
+            moves = [f"{x.carried['first']:.2f}" if x.carried else ""] if moved else []
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares, *moves))
         table = columns(rows)
         width = max(80, *map(len, table))
@@ -173,8 +173,8 @@ class Report(ShownInNotebook, Savable):
         lines = [f"{by}.", *lines, entropy, f"{shares}."]
         if any(x.carried for x in self.heads):
             lines.append(
-                "moves previous, moves first: the fraction of what the head moves, the weights "
-                "times |v W_O|, the norms of what the values write, that comes from these tokens."
+                "sent: the fraction of what it carries that comes from the first token, with each "
+                "weight multiplied by |v W_O|, the norm of what the value writes."
             )
         for layer in self.layers:
             if layer.cross_attention:
