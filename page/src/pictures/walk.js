@@ -117,7 +117,7 @@ export function drawWalk(width, height) {
   }
   drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
   const explained = isNow("output") && carried
-    ? "Red below 0, blue above. The height of a value: what the head carries of it, also in percent."
+    ? "Red below 0, blue above. Height of a value, and percent: what the head carries. Hatched: may not look."
     : "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
   scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
   scene.height = Math.max(height, endY + foot + LEGEND - 8);

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 470ba3432819a0f7e3a89fcb010f1e4de74fb7346cd64ed5e7c8ba411b31e88e; do not edit.
+// Made by `make page` from the sources c6cf85f005488b635434bc050834fdfbbab252faf87c90f911f0bdcc5f7894f5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1682,11 +1682,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
     if (carried?.some((part) => part > 0)) {
       const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
-      words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what it carries comes from `, ...from));
+      words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what the head carries comes from `, ...from));
     }
     const [caused, title] = causedBy(snapshot().finding(layer, head));
-    if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; " : "", `it ${caused}`));
-    return words.length ? [" ", make("span", { class: "more" }, "The head: ", ...words, ".")] : [];
+    if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; it " : "The head ", caused));
+    return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
   }
   var isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);
   function causedBy(it) {
@@ -1698,7 +1698,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return metric === "turn" ? [`turns vectors by ${size}`, "The mean of 1 - cosine, without the head."] : [`changes ${metric} by ${it.effect < 0 ? "" : "−"}${size}`, "The change that the head causes."];
   }
   var percentOf = (weight) => weight === void 0 ? "less than the stored weights" : weight < LEAST ? "under 1 %" : percent(weight);
-  var WORD_SIZES = [26, 22, 18, 16, 14, 13];
+  var WORD_SIZES = [26, 22, 18, 16, 14, 13, 12];
   var GUTTER = 20;
   var LEAST_GUTTER = 8;
   var MARGIN = 14;
@@ -2987,7 +2987,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       if (!isBeside2) foot = 54;
     }
     drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
-    const explained = isNow("output") && carried ? "Red below 0, blue above. The height of a value: what the head carries of it, also in percent." : "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
+    const explained = isNow("output") && carried ? "Red below 0, blue above. Height of a value, and percent: what the head carries. Hatched: may not look." : "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
     scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
     scene.height = Math.max(height, endY + foot + LEGEND2 - 8);
     return scene;

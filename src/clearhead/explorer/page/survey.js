@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 470ba3432819a0f7e3a89fcb010f1e4de74fb7346cd64ed5e7c8ba411b31e88e; do not edit.
+// Made by `make page` from the sources c6cf85f005488b635434bc050834fdfbbab252faf87c90f911f0bdcc5f7894f5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
