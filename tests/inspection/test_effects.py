@@ -1,6 +1,9 @@
 """What edits do to a metric: run by run, together in one batch, and estimated from gradients."""
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -196,6 +199,23 @@ def test_a_file_is_of_one_models_weights(tmp_path):
         next(net.parameters())[0, 0] += 1
     with pytest.raises(BadValue, match="has other effects"):
         ch.effects(net, ids(), lambda logits: logits.sum() * 0, to=file)
+
+
+@pytest.mark.outside  # it starts processes
+def test_a_metric_has_the_same_digest_in_every_process():
+    program = (
+        "import clearhead as ch; from clearhead.inspection.digest import Digests\n"
+        "metric = lambda output: 1.0 if output in {'a', 'b', 'c', 'd'} else 0.0\n"
+        "print(Digests().of(ch.logit_difference(5, 7)), Digests().of(metric))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in "12"
+    }  # fmt: skip
+    assert len(digests) == 1 and digests != {""}
 
 
 def test_what_cannot_be_compared_is_run_again(tmp_path):

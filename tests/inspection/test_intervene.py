@@ -453,7 +453,8 @@ def gradients(model, edits, around=None, runs=1):
 def same_text(runs=1):
     """A recording of the block's three layers and the other one, of another text."""
     model = Shared()
-    with torch.no_grad(), ch.watch(model, outputs=True, exact_rows=range(7)) as seen:
+    recording = ch.watch(model, outputs=True, inputs=True, exact_rows=range(7))
+    with torch.no_grad(), recording as seen:
         for n in range(runs):
             made = torch.Generator().manual_seed(20 + n)
             model(torch.randn(2, 7, 15, generator=made, dtype=torch.float64))
@@ -464,6 +465,7 @@ OF_ONE_LAYER = {
     "three": lambda: [ch.edits.scale(n, layers=[i]) for i, n in enumerate((3.0, 1.0, 5.0))],
     "one": lambda: [ch.edits.knock_out(ch.prefix(1), layers=[2], heads=[0])],
     "patch": lambda: [ch.edits.patch(same_text())],
+    "keys": lambda: [ch.edits.patch(same_text(), of="key", positions=[2])],
     "freeze": lambda: [ch.edits.freeze(same_text(), heads=[1])],
     "mean": lambda: [ch.edits.ablate(by="mean", over=same_text(), positions=[3])],
 }
@@ -472,6 +474,7 @@ OF_ALL_ALIKE = {
     "the three": lambda: [ch.edits.knock_out(ch.window(before=0), layers=[0, 1, 2], heads=[2])],
     "the module": lambda: [ch.edits.temperature(0.5, layers=["block.*"])],
     "the other": lambda: [ch.edits.patch(same_text(), layers=[3])],
+    "its values": lambda: [ch.edits.patch(same_text(), of="value", layers=[3], heads=[0])],
 }
 
 

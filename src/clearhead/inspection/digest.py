@@ -15,15 +15,16 @@ from .edits import Edit
 from .recording import Call, Recording
 
 PLAIN = (
-    bool, int, float, str, bytes, range, Path, type(None), type(Ellipsis), slice, frozenset,
+    bool, int, float, str, bytes, range, Path, type(None), type(Ellipsis), slice,
     torch.dtype, torch.device,
 )  # fmt: skip
 NAMED = (type, types.BuiltinFunctionType)  # the same name is the same thing
 
 
 class Digests:
-    """Digests of numbers, tensors, modules, edits, masks, recordings, functions, and lists and
-    dicts of them. Any other value gets a new digest each time, so it never equals an earlier one.
+    """Digests of numbers, tensors, modules, edits, masks, recordings, functions, and lists, sets
+    and dicts of them. Any other value gets a new digest each time, so it never equals an earlier
+    one.
 
     The digest of a function covers its code, its defaults, and the variables that it refers to.
     Functions of other modules are identified by name. Each object is read once.
@@ -54,6 +55,9 @@ class Digests:
             items = value.items() if isinstance(value, Mapping) else value
             for item in items:
                 yield self.of(item).encode()
+        elif isinstance(value, set | frozenset):  # in an order that differs between processes
+            for digest in sorted(self.of(item) for item in value):
+                yield digest.encode()
         elif isinstance(value, nn.Module):
             yield self.of(value.state_dict()).encode()
         elif isinstance(value, types.FunctionType):
