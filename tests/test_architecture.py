@@ -23,7 +23,7 @@ BUDGETS = {
     "explorer": 3300,  # and the page of a survey; what heads carry
     "survey": 2600,
     "demo": 465,
-    "inspection": 6300,  # what heads carry; attribution, circuits, roles, probe, batches, what varies, patches, paths
+    "inspection": 6300,  # attribution, circuits, roles, probe, batches, what heads carry, patches
     "hf": 1630,  # GGUF files, which transformers misreads; output projections; tokens as text
     "distributed": 2490,
     "nn": 1145,
