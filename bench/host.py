@@ -1,0 +1,74 @@
+"""Measure what the host does for a call of the Triton engine, without a GPU:
+
+    python -m bench.host
+
+Kernels are found in the cache of compiled ones, as after the first call, and start nothing. Tensors
+are on the CPU, so allocations differ from those of a GPU, and CUDA's own start is not included.
+They are small, because torch's operations between the kernels compute here.
+"""
+
+import os
+from collections.abc import Callable
+from time import process_time
+from typing import Any
+
+import torch
+
+ROUNDS, CALLS = 15, 40
+
+
+class NothingStarts:
+    """A cache of kernels in which each is compiled, and whose kernels do nothing."""
+
+    def get(self, key: object) -> "NothingStarts":
+        return self
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def measure_host(rounds: int = ROUNDS, calls: int = CALLS) -> dict[str, float]:
+    """Return the microseconds of processor time of a step of decoding, a training step and a
+    `look`: the least of some rounds.
+
+    `TRITON_INTERPRET` must be 1 when triton is imported, so that the engine accepts a CPU.
+    """
+    import clearhead as ch
+    from clearhead.engines.gpu.triton import start
+
+    q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 64, 16)
+    x = [torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3)]
+    seed, plain = torch.randn(1, 2, 32, 16), [y.detach() for y in x]
+    wanted = ["entropy", ch.topk(8), "received", ch.pooled(8, 8)]
+
+    def train() -> None:
+        out = ch.attention(*x, mask=ch.causal, engine="triton")
+        torch.autograd.grad(out, x, seed)
+
+    runs: dict[str, Callable[[], Any]] = {
+        "decoding": lambda: ch.attention(q, k, k, mask=ch.Causal(align="end"), engine="triton"),
+        "training step": train,
+        "look": lambda: ch.look(*plain, mask=ch.causal, stats=wanted, engine="triton"),
+    }
+    compiled, start._compiled = start._compiled, NothingStarts()  # type: ignore[assignment]
+    try:
+        return {name: _least(run, rounds, calls) for name, run in runs.items()}
+    finally:
+        start._compiled = compiled
+
+
+def _least(run: Callable[[], Any], rounds: int, calls: int) -> float:
+    seconds = []
+    for _ in range(rounds):
+        begin = process_time()
+        for _ in range(calls):
+            run()
+        seconds.append(process_time() - begin)
+    return min(seconds) / calls * 1e6
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)
+    for name, microseconds in measure_host().items():
+        print(f"{name:14} {microseconds:7.0f} us")

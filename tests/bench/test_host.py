@@ -1,0 +1,26 @@
+"""The measurement of the host runs where no GPU is; its times are not tested."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.outside
+ROOT = Path(__file__).parents[2]
+MEASURE = """
+import os; os.environ["TRITON_INTERPRET"] = "1"
+from bench.host import measure_host
+from clearhead.engines.gpu.triton import start
+before = start._compiled
+print(sorted(name for name, us in measure_host(1, 2).items() if us > 0), start._compiled is before)
+"""
+
+
+def test_three_calls_are_measured_and_nothing_starts():
+    """The cache of compiled kernels is the same afterwards."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MEASURE], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "['decoding', 'look', 'training step'] True\n", done.stderr[-2000:]
