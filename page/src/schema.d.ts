@@ -408,12 +408,16 @@ export interface SurveyToken {
 
 /**
  * One head; `metrics` leaves out those without a query.
+ *
+ * `roles` are kinds of keys with the fraction of queries that have their largest weight there.
+ * `several`: does it do more than one thing?
  */
 export interface SurveyHead {
   layer: number;
   head: number;
   module: string;
   roles: string[];
+  several: boolean;
   metrics: Record<string, SurveyNumbers>;
   tokens: SurveyToken[];
 }

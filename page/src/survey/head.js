@@ -8,10 +8,11 @@ const either = (value, digits = 3) => (value === null ? "" : number(value, digit
 const MOST_TOKENS = 8; // on each side
 
 export function drawHead() {
-  const { layer, head: at, module, roles } = head();
+  const { layer, head: at, module, roles, several } = head();
   byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
   byId("module").textContent = module;
-  byId("roles").textContent = roles.length ? roles.join("; ") + "." : "";
+  byId("roles").textContent = (roles.length ? `Largest weight: ${roles.join(", ")} of queries.` : "") +
+    (several ? " Does more than one thing." : "");
   drawMetrics();
   drawHistogram();
   drawTokens();

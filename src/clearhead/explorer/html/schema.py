@@ -345,12 +345,17 @@ class SurveyToken(TypedDict):
 
 
 class SurveyHead(TypedDict):
-    """One head; `metrics` leaves out those without a query."""
+    """One head; `metrics` leaves out those without a query.
+
+    `roles` are kinds of keys with the fraction of queries that have their largest weight there.
+    `several`: does it do more than one thing?
+    """
 
     layer: int
     head: int
     module: str
     roles: list[str]
+    several: bool
     metrics: dict[str, SurveyNumbers]
     tokens: list[SurveyToken]
 

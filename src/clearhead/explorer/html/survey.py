@@ -22,6 +22,7 @@ from .schema import Host
 
 DECILES, LARGEST = range(10), 10
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
+LEAST_SHARE = 0.01  # of a kind of key
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
 Key = tuple[int, int, str]  # layer, head, metric
 
@@ -71,6 +72,7 @@ def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
                 "head": row["head"],
                 "module": row["module"],
                 "roles": [],
+                "several": False,
                 "metrics": {},
                 "tokens": [],
             }
@@ -94,6 +96,7 @@ def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
             ],
         }
     _add_tokens(survey, heads, contexts)
+    _add_roles(survey, heads)
     return {
         "inks": INKS,
         "host": host,
@@ -170,6 +173,16 @@ class _Contexts:
             "keys": row["keys"],
             "weights": [round(x, 5) for x in row["weights"]],
         }
+
+
+def _add_roles(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead]) -> None:
+    """Add how often the largest weight of each head is on each kind of key."""
+    if not survey.query("select 1 from metrics where metric = 'looks_first'"):
+        return  # the survey has other metrics
+    for (layer, head), added in heads.items():
+        roles = survey.roles(layer, head)
+        added["roles"] = [f"{x.kind} {x.share:.0%}" for x in roles.mix if x.share >= LEAST_SHARE]
+        added["several"] = roles.does_more_than_one_thing
 
 
 def _add_tokens(

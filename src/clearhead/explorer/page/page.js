@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c6cf85f005488b635434bc050834fdfbbab252faf87c90f911f0bdcc5f7894f5; do not edit.
+// Made by `make page` from the sources aa01cab2845b5e58d15d490ec9a0caa361c58e816ab1ccfef7c93418bb034cee; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c6cf85f005488b635434bc050834fdfbbab252faf87c90f911f0bdcc5f7894f5; do not edit.
+// Made by `make page` from the sources aa01cab2845b5e58d15d490ec9a0caa361c58e816ab1ccfef7c93418bb034cee; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -241,10 +241,10 @@ var clearhead = (() => {
   var either = (value, digits = 3) => value === null ? "" : number(value, digits);
   var MOST_TOKENS = 8;
   function drawHead() {
-    const { layer, head: at, module, roles } = head();
+    const { layer, head: at, module, roles, several } = head();
     byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
     byId("module").textContent = module;
-    byId("roles").textContent = roles.length ? roles.join("; ") + "." : "";
+    byId("roles").textContent = (roles.length ? `Largest weight: ${roles.join(", ")} of queries.` : "") + (several ? " Does more than one thing." : "");
     drawMetrics();
     drawHistogram();
     drawTokens();
