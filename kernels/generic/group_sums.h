@@ -42,7 +42,8 @@ template <class A> class GroupSums : protected BlockScores<A> {
     for (int64_t g = 0; g < n_groups_; g++) {
       const Group& group = groups_[g];
       const Part& part = parts_[i * n_groups_ + g];
-      const bool all = part.core.lo <= keys.lo && part.core.hi >= keys.hi, by_id = group.key_ids.data;
+      const bool all = part.core.lo <= keys.lo && part.core.hi >= keys.hi,
+                 by_id = group.key_ids.data;
       const float* add_this = sum;
       if (part.hull.intersect(keys).empty()) {
         clear(sum, PADDED_ROWS);
