@@ -19,7 +19,7 @@ look: .venv/look  ## Show a trained model reading a story: in the terminal, as p
 real: .venv/look  ## Show a real model, SmolLM2-135M, reading a sentence; the first time it is downloaded.
 	$(BIN)/clearhead look "$(SENTENCE)" --model "$$($(BIN)/python examples/smollm2.py)" --out out/real
 
-survey: .venv/survey  ## Survey the included model over a thousand stories, and show where its tables are.
+survey: .venv/survey  ## Survey the included model over a thousand stories, and write its page.
 	$(BIN)/python -m examples.stories 1000 out/stories.jsonl
 	$(BIN)/clearhead survey out/stories.jsonl --out out/survey
 
