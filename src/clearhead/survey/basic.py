@@ -173,7 +173,7 @@ class LooksAt(Metric):
         return [topk(TOP_KEYS)]
 
     def values(self, call: LayerCall) -> Tensor:
-        kind = kinds_of(call.batch, call["topk"].keys[..., 0])
+        kind = kinds_of(call.batch, call["topk"].keys)
         return (kind == list(KINDS).index(self.kind)).float()
 
     def baseline(self, uniform: LayerCall) -> None:
@@ -194,8 +194,13 @@ KINDS = {
 }
 
 
+@lru_cache(maxsize=1)  # the same for the metrics of all kinds
 def kinds_of(batch: Batch, keys: Tensor) -> Tensor:
-    """Return the number in `KINDS` of one key for each query, (B, H, T); -1 without a key."""
+    """Return the number in `KINDS` of the first of each query's keys, (B, H, T, n), as (B, H, T).
+
+    It is -1 without a key.
+    """
+    keys = keys[..., 0]
     B, H, T = keys.shape
     index = keys.clamp(min=0).long()
     query = torch.arange(T)

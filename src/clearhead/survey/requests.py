@@ -73,7 +73,8 @@ def _part(result: Result, chosen: Any) -> Result:
     if isinstance(result, dict):
         return {own: result[name] for own, name in chosen.items()}
     if isinstance(result, TopWeights):
-        return TopWeights(*(x[..., :chosen] for x in result))
+        few = chosen < result.keys.shape[-1]
+        return TopWeights(*(x[..., :chosen] for x in result)) if few else result
     return result
 
 
