@@ -318,6 +318,8 @@ const char* describe(int code) {
     case BAD_GROUPS: return "H is not a multiple of G";
     case BAD_DTYPE: return "a dtype is none of float32, bfloat16, float16";
     case BAD_RANGES: return "lo and hi must come together, with one key range or more";
+    case BAD_TENSOR: return "a tensor has another dtype, shape or device than the call needs";
+    case NO_DATA: return "a tensor has no memory";
     case NO_MEMORY: return "no memory for the scratch of a task";
     case INTERRUPTED: return "the call was interrupted";
     case NO_LEVEL: return "CLEARHEAD_CPU names a level that this machine does not have";

@@ -16,9 +16,6 @@ constexpr const char* DTYPE_NAMES[DTYPES] = {"float32", "bfloat16", "float16"};
 struct bf16 { uint16_t bits; };
 struct half { uint16_t bits; };
 
-// All members of the structs below are 8 bytes long or consist of such members, so that Python can
-// pack them with `struct.pack`. fields.h lists the members in order.
-
 // A tensor (b, h, t, ...) whose last dimension is contiguous; t counts queries or keys. Strides are
 // in elements; a stride of 0 broadcasts. `data` is null if an optional tensor is absent.
 struct TensorView {
@@ -51,16 +48,19 @@ struct Group {
 };
 
 // Statistics of every row (query) that the forward sweep can compute in addition to the output,
-// float32 (b, h, q). `max` and `sum` are required; the others are computed if `data` is not null.
-// s are the raw scores, m is their maximum, y = (s - m) * logit_scale / ln 2 (Level::logit_scale).
+// float32 (b, h, q). Each is computed if `data` is not null. s are the raw scores, m is their
+// maximum, y = (s - m) * logit_scale / ln 2 (Level::logit_scale).
 struct RowStats {
-  TensorView max, sum, moment;      // m, sum of 2^y, sum of 2^y y
-  int64_t n_top;                    // how many of the largest scores to keep
-  TensorView top_offsets;           // float32 (b, h, k): added to the scores first, or null
-  MatrixView top_scores, top_keys;  // (b, h, q, n_top), keys int64; unused entries are -inf and -1
+  TensorView max, sum, moment;       // accumulators that merge: m, sum of 2^y, sum of 2^y y
+  TensorView largest, lse, entropy;  // finished, in nats, with the sink in lse and weights
+  TensorView share;                  // the weight at the maximum: a weight is 2^y * share
+  int64_t n_top;                     // how many of the largest scores to keep
+  TensorView top_offsets;            // float32 (b, h, k): added to the scores first, or null
+  MatrixView top_scores, top_keys;   // (b, h, q, n_top), keys int64; unused entries are -inf and -1
   int64_t n_groups;
   MatrixView group_sums;  // (b, h, q, n_groups): sum of 2^y * factor over the keys of a group
   const Group* groups;
+  bool top_weights;  // top_scores receives weights (times 2^offset) instead of scores
 };
 
 // Sums of weights w = 2^y * share, computed by a second sweep. Each output may be null.
@@ -164,7 +164,10 @@ extern const Level AVX2_LEVEL, AVX512_LEVEL, AVX512BF16_LEVEL;
 extern const Level NEON_LEVEL;
 #endif
 
-enum Code { DONE, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RANGES, NO_MEMORY, NO_LEVEL, INTERRUPTED };
+enum Code {
+  DONE, BAD_SIZES, BAD_GROUPS, BAD_DTYPE, BAD_RANGES, BAD_TENSOR, NO_DATA, NO_MEMORY, NO_LEVEL,
+  INTERRUPTED
+};
 
 // The calling thread calls this regularly while it works. If it returns true, the call ends early,
 // with incomplete results. Null if there is nothing to check.

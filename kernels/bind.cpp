@@ -1,5 +1,5 @@
-// The Python module: its functions read packed structs and return a code. Also measures the peak
-// rates for the benchmark.
+// The Python module: its functions read tensors (fields.h) and return a code. Also measures the
+// peak rates for the benchmark.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -7,8 +7,8 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <new>
+#include <tuple>
 #include <vector>
 
 #include "attention.h"
@@ -21,13 +21,6 @@ namespace nb = nanobind;
 using namespace clearhead;
 
 namespace {
-
-// Reads a struct that Python packed by its fields (fields.h).
-template <class T> bool unpack(nb::bytes packed, T* into) {
-  if (packed.size() != sizeof *into) return false;
-  memcpy((void*)into, packed.data(), sizeof *into);
-  return true;
-}
 
 double seconds(clockid_t clock) {
   timespec t;
@@ -47,57 +40,69 @@ bool signal_pending() {
   return PyErr_CheckSignals() != 0;
 }
 
-// Runs a call without the GIL. Raises MemoryError for a failed allocation and KeyboardInterrupt for
-// Ctrl-C. Returns any other code, which is a bug in the Python code.
-template <class Work> int run(Work work) {
+// Reads the arguments of a call by `read`, and runs what that returns without the GIL. Raises
+// MemoryError for a failed allocation and KeyboardInterrupt for Ctrl-C. Returns any other code:
+// NO_DATA, or a bug in the Python code.
+template <class Read> int call(Read read) {
   Code code;
-  {
+  try {
+    auto work = read();
     nb::gil_scoped_release no_gil;
     last_check = seconds(CLOCK_MONOTONIC);
     code = work();
+  } catch (Code refused) {
+    code = refused;
   }
   if (code == NO_MEMORY) throw std::bad_alloc();
   if (code == INTERRUPTED) throw nb::python_error();
   return code;
 }
 
-int attend_packed(nb::bytes problem) {
-  Problem p;
-  if (!unpack(problem, &p)) return -1;
-  return run([&] { return attend(p); });
+int attend_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+                   nb::handle rounding, nb::handle args) {
+  return call([&] {
+    return [p = read_problem({q, k, v, out, lse, rounding}, args)] { return attend(p); };
+  });
 }
 
-// The same, with statistics of the rows; `groups` is an array of packed Groups.
-int attend_with_stats(nb::bytes problem, nb::bytes row_stats, nb::bytes groups) {
-  Problem p;
-  RowStats stats;
-  if (!unpack(problem, &p) || !unpack(row_stats, &stats)) return -1;
-  if (groups.size() != size_t(stats.n_groups) * sizeof(Group)) return -1;
-  std::vector<Group> unpacked(size_t(stats.n_groups));
-  if (stats.n_groups) memcpy((void*)unpacked.data(), groups.data(), groups.size());
-  stats.groups = unpacked.data();
-  p.row_stats = &stats;
-  return run([&] { return attend(p); });
+// The same, with statistics of the rows.
+int attend_with_stats(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle args,
+                      nb::handle row_stats) {
+  std::vector<Group> groups;
+  return call([&] {
+    Problem p = read_problem({q, k, v, out, nb::none(), nb::none()}, args);
+    return [p, stats = read_row_stats(row_stats, p, &groups)]() mutable {
+      p.row_stats = &stats;
+      return attend(p);
+    };
+  });
 }
 
-// The factor from the scores in RowStats to natural logits.
-double logit_scale(nb::bytes problem) {
-  Problem p;
-  return level() && unpack(problem, &p) ? level()->logit_scale(p) : 0;
+// The factor from the scores in RowStats to natural logits; q, k and v do not matter.
+double logit_scale(nb::handle q, nb::handle k, nb::handle v, nb::handle args) {
+  double scale = 0;
+  call([&] {
+    return [&, p = read_problem({q, k, v, nb::none(), nb::none(), nb::none()}, args)] {
+      if (level()) scale = level()->logit_scale(p);
+      return DONE;
+    };
+  });
+  return scale;
 }
 
-int sum_weights_packed(nb::bytes problem, nb::bytes weight_sums) {
-  Problem p;
-  WeightSums sums;
-  if (!unpack(problem, &p) || !unpack(weight_sums, &sums)) return -1;
-  return run([&] { return sum_weights(p, sums); });
+int sum_weights_of(nb::handle q, nb::handle k, nb::handle v, nb::handle args, nb::handle sums) {
+  return call([&] {
+    Problem p = read_problem({q, k, v, nb::none(), nb::none(), nb::none()}, args);
+    return [p, s = read_weight_sums(sums, p)] { return sum_weights(p, s); };
+  });
 }
 
-int backward_packed(nb::bytes problem, nb::bytes gradients) {
-  Problem p;
-  Gradients g;
-  if (!unpack(problem, &p) || !unpack(gradients, &g)) return -1;
-  return run([&] { return backward(p, g); });
+int backward_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+                     nb::handle rounding, nb::handle args, nb::handle gradients) {
+  return call([&] {
+    Problem p = read_problem({q, k, v, out, lse, rounding}, args);
+    return [p, g = read_gradients(gradients, p)] { return backward(p, g); };
+  });
 }
 
 // torch's types and functions for reading a tensor, referenced from the import of the package on.
@@ -106,7 +111,8 @@ struct Torch {
   PyObject *is_neg, *is_grad_enabled, *is_cpu, *requires_grad;
 } torch;
 
-void take_tensors(nb::capsule exchange, nb::handle tensor, nb::handle parameter, nb::handle is_neg,
+// Returns whether this torch has the functions by which the core reads a tensor.
+bool take_tensors(nb::handle tensor, nb::handle parameter, nb::handle is_neg,
                   nb::handle is_grad_enabled) {
   torch = {tensor.inc_ref().ptr(),
            parameter.inc_ref().ptr(),
@@ -114,7 +120,9 @@ void take_tensors(nb::capsule exchange, nb::handle tensor, nb::handle parameter,
            is_grad_enabled.inc_ref().ptr(),
            PyUnicode_InternFromString("is_cpu"),
            PyUnicode_InternFromString("requires_grad")};
-  take_exchange(exchange.data());
+  nb::object exchange = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
+  return nb::isinstance<nb::capsule>(exchange) &&
+         take_exchange(nb::cast<nb::capsule>(exchange).data());
 }
 
 // Whether this is a torch.Tensor or Parameter, not a negative view, and without a gradient to
@@ -126,58 +134,37 @@ bool reads_as_it_is(nb::handle x, bool grad) {
   return !grad || nb::getattr(x, torch.requires_grad).ptr() != Py_True;
 }
 
-// Returns bytes that determine a call of the core, except the addresses and strides of q, k and v;
-// None if the core would read copies, or if a tensor needs a gradient. The call is a step of
-// decoding (true) if a single query sees all keys, up to `last_key`; then the bytes do not contain
-// the number of keys.
-nb::object layouts(nb::handle q, nb::handle k, nb::handle v, int64_t last_key) {
-  if (!torch.tensor) return nb::none();
+// Returns (B, H, G, Tq, Tk, D, Dv, dims) of q, k and v, or None. They pass all checks of
+// problem/check.py, and the core reads them as they are, without a gradient to record.
+nb::object sizes(nb::handle q, nb::handle k, nb::handle v) {
   bool grad = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;
   // For an unknown device DLPack raises an error, which takes milliseconds.
   if (nb::getattr(q, torch.is_cpu, nb::none()).ptr() != Py_True) return nb::none();
-  Layout read[3] = {};
-  int i = 0;
-  for (nb::handle x : {q, k, v}) {
-    Layout& layout = read[i++];
-    void* data;
-    if (!reads_as_it_is(x, grad) || !read_tensor(x.ptr(), &layout, &data)) return nb::none();
-    if (!layout.contiguous_rows()) return nb::none();  // the core would read a copy
-    memset(layout.strides, 0, sizeof layout.strides);
+  Tensor read[3];
+  int64_t B = 1, dims = 0;
+  for (int i = 0; i < 3; i++) {
+    Tensor& x = read[i];
+    nb::handle from = i == 0 ? q : i == 1 ? k : v;
+    if (!reads_as_it_is(from, grad) || !read_tensor(from.ptr(), &x)) return nb::none();
+    if (!x.on_cpu || !x.data || x.element >= DTYPES || x.dims < 2) return nb::none();
+    if (i == 0) dims = x.dims;
+    if (x.dims != dims || x.element != read[0].element) return nb::none();
+    x = x.as_4d();
+    if (x.sizes[3] > 1 && x.strides[3] != 1) return nb::none();
+    if (x.sizes[0] != 1 && B != 1 && x.sizes[0] != B) return nb::none();
+    if (x.sizes[0] != 1) B = x.sizes[0];
   }
-  int64_t Tq = read[0].sizes[2], &Tk = read[1].sizes[2], &values = read[2].sizes[2];
-  bool decodes = Tq == 1 && Tk - 1 <= last_key && values == Tk;
-  if (decodes) Tk = values = 0;
-  return nb::make_tuple(decodes, nb::bytes((const char*)read, sizeof read));
+  auto [q_sizes, k_sizes, v_sizes] = std::tie(read[0].sizes, read[1].sizes, read[2].sizes);
+  int64_t H = q_sizes[1], G = k_sizes[1], Tk = k_sizes[2];
+  bool fit = q_sizes[3] == k_sizes[3] && v_sizes[1] == G && v_sizes[2] == Tk;
+  if (!fit || !G || H % G) return nb::none();
+  return nb::make_tuple(B, H, G, q_sizes[2], Tk, q_sizes[3], v_sizes[3], dims);
 }
 
-// Runs `attend` with the addresses, strides and number of keys of these tensors instead of the
-// problem's; everything else is as for an earlier call with the same `layouts`.
-int attend_tensors(nb::bytes problem, nb::handle q, nb::handle k, nb::handle v, nb::handle out) {
-  Problem p;
-  if (!unpack(problem, &p)) return -1;
-  // A torch mode may have returned another output than was requested.
-  auto view = [&](nb::handle x, TensorView* into, int64_t* length) {
-    Layout layout;
-    void* data;
-    if (!read_tensor(x.ptr(), &layout, &data) || layout.dtype != p.dtype) return false;
-    *into = layout.at(data);
-    *length = layout.sizes[2];
-    return true;
-  };
-  // k and v have the number of keys, q and out the number of queries.
-  if (!view(q, &p.q, &p.Tq) || !view(k, &p.k, &p.Tk) || !view(v, &p.v, &p.Tk)) return -1;
-  if (!view(out, &p.out, &p.Tq)) return -1;
-  return run([&] { return attend(p); });
-}
-
-// Returns {struct: [(member, its format in Python's `struct` module), ...]}, in order.
+// Returns the members of the named tuples that the functions above read.
 nb::dict field_table() {
   nb::dict table;
-  for_each_struct([&](const char* name, auto&& fields) {
-    nb::list list;
-    for (const Field& f : fields) list.append(nb::make_tuple(f.name, f.format));
-    table[name] = list;
-  });
+  for (const Fields& f : FIELDS) table[f.tuple] = f.members;
   return table;
 }
 
@@ -257,14 +244,18 @@ NB_MODULE(_kernels, m) {
   const char* named = getenv("CLEARHEAD_CPU");
   choose_level(named ? named : "");
   interrupted = signal_pending;
-  m.def("attend", &attend_packed);
   m.def("take_tensors", &take_tensors);
-  m.def("layouts", &layouts, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg());
-  m.def("attend_tensors", &attend_tensors);
-  m.def("attend_with_stats", &attend_with_stats);
+  m.def("sizes", &sizes, nb::arg().none(), nb::arg().none(), nb::arg().none());
+  const auto optional = nb::arg().none();
+  m.def("attend", &attend_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional, optional,
+        nb::arg());
+  m.def("attend_with_stats", &attend_with_stats, nb::arg(), nb::arg(), nb::arg(), optional,
+        nb::arg(), nb::arg());
   m.def("logit_scale", &logit_scale);
-  m.def("sum_weights", &sum_weights_packed);
-  m.def("backward", &backward_packed);
+  m.def("sum_weights", &sum_weights_of);
+  m.def("backward", &backward_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional,
+        optional, nb::arg(), nb::arg());
+  m.attr("NO_DATA") = int(NO_DATA);
   m.def("describe", &describe);
   m.def("fields", &field_table);
   m.def("dtypes", &dtype_list);

@@ -1,63 +1,217 @@
-// The members of the structs in attention.h, by name and in order, from which Python packs them.
+// Reads the structs of attention.h from Python: tensors, and named tuples of tensors and numbers.
+// Every tensor is checked, so that a mistake in Python becomes a code and reads no foreign memory.
 #pragma once
 
-#include <type_traits>
+#include <nanobind/nanobind.h>
 
-#include "attention.h"
+#include <initializer_list>
+#include <vector>
+
+#include "tensors.h"
 
 namespace clearhead {
 
-struct Field {
-  const char* name;
-  const char* format;  // in the notation of Python's `struct` module
-  size_t offset, size;
+// The members of the named tuples, in the order in which they are read below. Python compares them
+// with its own when it loads the core.
+struct Fields { const char *tuple, *members; };
+constexpr Fields FIELDS[] = {
+    {"KernelArgs",
+     "scale softcap before after lo hi bits bias slopes shift sinks dropout seed"},
+    {"RowStats",
+     "max sum moment largest lse entropy share top_offsets top_scores top_keys group_sums groups "
+     "top_weights"},
+    {"Group", "before after lo hi bits factors query_ids key_ids"},
+    {"Sums", "max share received map_rows map_cols map map_factors exact_row exact"},
+    {"Gradients",
+     "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias of_these_keys"},
 };
 
-template <class T> constexpr const char* format_of() {
-  if (std::is_same_v<T, double>) return "d";
-  if (std::is_same_v<T, TensorView>) return "4q";
-  if (std::is_same_v<T, MatrixView>) return "5q";
-  if (std::is_same_v<T, Mask>) return "18q";
-  static_assert(sizeof(T) % 8 == 0);
-  return "q";  // a number or a pointer
-}
+constexpr int64_t ANY = -1;  // any size of a dimension
 
-// Whether these fields cover a struct of this size without gaps.
-template <size_t n> constexpr bool cover(const Field (&fields)[n], size_t size) {
-  size_t at = 0;
-  for (const Field& f : fields) {
-    if (f.offset != at) return false;
-    at += f.size;
+// The members of a tuple, one after the other. Throws a Code. None is a view without data.
+class Members {
+ public:
+  Members(nanobind::handle tuple, const Problem& p) : tuple_(tuple.ptr()), p_(p) {
+    if (!PyTuple_Check(tuple_)) throw BAD_TENSOR;
   }
-  return at == size;
-}
+  nanobind::handle next() {
+    if (at_ >= PyTuple_Size(tuple_)) throw BAD_TENSOR;
+    return PyTuple_GetItem(tuple_, at_++);
+  }
+  double number() { return nanobind::cast<double>(next()); }
+  int64_t integer() { return nanobind::cast<int64_t>(next()); }
+  bool flag() { return nanobind::cast<bool>(next()); }
 
-#define FIELD(x) {#x, format_of<decltype(S::x)>(), offsetof(S, x), sizeof(S::x)}
-#define STRUCT(T, ...)                               \
-  {                                                  \
-    using S = T;                                     \
-    static constexpr Field fields[] = {__VA_ARGS__}; \
-    static_assert(cover(fields, sizeof(S)));         \
-    visit(#T, fields);                               \
+  // A number for every query or every key: (b, h, t).
+  TensorView queries() { return numbers(next(), FLOAT32, p_.Tq); }
+  TensorView keys() { return numbers(next(), FLOAT32, p_.Tk); }
+  TensorView numbers(nanobind::handle from, int64_t element, int64_t length) {
+    Tensor x;
+    if (!read(from, element, &x)) return {};
+    fit(x, {p_.B, p_.H, length});
+    return {x.data, x.strides[0], x.strides[1], x.strides[2]};
+  }
+  // A vector for every query or every key: (b, h, t, size).
+  TensorView vectors(int64_t element, int64_t length, int64_t size) {
+    return vectors(next(), element, p_.H, length, size);
+  }
+  TensorView vectors(nanobind::handle from, int64_t element, int64_t h, int64_t t, int64_t size) {
+    Tensor x;
+    if (!read(from, element, &x)) return {};
+    x = x.as_4d();
+    fit(x, {p_.B, h, t, size});
+    if (x.sizes[3] != size || (size > 1 && x.strides[3] != 1)) throw BAD_TENSOR;
+    return {x.data, x.strides[0], x.strides[1], x.strides[2]};
+  }
+  // Numbers (b, h, q, n) with any strides; n is returned in `count`, if that is not null.
+  MatrixView matrix(int64_t element, int64_t rows, int64_t columns, int64_t* count = nullptr) {
+    Tensor x;
+    if (!read(next(), element, &x)) return {};
+    if (count && x.dims == 4) *count = x.sizes[3];
+    fit(x, {p_.B, p_.H, rows, columns});
+    return {x.data, x.strides[0], x.strides[1], x.strides[2], x.strides[3]};
+  }
+  MatrixView per_head() {
+    Tensor x;
+    if (!read(next(), FLOAT32, &x)) return {};
+    fit(x, {p_.H});
+    return {x.data, 0, x.strides[0], 0, 0};
+  }
+  // The bias, in any element type of q.
+  MatrixView bias(int64_t* dtype) {
+    Tensor x;
+    nanobind::handle from = next();
+    if (!read(from, ELEMENTS, &x)) return {};
+    if ((*dtype = x.element) >= DTYPES) throw BAD_TENSOR;
+    at_--;
+    return matrix(x.element, p_.Tq, p_.Tk);
+  }
+  // An int64 for every query.
+  const int64_t* indices() {
+    Tensor x;
+    if (!read(next(), INT64, &x)) return nullptr;
+    fit(x, {p_.Tq});
+    if (x.sizes[0] != p_.Tq || (p_.Tq > 1 && x.strides[0] != 1)) throw BAD_TENSOR;
+    return (const int64_t*)x.data;
+  }
+  void read_ranges(Mask* mask) {
+    mask->lo = matrix(INT64, p_.Tq, ANY, &mask->ranges);
+    int64_t ranges = 0;
+    mask->hi = matrix(INT64, p_.Tq, ANY, &ranges);
+    if (ranges != mask->ranges) throw BAD_RANGES;
+    mask->bits = matrix(BYTE, p_.Tq, p_.Tk);
   }
 
-// Calls `visit` with the name and the fields of every struct that Python packs.
-template <class Visit> void for_each_struct(Visit visit) {
-  STRUCT(Problem, FIELD(B), FIELD(H), FIELD(G), FIELD(Tq), FIELD(Tk), FIELD(D), FIELD(Dv),
-         FIELD(dtype), FIELD(q), FIELD(k), FIELD(v), FIELD(out), FIELD(lse), FIELD(rounding),
-         FIELD(scale), FIELD(softcap), FIELD(mask), FIELD(bias), FIELD(bias_dtype), FIELD(slopes),
-         FIELD(slopes_shift), FIELD(sinks), FIELD(dropout), FIELD(seed), FIELD(row_stats))
-  STRUCT(Mask, FIELD(before), FIELD(after), FIELD(ranges), FIELD(lo), FIELD(hi), FIELD(bits))
-  STRUCT(RowStats, FIELD(max), FIELD(sum), FIELD(moment), FIELD(n_top), FIELD(top_offsets),
-         FIELD(top_scores), FIELD(top_keys), FIELD(n_groups), FIELD(group_sums), FIELD(groups))
-  STRUCT(Group, FIELD(mask), FIELD(factors), FIELD(query_ids), FIELD(key_ids))
-  STRUCT(WeightSums, FIELD(max), FIELD(share), FIELD(received), FIELD(map_rows), FIELD(map_cols),
-         FIELD(map), FIELD(map_factors), FIELD(exact_row), FIELD(exact))
-  STRUCT(Gradients, FIELD(dout), FIELD(dlse), FIELD(dw_log_w), FIELD(dreceived), FIELD(delta),
-         FIELD(dq), FIELD(key_splits), FIELD(dq_split_stride), FIELD(dk), FIELD(dv), FIELD(dbias),
-         FIELD(of_these_keys))
+ private:
+  // Reads a tensor; returns false for None. ELEMENTS allows every element type.
+  static bool read(nanobind::handle from, int64_t element, Tensor* x) {
+    if (from.is_none()) return false;
+    if (!read_tensor(from.ptr(), x) || !x->on_cpu) throw BAD_TENSOR;
+    if (element != ELEMENTS && x->element != element) throw BAD_TENSOR;
+    if (!x->data && x->count()) throw NO_DATA;
+    return true;
+  }
+  // Checks the sizes; a dimension of size 1 broadcasts.
+  static void fit(Tensor& x, std::initializer_list<int64_t> sizes) {
+    if (x.dims != int64_t(sizes.size())) throw BAD_TENSOR;
+    int i = 0;
+    for (int64_t size : sizes) {
+      if (x.sizes[i] == 1) x.strides[i] = 0;
+      else if (x.sizes[i] != size && size != ANY) throw BAD_TENSOR;
+      i++;
+    }
+  }
+
+  PyObject* tuple_;
+  const Problem& p_;
+  Py_ssize_t at_ = 0;
+};
+
+// The tensors of a call besides `KernelArgs`, as Python passes them.
+struct Tensors { nanobind::handle q, k, v, out, lse, rounding; };
+
+// Reads a problem. q, k, v and out may lack leading dimensions, and a batch of 1 broadcasts.
+inline Problem read_problem(const Tensors& of, nanobind::handle kernel_args) {
+  Problem p{};
+  Tensor q, k, v;
+  for (auto [from, into] : {std::pair(of.q, &q), std::pair(of.k, &k), std::pair(of.v, &v)}) {
+    if (!read_tensor(from.ptr(), into) || into->dims < 2) throw BAD_TENSOR;
+    *into = into->as_4d();
+  }
+  if (q.element >= DTYPES) throw BAD_DTYPE;
+  p.B = q.sizes[0] != 1 ? q.sizes[0] : k.sizes[0] != 1 ? k.sizes[0] : v.sizes[0];
+  p.H = q.sizes[1], p.G = k.sizes[1], p.Tq = q.sizes[2], p.Tk = k.sizes[2];
+  p.D = q.sizes[3], p.Dv = v.sizes[3], p.dtype = q.element;
+  Members args(kernel_args, p);
+  p.q = args.vectors(of.q, p.dtype, p.H, p.Tq, p.D);
+  p.k = args.vectors(of.k, p.dtype, p.G, p.Tk, p.D);
+  p.v = args.vectors(of.v, p.dtype, p.G, p.Tk, p.Dv);
+  p.out = args.vectors(of.out, p.dtype, p.H, p.Tq, p.Dv);
+  p.rounding = args.vectors(of.rounding, p.dtype, p.H, p.Tq, p.Dv);
+  p.lse = args.numbers(of.lse, FLOAT64, p.Tq);
+  p.scale = args.number(), p.softcap = args.number();
+  p.mask.before = args.integer(), p.mask.after = args.integer();
+  args.read_ranges(&p.mask);
+  p.bias = args.bias(&p.bias_dtype);
+  p.slopes = args.per_head(), p.slopes_shift = args.integer();
+  p.sinks = args.per_head();
+  p.dropout = args.number();
+  nanobind::handle seed = args.next();
+  p.seed = seed.is_none() ? 0 : nanobind::cast<int64_t>(seed);
+  return p;
 }
-#undef STRUCT
-#undef FIELD
+
+// `groups` must outlive the result.
+inline RowStats read_row_stats(nanobind::handle from, const Problem& p,
+                               std::vector<Group>* groups) {
+  RowStats s{};
+  Members x(from, p);
+  s.max = x.queries(), s.sum = x.queries(), s.moment = x.queries();
+  s.largest = x.queries(), s.lse = x.queries(), s.entropy = x.queries(), s.share = x.queries();
+  s.top_offsets = x.keys();
+  s.top_scores = x.matrix(FLOAT32, p.Tq, ANY, &s.n_top);
+  int64_t n_keys = 0;
+  s.top_keys = x.matrix(INT64, p.Tq, ANY, &n_keys);
+  s.group_sums = x.matrix(FLOAT32, p.Tq, ANY, &s.n_groups);
+  for (nanobind::handle of_group : nanobind::cast<nanobind::list>(x.next())) {
+    Group group{};
+    Members members(of_group, p);
+    group.mask.before = members.integer(), group.mask.after = members.integer();
+    members.read_ranges(&group.mask);
+    group.factors = members.keys();
+    group.query_ids = members.queries(), group.key_ids = members.keys();
+    groups->push_back(group);
+  }
+  s.top_weights = x.flag();
+  if (n_keys != s.n_top || int64_t(groups->size()) != s.n_groups) throw BAD_TENSOR;
+  s.groups = groups->data();
+  return s;
+}
+
+inline WeightSums read_weight_sums(nanobind::handle from, const Problem& p) {
+  WeightSums s{};
+  Members x(from, p);
+  s.max = x.queries(), s.share = x.queries(), s.received = x.keys();
+  s.map_rows = x.integer(), s.map_cols = x.integer();
+  s.map = x.matrix(FLOAT32, s.map_rows, s.map_cols);
+  s.map_factors = x.keys();
+  s.exact_row = x.indices();
+  s.exact = x.matrix(FLOAT32, ANY, p.Tk);
+  return s;
+}
+
+inline Gradients read_gradients(nanobind::handle from, const Problem& p) {
+  Gradients g{};
+  Members x(from, p);
+  g.dout = x.vectors(p.dtype, p.Tq, p.Dv);
+  g.dlse = x.queries(), g.dw_log_w = x.queries(), g.dreceived = x.keys(), g.delta = x.queries();
+  nanobind::handle dq = x.next();
+  g.key_splits = x.integer(), g.dq_split_stride = x.integer();
+  g.dq = x.vectors(dq, g.key_splits == 1 ? p.dtype : int64_t(FLOAT32), p.H, p.Tq, p.D);
+  g.dk = x.vectors(FLOAT32, p.Tk, p.D), g.dv = x.vectors(FLOAT32, p.Tk, p.Dv);
+  g.dbias = x.matrix(FLOAT32, p.Tq, p.Tk);
+  g.of_these_keys = x.flag();
+  return g;
+}
 
 }  // namespace clearhead

@@ -28,47 +28,59 @@ struct DLPackExchangeAPI {
   // Fills `into`, whose pointers belong to the tensor. The function may be null.
   int (*read)(void* object, DLTensor* into);
 };
-enum : int { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4 };
+enum : int { DL_CPU = 1, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
 
 const DLPackExchangeAPI* exchange;  // set while the package is imported, before any call
 
-Dtype dtype_of(DLDataType type) {
-  if (type.lanes == 1 && type.code == DL_FLOAT && type.bits == 32) return FLOAT32;
-  if (type.lanes == 1 && type.code == DL_FLOAT && type.bits == 16) return FLOAT16;
-  if (type.lanes == 1 && type.code == DL_BFLOAT && type.bits == 16) return BFLOAT16;
-  return DTYPES;
+int64_t element_of(DLDataType type) {
+  const auto is = [&](int code, int bits) { return type.code == code && type.bits == bits; };
+  if (type.lanes != 1) return ELEMENTS;
+  if (is(DL_FLOAT, 32)) return FLOAT32;
+  if (is(DL_FLOAT, 16)) return FLOAT16;
+  if (is(DL_BFLOAT, 16)) return BFLOAT16;
+  if (is(DL_FLOAT, 64)) return FLOAT64;
+  if (is(DL_INT, 64)) return INT64;
+  if (is(DL_BOOL, 8) || is(DL_UINT, 8)) return BYTE;
+  return ELEMENTS;
 }
 
 }  // namespace
 
-TensorView Layout::at(void* data) const {
-  auto stride = [&](int i) { return sizes[i] == 1 ? 0 : strides[i]; };
-  return {data, stride(0), stride(1), stride(2)};
+int64_t Tensor::count() const {
+  int64_t n = 1;
+  for (int i = 0; i < dims; i++) n *= sizes[i];
+  return n;
 }
 
-void take_exchange(const void* api) {
+Tensor Tensor::as_4d() const {
+  Tensor x = *this;
+  x.dims = 4;
+  for (int64_t i = 0, missing = 4 - dims; i < 4; i++) {
+    x.sizes[i] = i < missing ? 1 : sizes[i - missing];
+    x.strides[i] = i < missing ? 0 : strides[i - missing];
+  }
+  return x;
+}
+
+bool take_exchange(const void* api) {
   auto* x = (const DLPackExchangeAPI*)api;
   while (x && !(x->major == 1 && x->read)) x = x->previous;
   exchange = x;
+  return x;
 }
 
-bool read_tensor(void* tensor, Layout* layout, void** data) {
+bool read_tensor(void* tensor, Tensor* into) {
   DLTensor x;
-  if (!exchange) return false;
-  if (exchange->read(tensor, &x) != 0) {  // sparse, or without memory
+  if (exchange->read(tensor, &x) != 0) {
     PyErr_Clear();
     return false;
   }
-  layout->dtype = dtype_of(x.dtype);
-  layout->dims = x.ndim;
-  if (x.device.type != DL_CPU || !x.data || layout->dtype == DTYPES) return false;
-  if (x.ndim < 2 || x.ndim > 4) return false;
-  for (int i = 0; i < 4; i++) {
-    int given = i - (4 - x.ndim);
-    layout->sizes[i] = given < 0 ? 1 : x.shape[given];
-    layout->strides[i] = given < 0 ? 0 : x.strides[given];
-  }
-  *data = (char*)x.data + x.byte_offset;
+  into->element = element_of(x.dtype);
+  into->dims = x.ndim;
+  if (x.ndim > 4 || into->element == ELEMENTS) return false;
+  into->on_cpu = x.device.type == DL_CPU;
+  into->data = x.data ? (char*)x.data + x.byte_offset : nullptr;
+  for (int i = 0; i < x.ndim; i++) into->sizes[i] = x.shape[i], into->strides[i] = x.strides[i];
   return true;
 }
 

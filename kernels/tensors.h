@@ -5,21 +5,27 @@
 
 namespace clearhead {
 
-// A tensor of 2 to 4 dimensions as (b, h, t, x); missing ones in front have size 1.
-struct Layout {
-  int64_t dtype, dims;  // a Dtype; the tensor's own number of dimensions
+// The element types of tensors: those of `Dtype`, and others that the core reads or writes.
+enum Element : int64_t { FLOAT64 = DTYPES, INT64, BYTE, ELEMENTS };
+
+// A tensor of up to 4 dimensions.
+struct Tensor {
+  void* data;
+  int64_t element, dims;  // an Element
+  bool on_cpu;
   int64_t sizes[4], strides[4];
 
-  bool contiguous_rows() const { return sizes[3] == 1 || strides[3] == 1; }
-  // The view that the core reads: a dimension of size 1 broadcasts.
-  TensorView at(void* data) const;
+  int64_t count() const;
+  // Moves the dimensions to the end of (b, h, t, x); missing ones in front have size 1.
+  Tensor as_4d() const;
 };
 
-// Stores torch's functions from the `DLPackExchangeAPI` at this address, if its ABI is known.
-void take_exchange(const void* api);
+// Stores torch's functions from the `DLPackExchangeAPI` at this address. Returns false if its ABI
+// is unknown.
+bool take_exchange(const void* api);
 
-// Reads a `torch.Tensor`, a PyObject. Returns false, without an error in Python, if it has no such
-// layout, or no memory on the CPU.
-bool read_tensor(void* tensor, Layout* layout, void** data);
+// Reads a `torch.Tensor`, a PyObject. Returns false, without an error in Python, if it has no
+// strides (sparse, nested), more dimensions, or another element type.
+bool read_tensor(void* tensor, Tensor* into);
 
 }  // namespace clearhead

@@ -30,8 +30,12 @@ class RowEpilogue {
     sum_ = sum;
   }
 
-  // The factor of the weighted sums.
+  // The factor of the weighted sums. Without dropout it is the weight at the maximum.
   float scale() const { return scale_; }
+  // The natural logarithm of the sum, relative to `max_logit`, both with the sink.
+  double log_sum() const { return log(double(sum_)); }
+  double max_logit() const { return max_logit_; }
+  bool is_empty() const { return sum_ == 0; }
 
   // Writes numbers `from` to `from + size` of a row of the output from their weighted sums `o`.
   // Writes the difference to o * unrounded_scale to `rounding`.

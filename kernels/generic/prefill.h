@@ -12,8 +12,9 @@
 // block computes its scores (18 KB, which stay in L1), softmax and weighted sum.
 //
 // Statistics. Those of a row are computed in the softmax pass. A moment takes one more FMA a
-// vector. The largest scores take one comparison a vector, in blocks whose maximum may enter the
-// list. Groups of keys are summed afterwards (group_sums.h). The operations of the output are the same, hence its
+// vector. The largest scores are listed for W rows at once in a row's first block, and take one
+// comparison a vector later, in blocks whose maximum may enter the list. Groups of keys are summed
+// afterwards (group_sums.h). The operations of the output are the same, hence its
 // bits too. Statistics that need final weights (received, maps, exact rows) take a second sweep
 // (weight_sums.h).
 //
@@ -56,7 +57,8 @@ template <class A> class Prefill : GroupSums<A> {
  private:
   Prefill(const Problem& p, const PrefillTask& task, Arena& arena, int64_t rows)
       : Base(p, task, arena, rows), stats_(p.row_stats ? *p.row_stats : RowStats{}),
-        writes_out_(p.out.data), dropout_(p), columns_(p.Dv), o_stride_(columns_.stride()) {
+        has_moment_(stats_.moment.data || stats_.entropy.data), writes_out_(p.out.data),
+        dropout_(p), columns_(p.Dv), o_stride_(columns_.stride()) {
     max_ = arena.allocate<float>(n_blocks_ * PADDED_ROWS);
     sum_ = arena.allocate<float>(n_blocks_ * PADDED_ROWS);
     sums_rounded_ = PER_UNIT == 2 && p.rounding.data && !dropout_.active();
@@ -66,7 +68,7 @@ template <class A> class Prefill : GroupSums<A> {
       v_ = arena.allocate<Unit>(KEY_BLOCK / PER_UNIT * o_stride_);
       masked_v_ = arena.allocate<Unit>(KEY_BLOCK / PER_UNIT * o_stride_);
     }
-    moment_ = arena.allocate<float>(stats_.moment.data ? n_blocks_ * PADDED_ROWS : 0);
+    moment_ = arena.allocate<float>(has_moment_ ? n_blocks_ * PADDED_ROWS : 0);
     top_scores_ = arena.allocate<float>(n_rows_ * stats_.n_top);
     top_keys_ = arena.allocate<int64_t>(n_rows_ * stats_.n_top);
   }
@@ -86,8 +88,8 @@ template <class A> class Prefill : GroupSums<A> {
         scores(i);
         if (dropout_.active()) softmax<false, true, false>(i);
         else if (sums_rounded_)
-          stats_.moment.data ? softmax<true, false, true>(i) : softmax<false, false, true>(i);
-        else stats_.moment.data ? softmax<true, false, false>(i) : softmax<false, false, false>(i);
+          has_moment_ ? softmax<true, false, true>(i) : softmax<false, false, true>(i);
+        else has_moment_ ? softmax<true, false, false>(i) : softmax<false, false, false>(i);
         if (writes_out_) weighted_sum(i);
       }
     }
@@ -98,7 +100,7 @@ template <class A> class Prefill : GroupSums<A> {
     for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++)
       max_[i] = -INF, sum_[i] = rounded_sum_[i] = 0;
     if (writes_out_) clear(o_, n_rows_ * o_stride_);
-    if (stats_.moment.data)
+    if (has_moment_)
       for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++) moment_[i] = 0;
     for (int64_t i = 0; i < n_rows_ * stats_.n_top; i++) top_scores_[i] = -INF, top_keys_[i] = -1;
     start_groups();
@@ -175,12 +177,12 @@ template <class A> class Prefill : GroupSums<A> {
         store(at, mul(load(rescale_ + r), fma(shift, load(row_sum + r), load(at))));
       }
     }
+    if (stats_.n_top) update_tops(i);  // before weights overwrite the scores
     F sums[PADDED_ROWS], moments[PADDED_ROWS], rounded_sums[PADDED_ROWS];
     for (int r = 0; r < rows; r++) {
       const float* s = s_ + r * SCORE_STRIDE;
       auto* w = (typename A::Weight*)(weights_ + r * WEIGHT_STRIDE);
       F from = splat(base[r]), sum = zero(), moment = zero(), rounded_sum = zero();
-      if (stats_.n_top) update_top(i * QUERY_BLOCK + r, s);
       const Row& x = row_[i * QUERY_BLOCK + r];
       uint32_t row_key = DROPOUT ? dropout_.row_key(task_.b, x.h, x.q) : 0;
 #pragma GCC unroll 3
@@ -213,77 +215,108 @@ template <class A> class Prefill : GroupSums<A> {
     if (n_groups_) add_to_groups(i, base, rescale_, row_total);
   }
 
-  // Updates the heap of a row's n largest scores, whose root is the smallest. Keys ascend; among
-  // equal scores the first is kept.
-  void update_top(int64_t row, const float* s) {
-    const int64_t n_top = stats_.n_top;
-    float *best = top_scores_ + row * n_top, edge = best[0];
-    int64_t* keys = top_keys_ + row * n_top;
-    F top = lane_max_[row % QUERY_BLOCK];
-    if (stats_.top_offsets.data) s = add_top_offsets(row_[row], s, &top);
-    if (!word(less(splat(edge), top))) return;
-    // In the first block most scores would enter the heap and leave it again. The n-th largest lane
-    // maximum is at most the n-th largest score, so smaller scores are skipped.
-    if (keys[0] < 0 && n_top <= W) edge = nextafterf(largest_lane(top, n_top - 1), -INF);
-    for (int k = begin_; k < end_; k += 64) {
-      uint64_t larger = 0;
-      for (int n = 0; n < min(64, end_ - k); n += W)
-        larger |= word(less(splat(max(edge, best[0])), load(s + k + n))) << n;
-      for (; larger; larger &= larger - 1) {
-        int key = k + __builtin_ctzll(larger);
-        if (s[key] > best[0]) replace_root(best, keys, n_top, s[key], key_block_.lo + key);
+  // Updates the lists of the n largest scores, in falling order, of a query block. Keys ascend;
+  // among equal scores the first is kept.
+  void update_tops(int64_t i) {
+    for (int64_t row = i * QUERY_BLOCK, end = row + rows_of(i); row < end; row += W) {
+      const int rows = int(min<int64_t>(W, end - row));
+      bool empty = stats_.n_top <= MOST_IN_LANES;
+      for (int r = 0; r < rows; r++) empty &= top_keys_[(row + r) * stats_.n_top] < 0;
+      if (empty) (this->*begin_tops_of_size(stats_.n_top))(row, rows);
+      else
+        for (int r = 0; r < rows; r++) update_top(row + r);
+    }
+  }
+  // Returns `begin_tops` for lists of this size: exactly up to 8, which are the usual ones.
+  static auto begin_tops_of_size(int64_t n) {
+    static constexpr auto functions = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<void (Prefill::*)(int64_t, int), sizeof...(i)>{{&Prefill::begin_tops<i + 1>...}};
+    }(std::make_integer_sequence<int, 8>());
+    return n <= 8 ? functions.entry[n - 1] : &Prefill::begin_tops<MOST_IN_LANES>;
+  }
+  // Lists the largest scores of rows that have none, with a row in each lane.
+  template <int N> void begin_tops(int64_t row, int rows) {
+    const int64_t n = stats_.n_top;
+    F best[N], keys[N];
+#pragma GCC unroll 16
+    for (int j = 0; j < N; j++) best[j] = splat(-INF), keys[j] = splat(-1);
+    for (int k = begin_; k < end_; k += W) {
+      F y[W];
+      for (int r = 0; r < W; r++) y[r] = top_scores_of(row + min(r, rows - 1), k);
+      transpose(y);
+      for (int x = 0; x < W; x++) {
+        Lanes enters = less(best[N - 1], y[x]);
+        if (!word(enters)) continue;
+        const F key = splat(float(k + x));
+#pragma GCC unroll 16
+        for (int j = N - 1; j > 0; j--) {
+          const Lanes above = less(best[j - 1], y[x]);
+          best[j] = select(above, best[j - 1], select(enters, y[x], best[j]));
+          keys[j] = select(above, keys[j - 1], select(enters, key, keys[j]));
+          enters = above;
+        }
+        best[0] = select(enters, y[x], best[0]);
+        keys[0] = select(enters, key, keys[0]);
+      }
+    }
+    for (int64_t j = 0; j < n; j++) {
+      float scores[W], at[W];
+      store(scores, best[j]);
+      store(at, keys[j]);
+      for (int r = 0; r < rows; r++) {
+        top_scores_[(row + r) * n + j] = scores[r];
+        top_keys_[(row + r) * n + j] = at[r] < 0 ? -1 : key_block_.lo + int64_t(at[r]);
       }
     }
   }
-  // Adds the offset of each key to the scores of a row; returns the sums, and their lane maxima.
-  const float* add_top_offsets(const Row& x, const float* s, F* top) {
-    *top = splat(-INF);
-    for (int k = begin_; k < end_; k += W) {
-      int64_t key = key_block_.lo + k;
-      F y = load(s + k),
-        offset = load_part(row_at(stats_.top_offsets, task_.b, x.h, key), in_vector(p_.Tk - key));
-      y = select(equal(y, splat(-INF)), y,
-                 add(y, offset));  // -inf stays, also if the offset is NaN
-      store(raised_ + k, y);
-      *top = max(*top, y);
+  void update_top(int64_t row) {
+    const int64_t n = stats_.n_top;
+    float* best = top_scores_ + row * n;
+    const float* s = s_ + row % QUERY_BLOCK * SCORE_STRIDE;
+    F top = lane_max_[row % QUERY_BLOCK];
+    if (stats_.top_offsets.data) {
+      top = splat(-INF);
+      for (int k = begin_; k < end_; k += W) {
+        F y = top_scores_of(row, k);
+        store(raised_ + k, y);
+        top = max(y, top);
+      }
+      s = raised_;
     }
-    return raised_;
+    if (!word(less(splat(best[n - 1]), top))) return;
+    for (int k = begin_; k < end_; k += 64) {
+      uint64_t larger = 0;
+      for (int x = 0; x < min(64, end_ - k); x += W)
+        larger |= word(less(splat(best[n - 1]), load(s + k + x))) << x;
+      for (; larger; larger &= larger - 1) {
+        int key = k + __builtin_ctzll(larger);
+        if (s[key] > best[n - 1]) insert_top(row, s[key], key_block_.lo + key);
+      }
+    }
   }
-  // Replaces the root of a heap of n entries and restores the heap.
-  static void replace_root(float* best, int64_t* keys, int64_t n, float y, int64_t key) {
-    auto ranks_lower = [](float a, int64_t i, float b, int64_t j) {
-      return a < b || (a == b && i > j);
-    };
-    int64_t at = 0;
-    for (int64_t next = 1; next < n; next = 2 * at + 1) {
-      if (next + 1 < n && ranks_lower(best[next + 1], keys[next + 1], best[next], keys[next]))
-        next++;
-      if (!ranks_lower(best[next], keys[next], y, key)) break;
-      best[at] = best[next], keys[at] = keys[next];
-      at = next;
+  // Returns W scores of a row from key `k` of the block on, plus the offsets of the keys.
+  F top_scores_of(int64_t row, int k) const {
+    F y = load(s_ + row % QUERY_BLOCK * SCORE_STRIDE + k);
+    if (!stats_.top_offsets.data) return y;
+    int64_t key = key_block_.lo + k;
+    const float* offsets = row_at(stats_.top_offsets, task_.b, row_[row].h, key);
+    F offset = load_part(offsets, in_vector(p_.Tk - key));
+    return select(equal(y, splat(-INF)), y, add(y, offset));  // also if the offset is NaN
+  }
+  // Inserts a score after those that are as large, and drops the last.
+  void insert_top(int64_t row, float y, int64_t key) {
+    const int64_t n = stats_.n_top;
+    float* best = top_scores_ + row * n;
+    int64_t *keys = top_keys_ + row * n, at = 0;
+    for (int64_t end = n - 1; at < end;) {
+      int64_t middle = (at + end) / 2;
+      if (best[middle] < y) end = middle;
+      else at = middle + 1;
     }
+    const size_t moved = size_t(n - 1 - at);
+    __builtin_memmove(best + at + 1, best + at, moved * sizeof *best);
+    __builtin_memmove(keys + at + 1, keys + at, moved * sizeof *keys);
     best[at] = y, keys[at] = key;
-  }
-  // Sorts a heap in descending order.
-  static void sort_heap(float* best, int64_t* keys, int64_t n) {
-    while (n-- > 1) {
-      float y = best[n];
-      int64_t key = keys[n];
-      best[n] = best[0], keys[n] = keys[0];
-      replace_root(best, keys, n, y, key);
-    }
-  }
-
-  // Returns the largest lane besides the n largest.
-  static float largest_lane(F x, int64_t n) {
-    float lane[W];
-    store(lane, x);
-    for (;; n--) {
-      int at = 0;
-      for (int i = 1; i < W; i++) at = lane[i] > lane[at] ? i : at;
-      if (n == 0) return lane[at];
-      lane[at] = -INF;
-    }
   }
 
   // Pass 4: computes the weighted sum of the values.
@@ -353,28 +386,56 @@ template <class A> class Prefill : GroupSums<A> {
         end.write<E>(p_, task_.b, r.h, r.q, 0, o_ + i * o_stride_, p_.Dv, unrounded_scale);
       }
       end.write_lse(p_, task_.b, r.h, r.q);
-      if (p_.row_stats) write_stats(r, i, at);
+      if (p_.row_stats) write_stats(r, i, at, end);
     }
   }
 
-  void write_stats(const Row& r, int64_t row, int64_t at) {
-    int64_t b = task_.b, best = stats_.n_top;
-    sort_heap(top_scores_ + row * best, top_keys_ + row * best, best);
+  void write_stats(const Row& r, int64_t row, int64_t at, const RowEpilogue& end) {
+    const int64_t n = stats_.n_top;
+    auto write = [&](const TensorView& to, float x) {
+      if (to.data) *row_at(to, task_.b, r.h, r.q) = x;
+    };
     // A vector maximum ignores NaN, but the sum does not.
-    bool has_nan = sum_[at] != sum_[at] && max_[at] < INF;
-    *row_at(stats_.max, b, r.h, r.q) = has_nan ? sum_[at] : max_[at];
-    *row_at(stats_.sum, b, r.h, r.q) = sum_[at];
-    if (stats_.moment.data) *row_at(stats_.moment, b, r.h, r.q) = moment_[at];
-    for (int64_t j = 0; j < best; j++) {
-      row_at<float>(stats_.top_scores, b, r.h, r.q)[j] = top_scores_[row * best + j];
-      row_at<int64_t>(stats_.top_keys, b, r.h, r.q)[j] = top_keys_[row * best + j];
+    const bool has_nan = sum_[at] != sum_[at] && max_[at] < INF;
+    const float top = has_nan ? sum_[at] : max_[at], share = end.scale();
+    const double largest = top * logits_.logit_scale();
+    write(stats_.max, top);
+    write(stats_.sum, sum_[at]);
+    write(stats_.largest, float(largest));
+    write(stats_.share, share);
+    if (stats_.moment.data) write(stats_.moment, moment_[at]);
+    if (stats_.lse.data || stats_.entropy.data) {
+      const double log_sum = end.log_sum();
+      write(stats_.lse, end.is_empty() ? -INF : float(end.max_logit() + log_sum));
+      const double gap = end.max_logit() - largest + log_sum;
+      write(stats_.entropy, share == 0 ? 0 : entropy(at, share, gap));
     }
+    const float base = top == -INF ? 0 : top;
+    for (int64_t j = 0; j < n; j += W) {
+      const float* best = top_scores_ + row * n + j;
+      const int part = in_vector(n - j);
+      F y = load_part(best, part);
+      if (stats_.top_weights)
+        y = mul(exp2<5>(mul(sub(y, splat(base)), splat(logits_.log2_scale()))), splat(share));
+      store_part(row_at<float>(stats_.top_scores, task_.b, r.h, r.q) + j, y, part);
+    }
+    for (int64_t j = 0; j < n; j++)
+      row_at<int64_t>(stats_.top_keys, task_.b, r.h, r.q)[j] = top_keys_[row * n + j];
     for (int64_t g = 0; g < n_groups_; g++)
-      row_at<float>(stats_.group_sums, b, r.h, r.q)[g] = group_sum(row, g);
+      row_at<float>(stats_.group_sums, task_.b, r.h, r.q)[g] = group_sum(row, g);
   }
+  // Returns - sum of w ln w. With w = p * share and p = 2^y it is
+  // share * (-ln(share) * sum of p - sum of p ln p), where `gap` is -ln(share).
+  float entropy(int64_t at, double share, double gap) const {
+    const double x = share * (gap * sum_[at] - moment_[at] / LOG2E);
+    return x <= 0 ? 0 : float(x);  // rounding may yield -1e-8; NaN stays
+  }
+
+  // The most entries of a list that `begin_tops` holds in registers and L1.
+  static constexpr int64_t MOST_IN_LANES = 16;
 
   RowStats stats_;
-  bool writes_out_;
+  bool has_moment_, writes_out_;
   Dropout dropout_;
   Columns columns_;
   int64_t o_stride_;

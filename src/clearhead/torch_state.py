@@ -241,6 +241,22 @@ def is_intercepted() -> bool:
     )
 
 
+def is_undisturbed() -> bool:
+    """Does nothing intercept, batch or differentiate the operations of an eager call?
+
+    It is one expression, because a small call spends most of its time in checks.
+    """
+    return (
+        _get_tracing_state() is None
+        and _len_torch_dispatch_stack() == 0
+        and _len_torch_function_stack() == 0
+        and not is_included(PRE_DISPATCH)
+        and not is_included(LEGACY_VMAP)
+        and peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+    )
+
+
 def sees_functions() -> bool:
     """Does a `TorchFunctionMode` intercept the functions of torch in an eager call?"""
     return not torch.compiler.is_compiling() and _len_torch_function_stack() != 0

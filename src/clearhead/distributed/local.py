@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..engines import CORE
 from ..engines.cpu.backward import OutputGrads, gradients as core_gradients
-from ..engines.cpu.pack import args_of, attend as core_attend
+from ..engines.cpu.call import args_of, attend as core_attend
 from ..engines.tiled import TILE_KEYS, TILE_QUERIES, state_of_queries
 from ..masks import Grid
 from ..problem import dropout, online_softmax

@@ -17,6 +17,7 @@ from .choice import (
     named,
     order,
     order_on,
+    statistics_of,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "named",
     "order",
     "order_on",
+    "statistics_of",
 ]

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Statistic, lse_alone, parse_stats
+from ..stats import Partial, Result, Statistic, lse_alone, parse_stats
 from .cpu import Cpu
 from .devices import CPU
-from .engine import Answer, Engine
+from .engine import Engine, Results
 from .gpu.flex import Flex
 from .gpu.fused import Fused
 from .gpu.triton import Triton
@@ -98,20 +98,31 @@ def named(engine: object) -> Engine:
 def compute_stats(
     problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
 ) -> Partial:
-    """Compute statistics of all queries over all keys, without the output.
+    """Compute statistics of all queries over all keys, without the output, to be merged.
 
     The C++ core or the Triton kernels compute them if they can, otherwise `tiled`. Raises what
     `parse_stats` raises.
     """
     problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
-    engine = next((e for e in (CORE, TRITON) if not e.why_not(problem)), TILED)
-    stats = engine.answer(problem, inputs, parsed, output=False).stats
+    stats = _engine_of_stats(problem).answer(problem, inputs, parsed, output=False).stats
     return stats or Partial.of_all(problem, parsed, None)  # no statistics
+
+
+def statistics_of(
+    problem: Problem, inputs: Inputs, statistics: Iterable[str | Statistic]
+) -> dict[str, Result]:
+    """Compute finished statistics of all queries over all keys, as `compute_stats` chooses."""
+    problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
+    return _engine_of_stats(problem).results(problem, inputs, parsed, output=False).stats
+
+
+def _engine_of_stats(problem: Problem) -> Engine:
+    return next((e for e in (CORE, TRITON) if not e.why_not(problem)), TILED)
 
 
 def answer(
     engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> Answer:
+) -> Results:
     """Compute the output and statistics of the weights.
 
     torch's kernels compute no statistic but the log-sum-exp, so on a GPU the Triton kernels compute
@@ -122,5 +133,5 @@ def answer(
     by_torch = statistics and engine in (FUSED, SDPA, FLEX) and not alone
     if by_torch and not TRITON.why_not(undropped):
         out = engine.answer(problem, inputs).out
-        return Answer(out, TRITON.answer(undropped, inputs, statistics, output=False).stats)
-    return engine.answer(problem, inputs, statistics)
+        return Results(out, TRITON.results(undropped, inputs, statistics, output=False).stats)
+    return engine.results(problem, inputs, statistics)

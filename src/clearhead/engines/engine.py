@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Statistic, sweep
+from ..stats import Partial, Result, Statistic, sweep
 
 NO_BATCHING_RULE = (
     "torch has no batching rules for its steps in a backward pass of is_grads_batched=True"
@@ -25,6 +25,13 @@ class Answer(NamedTuple):
         """The output, which must have been requested."""
         assert self.out is not None
         return self.out
+
+
+class Results(NamedTuple):
+    """An `Answer` whose statistics are finished, by name."""
+
+    out: Tensor | None
+    stats: dict[str, Result]
 
 
 class Engine(ABC):
@@ -66,6 +73,18 @@ class Engine(ABC):
             self.compute(problem, inputs) if output else None,
             sweep(problem.without_dropout, inputs, statistics) if statistics else None,
         )
+
+    def results(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        statistics: tuple[Statistic, ...] = (),
+        *,
+        output: bool = True,
+    ) -> Results:
+        """Compute as `answer`, and finish the statistics."""
+        out, stats = self.answer(problem, inputs, statistics, output=output)
+        return Results(out, {} if stats is None else stats.finish())
 
     def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         """Compute only the output. An engine defines this method, or `answer` if its kernels also

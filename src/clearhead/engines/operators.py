@@ -6,13 +6,14 @@ saves, the shapes of gradients, vmap, and the registration of all of these.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..masks.key_ranges import UNLIMITED
+from ..masks import Grid, Mask
+from ..masks.key_ranges import UNLIMITED, KeyRanges
 from ..masks.values import shared_offset
 from ..problem.biases import Alibi, TensorBias
 from ..problem.problem import Problem
@@ -60,17 +61,27 @@ class KernelArgs(NamedTuple):
     seed: int | Tensor | None = None
 
 
+# A mask as arguments of a kernel: before, after, lo, hi, bits.
+MaskArgs: TypeAlias = tuple[int, int, Tensor | None, Tensor | None, Tensor | None]
+UNMASKED: MaskArgs = (UNLIMITED, UNLIMITED, None, None, None)
+
+
+def mask_args(mask: Mask, grid: Grid, key_ranges: Callable[[], KeyRanges]) -> MaskArgs:
+    """Return a mask as arguments of a kernel; `key_ranges` computes its ranges.
+
+    A band is two numbers. Tensors would be most of the cost of a small call.
+    """
+    if (band := mask.band(grid)) is not None:
+        return *band, None, None, None
+    ranges = key_ranges()
+    return UNLIMITED, UNLIMITED, ranges.lo, ranges.hi, ranges.bits
+
+
 def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
     """Return a problem's mask, bias, sinks and dropout as arguments of a kernel."""
-    before = after = UNLIMITED
-    lo = hi = bits = bias = slopes = sinks = None
+    seen = mask_args(p.mask, p.grid, lambda: p.key_ranges) if p.masked else UNMASKED
+    bias = slopes = sinks = None
     shift = 0
-    if p.masked:
-        # A band is two numbers. Tensors would be most of the cost of a small call.
-        if (band := p.mask.band(p.grid)) is not None:
-            before, after = band
-        else:
-            lo, hi, bits = p.key_ranges.lo, p.key_ranges.hi, p.key_ranges.bits
     if isinstance(p.bias, TensorBias):
         bias = p.bias.as_4d().resolve_neg()
     elif isinstance(p.bias, Alibi):
@@ -79,8 +90,7 @@ def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
     if p.sinks is not None:
         sinks = p.sinks.float().resolve_neg()
     return KernelArgs(
-        p.scale, p.softcap or 0.0, before, after, lo, hi, bits, bias, slopes, shift, sinks,
-        p.dropout, seed,
+        p.scale, p.softcap or 0.0, *seen, bias, slopes, shift, sinks, p.dropout, seed
     )  # fmt: skip
 
 
@@ -111,8 +121,8 @@ SUMS = {"received", "pooled", "exact_rows"}
 
 def in_kernels(statistic: Statistic) -> bool:
     """Return whether the kernels compute the accumulators of this statistic."""
-    if isinstance(statistic, RowStatistic):
-        return statistic.accumulator in ACCUMULATORS
+    if statistic.sweep == "first":
+        return cast(RowStatistic, statistic).accumulator in ACCUMULATORS
     return statistic.name in SUMS
 
 
@@ -123,7 +133,9 @@ BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))
 def with_rows(x: Tensor) -> Tensor:
     """Return the same numbers with a contiguous last dimension; other strides are kept."""
     x = x.resolve_neg() if x.is_neg() else x
-    return x if x.stride()[3] == 1 or x.shape[3] <= 1 else x.contiguous()
+    if x.stride()[3] == 1 or x.shape[3] <= 1:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps strides without rows
 
 
 def with_own_buffers(function: Function) -> Function:

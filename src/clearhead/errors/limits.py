@@ -30,8 +30,6 @@ TOKENS_AT_ONCE = 4096  # tokens in the copies of a batch that effects run togeth
 MASK_QUERIES_AT_ONCE = 256  # queries of a mask of bits that a metric reads
 
 # Results stored for later calls.
-MOST_REPEATED_CALLS = 256  # calls whose arguments are stored as the kernels read them
-MOST_REPEATED_RANGES = 2**12  # key ranges that are stored with each of these calls: 64 kB
 MASKS_KEPT = 4  # edited masks that an edit stores, because layers alternate between a few
 TOKENS_AHEAD = 256  # tokens for which a cache allocates memory: it copies less than 1 % more
 

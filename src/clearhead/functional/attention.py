@@ -5,15 +5,14 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from ..engines import CORE, answer, choose
-from ..engines.cpu import repeated_calls
-from ..engines.engine import Engine
+from ..engines import CORE, answer, choice, choose
+from ..engines.cpu import direct
 from ..errors import refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Statistic
+from ..stats import Result, Statistic
 from ..torch_state import no_autocast
 from .ambient import ALONE, Ambient, EditedCall, ambient, visible
 
@@ -85,55 +84,51 @@ def attention(
     """
     if unknown:
         refuse_keywords(attention, unknown)
-    # 1. A call that repeats an earlier one goes to the core without checks.
-    around, signature = ambient(), None
-    plain = bias is sinks is seed is None
-    undropped = dropout is None or (type(dropout) is float and dropout == 0.0)
-    if plain and undropped and engine == "auto" and around == ALONE:
-        signature = repeated_calls.signature(q, k, v, mask, scale, softcap)
-        if signature is not None and (out := repeated_calls.replay(signature, q, k, v)) is not None:
+    around = ambient()
+    # 1. A plain call goes to the core after quick checks.
+    if is_plain_call(bias, sinks, dropout, seed, engine, around):
+        if (out := direct.output_of(q, k, v, mask, scale, softcap)) is not None:
             return out
     # 2. Inside `distributed.sharded` the ranks compute together.
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     if around.ranks is not None:
         return around.ranks.attention(q, k, v, options, engine, around)
-    # 3. Any other call is checked, computed by the chosen engine, and stored for repetition.
+    # 3. Any other call is checked, and computed by the chosen engine.
     problem, inputs = make_problem(q, k, v, options)
-    if signature is None:
-        return problem.shape_back(_output(problem, inputs, engine, around))
-    chosen = choose(problem, engine)
-    if chosen is CORE:
-        out = repeated_calls.run_and_remember(signature, Inputs(q, k, v), mask, problem, inputs)
-        if out is not None:
-            return out
-    return problem.shape_back(_output(problem, inputs, chosen, around))
+    return problem.shape_back(_output(problem, inputs, engine, around))
 
 
-def _output(problem: Problem, inputs: Inputs, engine: str | Engine, around: Ambient) -> Tensor:
+def is_plain_call(
+    bias: object, sinks: object, dropout: object, seed: object, engine: str, around: Ambient
+) -> bool:
+    """Can `engines.cpu.direct` compute a call with these arguments?"""
+    if not (around == ALONE and engine == "auto" and bias is sinks is seed is None):
+        return False
+    undropped = dropout is None or (type(dropout) is float and dropout == 0.0)
+    return undropped and choice.ENGINES[0] is CORE
+
+
+def _output(problem: Problem, inputs: Inputs, engine: str, around: Ambient) -> Tensor:
     """Compute the output, (B, H, Tq, Dv), by the first engine that can."""
     if inputs.q.is_meta:  # a shape without numbers
-        _chosen(problem, engine)
+        choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         return problem.with_zero_grad(out, *inputs) if problem.grad else out
     return compute(problem, inputs, engine, around).out
 
 
-def _chosen(problem: Problem, engine: str | Engine) -> Engine:
-    return engine if isinstance(engine, Engine) else choose(problem, engine)
-
-
 class Computed(NamedTuple):
-    """The edited problem, its output (B, H, Tq, Dv), and its statistics (None if not requested)."""
+    """The edited problem, its output (B, H, Tq, Dv), and its statistics by name."""
 
     problem: Problem
     out: Tensor
-    stats: Partial | None
+    stats: dict[str, Result]
 
 
 def compute(
     problem: Problem,
     inputs: Inputs,
-    engine: str | Engine,
+    engine: str,
     around: Ambient,
     statistics: tuple[Statistic, ...] = (),
 ) -> Computed:
@@ -142,7 +137,7 @@ def compute(
     for editor in around.editors:
         edits.append(editor.edit(problem, inputs))
         problem, inputs = edits[-1].problem, edits[-1].inputs
-    chosen = _chosen(problem, engine)
+    chosen = choose(problem, engine)
     computed = seen = problem, inputs
     if statistics or around.listeners:
         seen = visible(edits, problem, inputs)

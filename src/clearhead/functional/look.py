@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
+from ..engines.cpu import direct
+from ..engines.operators import in_kernels
 from ..errors import BadValue, refuse_keywords, renamed
 from ..files.results import Savable, data_frame
 from ..formatting import ShownInNotebook
@@ -26,7 +28,7 @@ from ..stats import (
 from ..stats.parse import how_to_request, must_fit
 from ..torch_state import loadable
 from .ambient import ambient
-from .attention import compute
+from .attention import compute, is_plain_call
 from .sharding import must_not_be_sharded
 
 if TYPE_CHECKING:
@@ -88,11 +90,17 @@ def look(
     """
     if unknown:
         refuse_keywords(look, unknown)
-    must_not_be_sharded("look")
+    around = ambient()
+    if around.ranks is not None:
+        must_not_be_sharded("look")
+    if is_plain_call(bias, sinks, dropout, seed, engine, around):
+        if (plain := direct.plain_call(q, k, v, mask, scale, softcap)) is not None:
+            statistics = _parsed(stats, plain.problem)
+            if all(map(in_kernels, statistics)):
+                return Look(plain.problem, *plain.results(statistics))
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
-    statistics = parse_stats(stats, problem.grid)
-    must_fit(statistics, problem.grid)
+    statistics = _parsed(stats, problem)
     must_have_values(problem, "look")
     run = _look
     if torch.compiler.is_compiling() and not lse_alone(statistics):
@@ -100,11 +108,17 @@ def look(
     return run(problem, inputs, engine, statistics)
 
 
+def _parsed(stats: Iterable[str | Statistic], problem: Problem) -> tuple[Statistic, ...]:
+    grid = problem.grid
+    statistics = parse_stats(stats, grid)
+    must_fit(statistics, grid)
+    return statistics
+
+
 def _look(
     problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
 ) -> "Look":
-    problem, out, stats = compute(problem, inputs, engine, ambient(), statistics)
-    return Look(problem, out, {} if stats is None else stats.finish())
+    return Look(*compute(problem, inputs, engine, ambient(), statistics))
 
 
 class NotRequested(BadValue, AttributeError):
@@ -128,8 +142,21 @@ class Look(ShownInNotebook, Savable):
         self.names = tuple(statistics)
         # A description with the sizes would compile a graph for each length.
         compiling = torch.compiler.is_compiling()
-        self.about = "a compiled call" if compiling else problem.describe()
-        self._results = {name: map_tensors(x, problem.shape_back) for name, x in statistics.items()}
+        self._about: str | Problem = "a compiled call" if compiling else problem
+        self._results = dict(statistics)
+        if problem.input_dims < 4:
+            for name, x in statistics.items():
+                self._results[name] = map_tensors(x, problem.shape_back)
+
+    @property
+    def about(self) -> str:
+        """A description of the call."""
+        if not isinstance(self._about, str):
+            self._about = self._about.describe()
+        return self._about
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_about": self.about}
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
         results = self.__dict__.get("_results", {})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..engines import choose, compute_stats, named
+from ..engines import choose, compute_stats, named, statistics_of
 from ..errors import BadType, BadValue, as_index, refuse_keywords
 from ..errors.limits import MOST_DENSE_CELLS, STRIP_CELLS, SUMMARY_PAIRS
 from ..formatting import ShownInNotebook
@@ -216,7 +216,7 @@ class Matrix(ShownInNotebook):
     # ------------------------------------------------------------------------------ internals
 
     def _statistic(self, statistic: str | Statistic) -> Any:
-        (result,) = compute_stats(self._problem, self._inputs, [statistic]).finish().values()
+        (result,) = statistics_of(self._problem, self._inputs, [statistic]).values()
         return map_tensors(result, self._problem.shape_back)
 
     def _weights(

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..engines import compute_stats
+from .. import engines
 from ..errors import BadValue
 from ..masks import dense
 from ..problem.biases import bias
@@ -51,7 +51,7 @@ def statistics_of(
     """Compute statistics of a call that a listener received, over all queries and keys."""
     if (ranks := ambient().ranks) is not None:
         return ranks.statistics(problem, inputs, statistics)
-    return compute_stats(problem, inputs, statistics).finish()
+    return engines.statistics_of(problem, inputs, statistics)
 
 
 def rows_of(p: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
@@ -63,5 +63,6 @@ def rows_of(p: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
     added = None if p.bias is None else bias(p.bias.block(p.grid, queries, every, like))
     part = replace(p, Tq=len(queries), mask=dense(keep=keep), bias=added)
     requested = [exact_rows(range(len(queries)))]
-    results = compute_stats(part, inputs._replace(q=inputs.q[:, :, queries]), requested).finish()
+    part_of = inputs._replace(q=inputs.q[:, :, queries])
+    results = engines.statistics_of(part, part_of, requested)
     return cast(Tensor, results["exact_rows"])

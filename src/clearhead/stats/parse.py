@@ -29,7 +29,8 @@ def parse_stats(
     >>> [s.name for s in parse_stats(["entropy", "lse"])]
     ['entropy', 'lse']
     """
-    if isinstance(entries, (str, Statistic)) or not isinstance(entries, Iterable):
+    listed = type(entries) in (list, tuple)  # asking an abstract class takes longer
+    if not listed and (isinstance(entries, (str, Statistic)) or not isinstance(entries, Iterable)):
         raise BadType(
             f"stats is {entries!r}.",
             "stats is a list of statistics.",
@@ -39,9 +40,9 @@ def parse_stats(
         )
     by_name: dict[str, Statistic] = {}
     for entry in entries:
-        statistic = entry if isinstance(entry, Statistic) else BY_NAME.get(str(entry))
-        name = str(getattr(entry, "name", entry))
+        statistic = BY_NAME.get(entry) if type(entry) is str else _statistic(entry)
         if statistic is None:
+            name = str(getattr(entry, "name", entry))
             raise BadValue(
                 f"stats contains {entry!r}.",
                 f"the statistics are {ALL_NAMES}.",
@@ -60,6 +61,10 @@ def parse_stats(
             statistic.check(grid)
         by_name[statistic.name] = statistic
     return tuple(by_name.values())
+
+
+def _statistic(entry: object) -> Statistic | None:
+    return entry if isinstance(entry, Statistic) else BY_NAME.get(str(entry))
 
 
 def must_fit(statistics: Iterable[Statistic], grid: Grid) -> None:

@@ -68,7 +68,11 @@ class Entropy(RowStatistic):
         (moment,) = state.more["moment"]
         gap = -factor.masked_fill(factor == 0, 1.0).log()
         # By rounding the result may be -1e-8, and for one key it is -0.
-        return (factor * (gap * state.sum - moment)).clamp(min=0) + 0.0
+        return self.of_entropy((factor * (gap * state.sum - moment)).clamp(min=0) + 0.0)
+
+    def of_entropy(self, entropy: Tensor) -> Tensor:
+        """Convert the entropy in nats to this statistic."""
+        return entropy
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class Effective(Entropy):
 
     name, formula = "effective", "exp(entropy)"
 
-    def finish(self, rows: FinishedRows) -> Tensor:
-        return super().finish(rows).exp()
+    def of_entropy(self, entropy: Tensor) -> Tensor:
+        return entropy.exp()
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,6 +145,10 @@ class topk(RowStatistic):
         scores, keys = rows.state.more["top"]
         largest = scores[..., :1] if self.by is None else anchor(rows.state.max).unsqueeze(-1)
         below = (scores - largest.detach()).masked_fill(keys < 0, MASKED)
-        weights = rows.weight(below.exp().to(rows.factor.dtype))
-        missing = (0, self.n - keys.shape[-1])
-        return TopWeights(F.pad(weights, missing), F.pad(keys, missing, value=-1))
+        return self.padded(rows.weight(below.exp().to(rows.factor.dtype)), keys)
+
+    def padded(self, weights: Tensor, keys: Tensor) -> TopWeights:
+        """Return `n` weights and keys of each query, also if the call has fewer keys."""
+        if missing := self.n - keys.shape[-1]:
+            weights, keys = F.pad(weights, (0, missing)), F.pad(keys, (0, missing), value=-1)
+        return TopWeights(weights, keys)

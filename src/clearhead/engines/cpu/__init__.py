@@ -1,9 +1,9 @@
 """Compute exact attention on a CPU by the C++ core, `clearhead._kernels`.
 
-`extension` loads the compiled module and its instruction sets, and `pack` turns a problem into a
-call. `backward` computes gradients; `operator` makes operators of both for autograd and tracers.
-`stats` computes statistics in the same sweep, and `stats_backward` their gradients.
-`repeated_calls` skips the checks of a call like an earlier one.
+`extension` loads the compiled module and its instruction sets, and `call` calls it with a problem.
+`backward` computes gradients; `operator` makes operators of both for autograd and tracers. `stats`
+computes statistics in the same sweep, and `stats_backward` their gradients. `direct` checks plain
+calls quickly.
 """
 
 import torch
@@ -12,8 +12,9 @@ from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Statistic, lse_alone
 from ..devices import policy_of
-from ..engine import Answer, Engine
+from ..engine import Answer, Engine, Results
 from ..operators import in_kernels, why_not_operator, with_own_buffers
+from .call import DTYPES, all_plain, args_of
 from .extension import (
     amx_note as amx_note,
     core,
@@ -23,8 +24,7 @@ from .extension import (
     use_level as use_level,
 )
 from .operator import attend_or_record
-from .pack import DTYPES, all_plain
-from .stats import core_stats
+from .stats import core_results, core_stats, readable
 from .stats_backward import core_stats_with_grad
 
 
@@ -72,17 +72,37 @@ class Cpu(Engine):
             out, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
             return Answer(out, Partial.of_lse(problem, statistics, lse))
-        in_core = bool(statistics) and can_count(problem.without_dropout, inputs, statistics)
-        if output and in_core and not problem.dropout and not problem.records_grad:
-            out = inputs.q.new_empty((problem.B, problem.H, problem.Tq, problem.Dv))
-            return Answer(out, core_stats(problem, inputs, statistics, out)[0])
         computed = attend_or_record(problem, inputs, False)[0] if output else None
-        if not in_core:
-            return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
         problem = problem.without_dropout
+        if not (statistics and can_count(problem, inputs, statistics)):
+            return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
         if problem.records_grad:
             return Answer(computed, core_stats_with_grad(problem, inputs, statistics))
-        return Answer(computed, core_stats(problem, inputs, statistics, None)[0])
+        return Answer(computed, core_stats(problem, inputs, statistics)[0])
+
+    @with_own_buffers
+    def results(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        statistics: tuple[Statistic, ...] = (),
+        *,
+        output: bool = True,
+    ) -> Results:
+        undropped = problem.without_dropout
+        if not statistics or problem.records_grad or not can_count(undropped, inputs, statistics):
+            return super().results(problem, inputs, statistics, output=output)
+        if output and problem.Tq == 1 and lse_alone(statistics):  # decoded in one sweep
+            decoded, lse = attend_or_record(problem, inputs, True)
+            assert lse is not None
+            return Results(decoded, {"lse": lse.to(problem.wide)})
+        p, tensors, out = undropped, readable(inputs, output and not problem.dropout), None
+        if output and not problem.dropout:
+            out = inputs.q.new_empty(p.B, p.H, p.Tq, p.Dv)
+        results = core_results(p, tensors, args_of(p), statistics, out)
+        if output and problem.dropout:
+            out = attend_or_record(problem, inputs, False)[0]
+        return Results(out, results)
 
 
 def _few_weights(p: Problem) -> bool:

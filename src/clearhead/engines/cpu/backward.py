@@ -8,18 +8,33 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..operators import KernelArgs, with_rows
-from .extension import core, layout
-from .pack import check, matrix_view, pack, tensor_view
-
-(GRADIENTS,) = layout(
-    "Gradients",
-    "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias of_these_keys",
-)
+from .call import check, with_number
+from .extension import core, must_have_fields
 
 # A task of the backward pass is a head. With fewer than TASKS heads, the keys are split into ranges
 # of at least MIN_SPLIT. Each split has its own dq, and these are added in order. The batch size has
 # no influence, so an example's gradients have the same bits in any batch.
 TASKS, MIN_SPLIT = 16, 1024
+
+
+class Gradients(NamedTuple):
+    """Gradients of the outputs and of the inputs, as the core reads them (kernels/attention.h)."""
+
+    dout: Tensor | None
+    dlse: Tensor | None
+    dw_log_w: Tensor | None
+    dreceived: Tensor | None
+    delta: Tensor
+    dq: Tensor
+    key_splits: int
+    dq_split_stride: int
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None
+    of_these_keys: bool
+
+
+must_have_fields(Gradients)
 
 
 class OutputGrads(NamedTuple):
@@ -60,12 +75,10 @@ def gradients(
     dk, dv = zeros(B, H, Tk, D), zeros(B, H, Tk, Dv)
     check(
         core.backward(
-            pack(q, k, v, of.out, lse, args, of.rounding),
-            GRADIENTS.pack(
-                *tensor_view(of.dout), *tensor_view(of.dlse), *tensor_view(of.dw_log_w),
-                *tensor_view(of.dreceived), *tensor_view(delta), *tensor_view(dq[0]),
-                splits, dq.stride(0), *tensor_view(dk), *tensor_view(dv),
-                *matrix_view(None if bias is None else dbias), of.of_these_keys,
+            q, k, v, of.out, lse, of.rounding, with_number(args),
+            Gradients(
+                of.dout, of.dlse, of.dw_log_w, of.dreceived, delta, dq[0], splits, dq.stride(0),
+                dk, dv, None if bias is None else dbias, of.of_these_keys,
             ),
         )
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Load the compiled core, if it is installed, and choose its instruction set."""
 
 import os
-import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,27 +28,29 @@ def must_be_of_this_version(differ: bool, what: str) -> None:
         )
 
 
-def layout(name: str, *parts: str) -> tuple[struct.Struct, ...]:
-    """Return one packer for each part of a struct of the core; the parts list its members in
-    order."""
-    if core is None:
-        return (struct.Struct(""),) * len(parts)
-    fields = core.fields().get(name, []) if hasattr(core, "fields") else []
-    same = [field for field, _ in fields] == " ".join(parts).split()
-    must_be_of_this_version(not same, f"the members of {name}")
-    formats = dict(fields)
-    return tuple(struct.Struct("=" + "".join(formats[x] for x in p.split())) for p in parts)
+def must_have_fields(arguments: type[NamedTuple]) -> None:
+    """Raise `ImportError` if the core reads other members of this named tuple."""
+    fields, table = " ".join(arguments._fields), core.fields() if core else {}
+    name = arguments.__name__
+    must_be_of_this_version(
+        core is not None and table.get(name) != fields, f"the members of {name}"
+    )
 
+
+must_be_of_this_version(bool(core) and not hasattr(core, "sizes"), "how tensors are read")
 
 # The library with torch's threads: by name on Linux, by path elsewhere.
 LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.dylib")
 _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 
-# torch's functions by which the core reads a tensor. Without them `repeated_calls` is not used.
-must_be_of_this_version(bool(core) and not hasattr(core, "take_tensors"), "how tensors are read")
-if core is not None and hasattr(Tensor, "__dlpack_c_exchange_api__"):
-    core.take_tensors(
-        Tensor.__dlpack_c_exchange_api__, Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled
+# torch's functions by which the core reads tensors.
+_reads: bool = core is not None and core.take_tensors(
+    Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled
+)
+if core is not None and not _reads:
+    raise ImportError(
+        f"torch {torch.__version__} has no DLPack exchange API of version 1, by which clearhead's "
+        "core reads tensors. Install torch 2.10 or later."
     )
 
 # A copy, so that code under a tracer does not call the core.

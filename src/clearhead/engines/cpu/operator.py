@@ -23,7 +23,7 @@ from ..operators import (  # fmt: skip
     with_rows,
 )
 from .backward import OutputGrads, gradients
-from .pack import all_plain, args_of, attend
+from .call import all_plain, args_of, attend
 
 # `Library` must outlive its definitions.
 _library = torch.library.Library("clearhead", "DEF")

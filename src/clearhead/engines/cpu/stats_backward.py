@@ -24,7 +24,7 @@ from ...stats.sweep import add_gradients, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
 from ..operators import KernelArgs, with_own_buffers
 from .backward import OutputGrads, gradients, log_unit
-from .pack import all_plain, args_of, attend
+from .call import all_plain, args_of, attend
 from .stats import core_stats
 
 
@@ -58,7 +58,7 @@ class _CoreStats(torch.autograd.Function):
         statistics: tuple[Statistic, ...],
         *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        part, top = core_stats(p, inputs, statistics, None)
+        part, top = core_stats(p, inputs, statistics)
         assert part.rows is not None
         ctx.set_materialize_grads(False)
         # The problem is stored without its tensors, so that autograd frees them.

@@ -1,6 +1,4 @@
-"""A call like an earlier one skips the checks, with the same bits; calls that differ do not."""
-
-import gc
+"""A plain call skips the checks of `make_problem`, with the same bits; other calls do not."""
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.engines import cpu
-from clearhead.engines.cpu import repeated_calls
+from clearhead.engines.cpu import direct
 
 pytestmark = pytest.mark.skipif(cpu.core is None, reason="the core is missing")
 
@@ -16,22 +14,13 @@ PADDED = ch.causal & ch.lengths(keys=[5, 3])
 PADDED_LEFT = ~ch.prefix([3, 0])
 
 
-@pytest.fixture(autouse=True)
-def nothing_remembered():
-    repeated_calls._calls.clear()
-
-
 def inputs(*shape: int, kv: int | None = None) -> tuple[Tensor, ...]:
     other = shape if kv is None else (*shape[:-3], kv, *shape[-2:])
     return torch.randn(shape), torch.randn(other), torch.randn(other)
 
 
-def signature(*tensors: Tensor, **keywords: object) -> repeated_calls.Signature | None:
-    return repeated_calls.signature(*tensors, **keywords)  # type: ignore[arg-type]
-
-
-def is_replayed(*tensors: Tensor, **keywords: object) -> bool:
-    return signature(*tensors, **keywords) in repeated_calls._calls
+def is_plain(*tensors: Tensor, **keywords: object) -> bool:
+    return direct.output_of(*tensors, **keywords) is not None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mask", [None, ch.causal, ch.window(before=1), PADDED])
@@ -42,7 +31,7 @@ def test_the_same_bits(mask, dtype, scale):
         q, k, v = (x.to(dtype) for x in inputs(2, 4, 5, 8, kv=2))
         out = ch.attention(q, k, v, mask=mask, scale=scale)
         assert torch.equal(out, ch.attention(q, k, v, mask=mask, scale=scale, engine="cpu"))
-        assert is_replayed(q, k, v, mask=mask, scale=scale)
+        assert is_plain(q, k, v, mask=mask, scale=scale)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (1, 3, 5, 8)])
@@ -51,7 +40,7 @@ def test_of_any_number_of_dimensions(shape):
         q, k, v = (torch.randn(shape) for _ in range(3))
         out = ch.attention(q, k, v)
         torch.testing.assert_close(out, torch.softmax(q @ k.mT / 8**0.5, -1) @ v)
-        assert is_replayed(q, k, v)
+        assert is_plain(q, k, v)
 
 
 def test_strides_belong_to_the_call():
@@ -96,18 +85,27 @@ def test_one_number_for_all():
     torch.testing.assert_close(ch.attention(q, k, sevens), torch.full_like(q, 7.0))
 
 
-def test_the_call_of_a_deleted_mask_is_deleted():
+@pytest.mark.parametrize("mask", [ch.dense(keep=torch.eye(5).bool()) & ch.causal, ~ch.prefix(2)])
+def test_masks_of_ranges_and_bits(mask):
     q, k, v = inputs(1, 2, 5, 8)
-    for keep in (torch.eye(5), torch.ones(5, 5).tril()):
-        mask = ch.dense(keep=keep.bool()) & ch.causal
-        ch.attention(q, k, v, mask=mask)
-        assert not repeated_calls._calls  # calls with bits are not stored
-    mask = ch.causal & ch.window(before=2)
-    ch.attention(q, k, v, mask=mask)
-    assert is_replayed(q, k, v, mask=mask)
-    del mask
-    gc.collect()
-    assert not repeated_calls._calls
+    assert is_plain(q, k, v, mask=mask)
+    assert torch.equal(
+        ch.attention(q, k, v, mask=mask), ch.attention(q, k, v, mask=mask, engine="cpu")
+    )
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8)])
+@pytest.mark.parametrize("stats", [["lse"], ["entropy", ch.topk(2)], ["received", "max"]])
+def test_statistics_of_a_plain_call(shape, stats):
+    """The same as by the path with all checks, in the caller's number of dimensions."""
+    q, k, v = (torch.randn(shape) for _ in range(3))
+    seen = ch.look(q, k, v, mask=ch.causal, stats=stats)
+    other = ch.look(q, k, v, mask=ch.causal, stats=stats, engine="cpu")
+    assert torch.equal(seen.out, ch.attention(q, k, v, mask=ch.causal))
+    for name in seen.names:
+        got, wanted = getattr(seen, name), getattr(other, name)
+        for x, y in zip(*((z if name == "topk" else (z,)) for z in (got, wanted)), strict=True):
+            assert torch.equal(x, y) and x.shape[: len(shape) - 2] == shape[:-2]
 
 
 class Exchanged(torch.overrides.TorchFunctionMode):
@@ -131,7 +129,7 @@ def test_a_mode_does_not_exchange_buffers_of_the_core(exchange):
     x, turned = q.clone().requires_grad_(), k.mT.contiguous().mT
 
     def answers():
-        yield ch.attention(q, k, v)  # replayed, the second time
+        yield ch.attention(q, k, v)
         yield ch.attention(q, turned, v)  # reads a copy of the keys
         yield from torch.autograd.grad(ch.attention(x, k, v, softcap=2.0).sum(), x)
         seen = ch.look(
@@ -167,17 +165,17 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
-def test_what_the_core_cannot_read_has_no_signature(kind):
+def test_what_the_core_cannot_read_is_not_plain(kind):
     q, k, v = inputs(1, 2, 5, 8)
     ch.attention(q, k, v)
     other = UNREADABLE[kind](torch.randn(1, 2, 5, 8))
-    assert signature(other, k, v) is None
-    assert signature(q, k, other) is None
+    assert not is_plain(other, k, v)
+    assert not is_plain(q, k, other)
 
 
 def test_torch_passes_its_tensors_to_c():
     """Otherwise every call would be checked, which no other test detects."""
-    assert signature(*inputs(1, 2, 5, 8)) is not None
+    assert is_plain(*inputs(1, 2, 5, 8))
 
 
 def test_batched_gradients():
@@ -214,8 +212,11 @@ def test_a_position_in_a_tensor_may_move():
     q, k, v = inputs(1, 1, 2, 8)
     position = torch.tensor([0])
     mask = ch.Causal(align=position)
-    ch.attention(q, k, v, mask=mask), ch.attention(q, k, v, mask=mask)
-    assert not is_replayed(q, k, v, mask=mask)
+    before = ch.attention(q, k, v, mask=mask)
+    mask.align.fill_(1)
+    moved = ch.attention(q, k, v, mask=mask)
+    assert torch.equal(moved, ch.attention(q, k, v, mask=ch.Causal(align=1), engine="cpu"))
+    assert not torch.equal(moved, before)
 
 
 STEPS = {
@@ -230,7 +231,7 @@ STEPS = {
 @pytest.mark.parametrize("mask", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("cache", ["grown", "filled"])
 @pytest.mark.parametrize("kv", [4, 2])
-def test_a_step_of_decoding_is_like_the_one_before(mask, cache, kv):
+def test_steps_of_decoding(mask, cache, kv):
     """From fewer keys than padding to more."""
     keys, values = torch.randn(2, 2, kv, 20, 8)
     for t in range(1, 20):
@@ -241,8 +242,7 @@ def test_a_step_of_decoding_is_like_the_one_before(mask, cache, kv):
         assert torch.equal(out, ch.attention(q, k, v, mask=mask(t), engine="cpu"))
         reference = ch.attention(q, k, v, mask=mask(t), engine="steps")
         torch.testing.assert_close(out, reference, rtol=1e-6, atol=1e-6)
-    # The only key of the first step counts as contiguous, at any position.
-    assert len(repeated_calls._calls) <= 2 and is_replayed(q, k, v, mask=mask(t))
+    assert is_plain(q, k, v, mask=mask(t))
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (4, 1, 8)])
@@ -251,7 +251,7 @@ def test_steps_without_a_batch(shape):
         q, k, v = torch.randn(shape), *torch.randn(2, *shape[:-2], t, 8)
         out = ch.attention(q, k, v)
         torch.testing.assert_close(out, torch.softmax(q @ k.mT / 8**0.5, -1) @ v)
-    assert len(repeated_calls._calls) == 1
+        assert is_plain(q, k, v)
 
 
 def test_steps_of_one_cache_for_a_batch():
@@ -286,22 +286,3 @@ def test_errors_are_raised_again():
         ch.attention(q, k, v.double())
     with pytest.raises(ch.BadValue):
         ch.attention(q, k[:, :, :, :4], v)
-
-
-def test_few_calls_are_stored():
-    for n in range(1, 2 * repeated_calls.MOST_REPEATED_CALLS):
-        q, k, v = inputs(1, 1, n, 4)
-        ch.attention(q, k, v)
-    assert len(repeated_calls._calls) <= repeated_calls.MOST_REPEATED_CALLS
-
-
-@pytest.mark.skipif(len(cpu.core.levels()) < 2 if cpu.core else True, reason="one level")
-def test_a_level_belongs_to_the_call():
-    q, k, v = inputs(1, 2, 5, 64)
-    ch.attention(q, k, v)
-    before = cpu.use_level("scalar")
-    try:
-        assert not is_replayed(q, k, v)
-        assert torch.equal(ch.attention(q, k, v), ch.attention(q, k, v, engine="cpu"))
-    finally:
-        cpu.use_level(before)
