@@ -15,8 +15,7 @@ namespace clearhead {
 // with its own when it loads the core.
 struct Fields { const char *tuple, *members; };
 constexpr Fields FIELDS[] = {
-    {"KernelArgs",
-     "scale softcap before after lo hi bits bias slopes shift sinks dropout seed"},
+    {"KernelArgs", "scale softcap before after lo hi bits bias slopes shift sinks dropout seed"},
     {"RowStats",
      "max sum moment largest lse entropy share top_offsets top_scores top_keys group_sums groups "
      "top_weights"},

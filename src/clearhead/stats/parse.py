@@ -29,7 +29,7 @@ def parse_stats(
     >>> [s.name for s in parse_stats(["entropy", "lse"])]
     ['entropy', 'lse']
     """
-    listed = type(entries) in (list, tuple)  # asking an abstract class takes longer
+    listed = type(entries) in (list, tuple)  # the test of an abstract class takes longer
     if not listed and (isinstance(entries, (str, Statistic)) or not isinstance(entries, Iterable)):
         raise BadType(
             f"stats is {entries!r}.",
