@@ -72,7 +72,7 @@ class First(Mass):
     source = "Gu et al. 2024, arXiv 2410.10781"
 
     def group(self, batch: Batch) -> Mask:
-        return prefix(1)
+        return FIRST
 
 
 class Separators(Mass):
@@ -80,9 +80,7 @@ class Separators(Mass):
     source = "Clark et al. 2019, arXiv 1906.04341"
 
     def group(self, batch: Batch) -> Mask:
-        keep = batch.separators.clone()
-        keep[:, 0] = False
-        return dense(keep=keep[:, None, None])
+        return separator_keys(batch)
 
 
 class Duplicate(Mass):
@@ -113,7 +111,7 @@ class Distances(Mass):
         self.formula = f"Σ w over {keys}" if last > low else f"w on {keys}"
         self.examples = last == low
 
-    def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
+    def statistics(self, batch: Batch) -> Sequence[mass]:
         return [mass({f"{low}": before(low, high) for low, high in doublings(self.low, self.high)})]
 
     def values(self, call: LayerCall) -> Tensor:
@@ -142,6 +140,15 @@ def before(low: int, high: int) -> Mask:
     return near & ~window(before=low - 1, after=0) if low else near
 
 
+@lru_cache(maxsize=1)
+def separator_keys(batch: Batch) -> Mask:
+    """Return punctuation and ends of lines without key 0, as a mask."""
+    keep = batch.separators.clone()
+    keep[:, 0] = False
+    return dense(keep=keep[:, None, None])
+
+
+FIRST = prefix(1)
 AHEAD = ~window(after=0)
 NEXT = AHEAD & window(after=1)
 

@@ -167,7 +167,7 @@ class Mass(Metric):
         """Return the keys of each query, as a mask."""
         raise NotImplementedError
 
-    def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
+    def statistics(self, batch: Batch) -> Sequence[mass]:
         return [mass({"group": self.group(batch)})]
 
     def values(self, call: LayerCall) -> Tensor:

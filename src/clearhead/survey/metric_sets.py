@@ -7,10 +7,12 @@ from ..errors import BadType, BadValue, did_you_mean
 from .basic import basic
 from .metric import Metric
 from .reader import Reader
+from .values import values
 
 # Each returns the metrics for a model and the longest context.
 SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
     "basic": lambda reader, context: basic(context),
+    "values": values,
 }
 
 
@@ -20,7 +22,7 @@ def chosen_metrics(
     """Return the metrics of a survey.
 
     An entry is the name of a set, a `Metric`, or ``"module:name"`` for one that a module defines.
-    Several names may be in one string, with commas.
+    Several names may be in one string, with commas. A metric that two sets share is there once.
 
     Raises `BadType` and `BadValue` for anything else, and for two metrics with one name.
     """
@@ -28,9 +30,12 @@ def chosen_metrics(
     if not isinstance(entries, Iterable):
         raise _not_metrics(requested)
     metrics: dict[str, Metric] = {}
+    of_sets: set[str] = set()
     for entry in entries:
-        names = entry.split(",") if isinstance(entry, str) else [entry]
-        for metric in (x for name in names for x in _metrics_of(name, reader, context)):
+        names = [x.strip() for x in entry.split(",")] if isinstance(entry, str) else [entry]
+        for name, metric in ((n, x) for n in names for x in _metrics_of(n, reader, context)):
+            if name in SETS and metric.name in of_sets:
+                continue
             if not metric.name or metric.name in metrics:
                 raise BadValue(
                     f"Two metrics have the name {metric.name!r}."
@@ -40,6 +45,8 @@ def chosen_metrics(
                     "set its attribute `name`.",
                 )
             metrics[metric.name] = metric
+            if name in SETS:
+                of_sets.add(metric.name)
     if not metrics:
         raise _not_metrics(requested)
     return list(metrics.values())
@@ -50,21 +57,20 @@ def _metrics_of(entry: object, reader: Reader, context: int) -> list[Metric]:
         return [entry]
     if not isinstance(entry, str):
         raise _not_metrics(entry)
-    name = entry.strip()
-    if name in SETS:
-        return SETS[name](reader, context)
-    module, colon, attribute = name.partition(":")
+    if entry in SETS:
+        return SETS[entry](reader, context)
+    module, colon, attribute = entry.partition(":")
     if not colon:
         raise BadValue(
-            f"metrics has {name!r}.",
+            f"metrics has {entry!r}.",
             f"the sets of metrics are {', '.join(SETS)}.",
-            did_you_mean(name, SETS) or "for a metric of your own, pass module:name.",
+            did_you_mean(entry, SETS) or "for a metric of your own, pass module:name.",
         )
     try:
         own = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadValue(
-            f"The metric {name!r} cannot be imported: {error}.",
+            f"The metric {entry!r} cannot be imported: {error}.",
             "module:name is a metric, or a class of metrics, that a module defines.",
             "check the name, and that Python finds the module.",
         ) from error

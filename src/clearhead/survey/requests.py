@@ -35,7 +35,7 @@ class Requests:
         """Add a statistic; return what selects its part: names of groups, or a number of keys."""
         name = statistic.name
         earlier = self._merged.setdefault(name, statistic)
-        if getattr(statistic, "by", None) is not getattr(earlier, "by", None):
+        if statistic.factors != earlier.factors:
             raise _conflict(metric, name)
         if isinstance(statistic, GroupStatistic):
             groups = self._groups.setdefault(name, {})

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import BadValue
 from ..functional.sharding import statistics_of
 from ..problem.problem import Inputs, Problem
-from ..stats import Result, Statistic
+from ..stats import Result, Statistic, Varying
 
 
 def uniform_results(
@@ -34,5 +34,5 @@ def uniform_results(
         )
     one = replace(problem, H=1, G=1, D=1, Dv=1, bias=None, softcap=None, sinks=None, dropout=0.0)
     q, k = (torch.zeros_like(x[:, :1, :, :1]) for x in (inputs.q, inputs.k))
-    weights_only = [s for s in statistics if s.factors is None]
+    weights_only = [s for s in statistics if s.factors is None and not isinstance(s, Varying)]
     return statistics_of(one, Inputs(q, k, k), weights_only), allowed
