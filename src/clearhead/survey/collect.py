@@ -15,7 +15,7 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Statistic, TopWeights
 from .basic import Largest
 from .corpus import Shard
-from .examples import EXAMPLE, LayerExamples, hashes
+from .examples import EXAMPLE, HashOrder, LayerExamples
 from .metric import Batch, LayerCall, Metric
 from .reader import Reader
 from .requests import Requests
@@ -67,7 +67,7 @@ class Collector:
         self.batch = batch
         self.requests = Requests([*self.metrics, TOP], batch)
         self.rows = torch.searchsorted(self.texts, torch.tensor(batch.texts))
-        self.hash = torch.from_numpy(hashes(self.seed, batch))
+        self.order = HashOrder(self.seed, batch)
         self._uniform: list[tuple[Mask, _Uniform]] = []
         return self.requests.statistics
 
@@ -89,12 +89,12 @@ class Collector:
                 inputs=inputs,
                 output=output,
             )
-            values = self.values(metric, of_metric)
-            self.check(metric, values, uniform.counts[number], call)
-            self.reduce(layer, number, values, uniform)
+            values, counts = self.values(metric, of_metric), uniform.counts[number]
+            self.check_shape(metric, values)
+            bins = metric.bins.of(values)
+            self.reduce(layer, number, values, bins, uniform, call)
             if metric.examples:
-                examples.add(number, values, uniform.counts[number], self.batch, self.hash,
-                             top.keys, top.weights)  # fmt: skip
+                examples.add(number, values, bins, counts, self.batch, self.order, top)
         examples.select()
         self.linked.add(call.layer, top.keys[..., 0], uniform.chooses, self.batch)
         if call.layer == 0:
@@ -103,7 +103,8 @@ class Collector:
     def values(self, metric: Metric, call: LayerCall) -> Tensor:
         """Compute a metric. Raises `BadValue` if it raises an error."""
         try:
-            return metric.values(call)
+            values = metric.values(call)
+            return (values if values.is_floating_point() else values.double()).contiguous()
         except AttentionError:
             raise
         except Exception as error:  # which would look like an error of the model
@@ -113,18 +114,23 @@ class Collector:
                 "correct its method `values`; shards that are finished stay valid.",
             ) from error
 
-    def reduce(self, layer: LayerState, number: int, values: Tensor, uniform: "_Uniform") -> None:
-        """Add the values of a metric, (B, H, T), to the sums and the histogram."""
+    def reduce(
+        self, layer: LayerState, number: int, values: Tensor, bins: Tensor, uniform: "_Uniform",
+        call: Call,
+    ) -> None:  # fmt: skip
+        """Add the values of a metric and their bins, (B, H, T), to the sums and the histogram."""
         counts = uniform.counts[number]
         sums = values.double().masked_fill(~counts.unsqueeze(1), 0.0).sum(-1)
+        if sums.isnan().any():
+            self.check_numbers(self.metrics[number], values, counts, call)
         layer.sums[..., number].index_add_(0, self.rows, sums)
         layer.queries[:, number].index_add_(0, self.rows, counts.sum(-1))
         layer.uniform[number] += uniform.sums[number]
         part, H = layer.counts[:, self.bins[number]], values.shape[1]
         size = part.shape[1]
-        bins = self.metrics[number].bins.of(values) + torch.arange(H).unsqueeze(-1) * size
-        chosen = bins.movedim(1, 0)[counts.expand(H, *counts.shape)]
-        part += chosen.bincount(minlength=H * size).view(H, size)
+        index = bins + torch.arange(H).unsqueeze(-1) * size
+        index = index.masked_fill(~counts.unsqueeze(1), H * size)  # beyond all bins
+        part += index.flatten().bincount(minlength=H * size + 1)[:-1].view(H, size)
 
     def add_layer(self, call: Call, H: int) -> None:
         n, M = len(self.texts), len(self.metrics)
@@ -157,8 +163,8 @@ class Collector:
                 "pass the part of the model that does this, such as its encoder or decoder.",
             )
 
-    def check(self, metric: Metric, values: Tensor, counts: Tensor, call: Call) -> None:
-        """Raise `BadValue` for numbers of another shape, and for NaN."""
+    def check_shape(self, metric: Metric, values: Tensor) -> None:
+        """Raise `BadValue` for numbers of another shape."""
         B, T = self.batch.ids.shape
         if values.shape[:1] != (B,) or values.shape[2:] != (T,):
             raise BadValue(
@@ -166,6 +172,9 @@ class Collector:
                 f"a metric has one number for each context, head and query: ({B}, H, {T}).",
                 "check what its method `values` returns.",
             )
+
+    def check_numbers(self, metric: Metric, values: Tensor, counts: Tensor, call: Call) -> None:
+        """Raise `BadValue` for NaN."""
         if not (wrong := values.isnan() & counts.unsqueeze(1)).any():
             return
         b, h, t = wrong.nonzero()[0].tolist()

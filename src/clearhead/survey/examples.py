@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..stats import TopWeights
 from .basic import TOP_KEYS
 from .metric import Batch, Metric
 
@@ -65,6 +66,21 @@ def selected(examples: np.ndarray) -> np.ndarray:
     return examples[rank < np.where(examples["stratum"] == LARGEST, OF_LARGEST, IN_STRATUM)]
 
 
+class HashOrder:
+    """The order of the queries of a batch by which samples are selected.
+
+    Attributes:
+        hash: the hash of each query, (B, T).
+        queries: the numbers of all queries, b T + t, from the smallest hash on.
+        rank: the place of each query in `queries`, (B, T).
+    """
+
+    def __init__(self, seed: int, batch: Batch) -> None:
+        self.hash = torch.from_numpy(hashes(seed, batch))
+        self.queries = self.hash.flatten().argsort(stable=True)
+        self.rank = self.queries.argsort().view_as(self.hash)
+
+
 class LayerExamples:
     """The examples of one layer, collected batch by batch."""
 
@@ -82,41 +98,64 @@ class LayerExamples:
         self,
         metric: int,
         values: Tensor,
+        bins: Tensor,
         counts: Tensor,
         batch: Batch,
-        hash: Tensor,
-        keys: Tensor,
-        weights: Tensor,
+        order: HashOrder,
+        top: TopWeights,
     ) -> None:
-        """Add the candidates of a batch: values (B, H, T), counts (B, T), hash (B, T); the largest
-        weights with their keys, (B, H, T, n)."""
-        bins = self.metrics[metric].bins
-        strata = bins.of(values) * STRATA // bins.count
-        limit = self._hash[metric].unsqueeze(0).expand(len(values), -1, -1).gather(2, strata)
-        sample = counts.unsqueeze(1) & (hash.unsqueeze(1) < limit)
-        value, tied = (x[metric].reshape(1, -1, 1) for x in (self._value, self._value_hash))
-        precedes = (values > value) | ((values == value) & (hash.unsqueeze(1) < tied))
-        largest = counts.unsqueeze(1) & precedes
-        for chosen, stratum in ((sample, strata), (largest, torch.full_like(strata, LARGEST))):
-            b, h, t = chosen.nonzero(as_tuple=True)
-            new = np.zeros(len(b), EXAMPLE)
-            new["layer"], new["metric"], new["head"] = self.layer, metric, h
-            new["stratum"], new["hash"] = stratum[b, h, t], hash[b, t]
-            new["value"], new["query"] = values[b, h, t], t
-            new["text"] = np.asarray(batch.texts)[b.numpy()]
-            new["context"] = np.asarray(batch.contexts)[b.numpy()]
-            new["keys"][:, : keys.shape[-1]] = keys[b, h, t]
-            new["weights"][:, : keys.shape[-1]] = weights[b, h, t]
-            self._new.append(new)
+        """Add the candidates of a batch: values and their bins, (B, H, T), counts, (B, T).
+
+        Rows are built for the candidates alone, and of these for few of each batch.
+        """
+        (B, T), counts = counts.shape, counts.unsqueeze(1)
+        strata = bins * STRATA // self.metrics[metric].bins.count
+        hash = order.hash.unsqueeze(1)
+        limit = self._hash[metric].expand(B, -1, -1).gather(2, strata)
+        b, h, t = (counts & (hash < limit)).nonzero(as_tuple=True)
+        group, rank = _first(h * STRATA + strata[b, h, t], order.rank[b, t], B * T)
+        sample = order.queries[rank]
+        value, tied = (x[metric].unsqueeze(-1) for x in (self._value, self._value_hash))
+        # A context has at most `OF_LARGEST` of the largest values, without ties.
+        least = values.masked_fill(~counts, -torch.inf).topk(min(OF_LARGEST, T)).values[..., -1:]
+        precedes = (values > value) | ((values == value) & (hash < tied))
+        b, h, t = (counts & (values >= least) & precedes).nonzero(as_tuple=True)
+        if not len(sample) + len(b):
+            return
+        stratum = torch.cat([group % STRATA, torch.full_like(b, LARGEST)])
+        b, h, t = (
+            torch.cat(pair) for pair in ((sample // T, b), (group // STRATA, h), (sample % T, t))
+        )
+        new = np.zeros(len(b), EXAMPLE)
+        new["layer"], new["metric"], new["head"] = self.layer, metric, h
+        new["stratum"], new["hash"] = stratum, order.hash[b, t]
+        new["value"], new["query"] = values[b, h, t], t
+        new["text"] = np.asarray(batch.texts)[b.numpy()]
+        new["context"] = np.asarray(batch.contexts)[b.numpy()]
+        new["keys"][:, : top.keys.shape[-1]] = top.keys[b, h, t]
+        new["weights"][:, : top.keys.shape[-1]] = top.weights[b, h, t]
+        self._new.append(new)
 
     def select(self) -> None:
         """Select among the candidates of a batch."""
+        if not self._new:
+            return
         self.examples = x = selected(np.concatenate([self.examples, *self._new]))
         self._new.clear()
         sample, largest = x[x["stratum"] < LARGEST], x[x["stratum"] == LARGEST]
         _last(self._hash, sample, "hash", ("metric", "head", "stratum"), IN_STRATUM)
         for limits, name in ((self._value, "value"), (self._value_hash, "hash")):
             _last(limits, largest, name, ("metric", "head"), OF_LARGEST)
+
+
+def _first(groups: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the first `IN_STRATUM` queries of each group as groups and ranks, which are below
+    `count`."""
+    pairs = np.sort((groups * count + ranks).numpy())
+    group = pairs // count
+    first = np.ones(len(pairs), dtype=bool)
+    first[IN_STRATUM:] = group[IN_STRATUM:] != group[:-IN_STRATUM]
+    return torch.from_numpy(group[first]), torch.from_numpy(pairs[first] % count)
 
 
 def _last(limits: Tensor, x: np.ndarray, name: str, groups: tuple[str, ...], size: int) -> None:
