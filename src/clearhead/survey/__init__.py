@@ -6,8 +6,11 @@ measured, and `result` reads the tables.
 """
 
 from .metric import Batch, Bins, LayerCall, Mass, Metric
+from .repeats import RandomRepeats
 from .result import Survey
 from .run import survey
 from .tables import Table
 
-__all__ = ["Batch", "Bins", "LayerCall", "Mass", "Metric", "Survey", "Table", "survey"]
+__all__ = [
+    "Batch", "Bins", "LayerCall", "Mass", "Metric", "RandomRepeats", "Survey", "Table", "survey"
+]  # fmt: skip

@@ -142,7 +142,7 @@ class Cutter:
         With `most`, the contexts end after this number of tokens of texts.
         """
         for text in texts:
-            ids = [] if text.content is None else self.reader.encode(text.content)
+            ids = text.ids if text.content is None else self.reader.encode(text.content)
             if most is not None:
                 ids = ids[: most - self.tokens]
             if ids:

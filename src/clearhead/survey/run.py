@@ -12,6 +12,7 @@ from .metric import Metric
 from .on_ray import work_on_ray
 from .processes import run_workers
 from .ranks import rank_of_environment
+from .repeats import RandomRepeats
 from .result import Survey
 from .steps import SHARD_TOKENS, make_setup, prepare, work
 from .tables import connect
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def survey(
     model: "str | Path | TextModel | nn.Module",
-    texts: "str | Path | Iterable[str | Path]",
+    texts: "str | Path | Iterable[str | Path] | RandomRepeats",
     *,
     out: str | Path,
     context: int | None = None,
@@ -52,7 +53,8 @@ def survey(
     Args:
         model: a checkpoint folder or GGUF file, a `hf.Checkpoint`, the included model, or a module
             with its `tokenizer`.
-        texts: strings, files, folders, .jsonl and .parquet files with a field "text".
+        texts: strings, files, folders, .jsonl and .parquet files with a field "text"; or
+            `clearhead.survey.RandomRepeats`, random tokens that are repeated.
         out: the folder of the survey.
         context: the most tokens of a context; None means 1024, or fewer if the model has fewer.
         tokens: stop after this number of tokens of texts; None reads all.

@@ -9,6 +9,7 @@ All files are written in one move. A step that was interrupted continues where i
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,7 @@ from .metric_sets import chosen_metrics
 from .progress import token_progress
 from .ranks import ALONE, Rank
 from .reader import Reader, open_reader
+from .repeats import RandomRepeats
 from .state import is_readable
 from .texts import read_texts
 
@@ -116,7 +118,7 @@ def setup_of_manifest(
 
 def prepare(
     setup: Setup,
-    texts: "str | Path | Iterable[str | Path]",
+    texts: "str | Path | Iterable[str | Path] | RandomRepeats",
     out: Path,
     *,
     tokens: int | None = None,
@@ -134,9 +136,14 @@ def prepare(
         must_continue(old, fixed, out)
     for folder in (corpus.FOLDER, state.FOLDER):
         (out / folder).mkdir(exist_ok=True)
-    cutter = Cutter(setup.reader, setup.settings["context"], setup.settings["shard tokens"])
+    context, seed = setup.settings["context"], setup.settings["seed"]
+    cutter = Cutter(setup.reader, context, setup.settings["shard tokens"])
+    if isinstance(texts, RandomRepeats):
+        read = texts.drawn(setup.reader, context, seed)
+    else:
+        read = read_texts(texts)
     shards = []
-    for shard in cutter.cut(read_texts(texts), tokens):
+    for shard in cutter.cut(read, tokens):
         shard.write(out)
         shards.append(ShardEntry(shard.file, len(shard.ids), len(shard.lengths)))
     if not shards:
@@ -153,6 +160,8 @@ def prepare(
         "skipped": len(cutter.skipped),
         "skipped texts": cutter.skipped[:MOST_SKIPPED],
     }
+    if isinstance(texts, RandomRepeats):
+        about["random repeats"] = asdict(texts)
     new = Manifest(fixed, about, list(map(describe, setup.metrics)), shards)
     if old is not None:
         must_have_added(old, new, out)

@@ -4,7 +4,7 @@ A text that cannot be read is left out, and its name and the reason are reported
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +14,15 @@ COLUMN = "text"  # of .jsonl and .parquet
 
 
 class Text(NamedTuple):
-    """A text and its name. `content` is None for a text that cannot be read, with the `reason`."""
+    """A text and its name. `content` is None for a text that cannot be read, with the `reason`.
+
+    A text of tokens alone has only its `ids`.
+    """
 
     name: str
     content: str | None
     reason: str = ""
+    ids: Sequence[int] = ()
 
 
 def read_texts(sources: "str | Path | Iterable[str | Path]") -> Iterator[Text]:
