@@ -57,6 +57,7 @@ export function buildControls() {
   reset.addEventListener("click", () => edit(NO_EDITS));
   const first = make("button", { type: "button", id: "edit-first" });
   first.addEventListener("click", () => edit({ off: firstEdit().off }));
+  first.disabled = !can("off");
   form.replaceChildren(
     make("p", { class: "hint", id: "edit-why" }, whyNot()),
     first,

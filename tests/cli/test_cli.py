@@ -337,7 +337,7 @@ def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected)
 
 
 @pytest.mark.parametrize("arguments, gave, rule, command", [
-    (["explan", "a b"], "'explan'", "the commands are explain, look, serve, whatif, scale, train, "
+    (["explan", "a b"], "'explan'", "the commands are explain, look, survey, serve, whatif, scale, train, "
      "measure, ablate, plan, bench, doctor.", "clearhead"),
     (["--foo"], "--foo", "the commands are explain, ", "clearhead"),
     (["look", "--foo"], "--foo", "usage: clearhead look [OPTIONS] [TEXT]...", "clearhead look"),

@@ -53,6 +53,7 @@ def test_every_number_equals_a_dense_pass(name, tmp_path):
         if key[2] == "tied"
     }
     expected = {key: row for key, row in expected.items() if key[2] != "tied"}
+    error = 1e-4 if name == "t5" else 2e-5  # T5 does not scale its scores
     counted = {key for key, (values, _, _) in expected.items() if sum(len(v) for _, v in values)}
     assert heads.keys() == counted
     for key in counted:
@@ -70,7 +71,7 @@ def test_every_number_equals_a_dense_pass(name, tmp_path):
             if slack:
                 continue
         for column in ("mean", "mean_of_texts", "sd_of_texts"):
-            assert row[column] == pytest.approx(wanted[column], rel=2e-5, abs=2e-6), (key, column)
+            assert row[column] == pytest.approx(wanted[column], rel=error, abs=2e-6), (key, column)
         half = wanted["error"] * stats.t.ppf(0.975, wanted["texts"] - 1)
         lowest, highest = (0, 1) if key[2] not in ("entropy", "support") else (-math.inf, math.inf)
         ends = max(lowest, wanted["mean"] - half), min(highest, wanted["mean"] + half)

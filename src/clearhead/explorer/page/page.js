@@ -1,4 +1,4 @@
-// Made by `make page` from the sources aa01cab2845b5e58d15d490ec9a0caa361c58e816ab1ccfef7c93418bb034cee; do not edit.
+// Made by `make page` from the sources e19af4df667595fe93cfe849e70ecf067268ab940e4fea45756a6205f91e9b31; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1096,6 +1096,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     reset.addEventListener("click", () => edit(NO_EDITS));
     const first = make("button", { type: "button", id: "edit-first" });
     first.addEventListener("click", () => edit({ off: firstEdit().off }));
+    first.disabled = !can("off");
     form.replaceChildren(
       make("p", { class: "hint", id: "edit-why" }, whyNot()),
       first,

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources aa01cab2845b5e58d15d490ec9a0caa361c58e816ab1ccfef7c93418bb034cee; do not edit.
+// Made by `make page` from the sources e19af4df667595fe93cfe849e70ecf067268ab940e4fea45756a6205f91e9b31; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
