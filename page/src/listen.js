@@ -6,6 +6,7 @@ import { stepArticle, turnStage } from "./pictures/numbers.js";
 import { pauseWalk, playWalk, stagesOf, stepWalk } from "./pictures/walk.js";
 import { VIEWS, go, keyOr, letGo, point, queryOr, readAddress, shownTrace } from "./state.js";
 import { chosen, screen, stillOnly, store, walk } from "./store.js";
+import { buildThemeButton } from "./theme.js";
 import { TABS } from "./views.js";
 
 const FINGER = 40; // pixels of a target, at least, if no other is nearer
@@ -100,21 +101,10 @@ export function chooseView(view) {
 }
 
 export function buildTheme() {
-  const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
-  button.hidden = false;
-  const set = (to) => {
-    store.isDark = to;
+  buildThemeButton((isDark) => {
+    store.isDark = isDark;
     store.themeColours = null;
-    document.documentElement.dataset.theme = store.isDark ? "dark" : "light";
-    button.textContent = store.isDark ? "Light" : "Dark"; // the theme after a click
-  };
-  const show = (to) => {
-    set(to);
-    screen.draw();
-  };
-  button.addEventListener("click", () => show(!store.isDark));
-  dark.addEventListener("change", () => show(dark.matches));
-  set(dark.matches);
+  }, () => screen.draw());
 }
 
 // On paper: every step of the chosen query, one below the other.

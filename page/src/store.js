@@ -5,6 +5,7 @@
 // alike.
 
 import { Snapshot } from "./data.js";
+import { parse } from "./json.js";
 
 /** @import * as schema from "./schema.d.ts" */
 /** @import { SnapshotData, LayerData, Trace } from "./data.js" */
@@ -28,8 +29,7 @@ import { Snapshot } from "./data.js";
  * @typedef {{layer: number, head: number, queries: number[], keys: number[]}} Part */
 
 /** @type {schema.Page} */
-export const pageData = JSON.parse(document.getElementById("trace")?.textContent ?? "",
-  (_, value) => (value?.float === undefined ? value : Number(value.float)));
+export const pageData = parse(document.getElementById("trace")?.textContent ?? "");
 
 export const opened = new Snapshot(pageData);
 

@@ -3,6 +3,7 @@
 // {"snapshot"} and {"layer"}.
 
 import { say } from "../compute.js";
+import { parse } from "../json.js";
 import { pageData } from "../store.js";
 
 /** @import { Source } from "../store.js" */
@@ -12,7 +13,6 @@ export function remoteSource() {
   const PAUSE = 250; // milliseconds without typing after which a text is sent
   let newest = new AbortController();
 
-  const asNumber = (_, value) => (value?.float === undefined ? value : Number(value.float));
   const wait = (time, signal) => new Promise((resolve, reject) => {
     setTimeout(resolve, time);
     signal.addEventListener("abort", () => reject(signal.reason));
@@ -78,7 +78,7 @@ export function remoteSource() {
   async function ask(path, request, signal) {
     const lines = parent === window ? fromServer : fromNotebook;
     for await (const text of lines(path, request, signal)) {
-      const line = JSON.parse(text, asNumber);
+      const line = parse(text);
       if (line.error) throw new Error(errorWords(line.error));
       if (line.progress) say(progressWords(...line.progress), true);
       if (line.snapshot ?? line.layer) {

@@ -1,12 +1,12 @@
 // The data of a survey's page, the selection, and its address.
 
+import { parse } from "../json.js";
 import { byId } from "../marks.js";
 
 /** @import * as schema from "../schema.d.ts" */
 
 /** @type {schema.SurveyPage} */
-export const survey = JSON.parse(byId("survey").textContent,
-  (_, value) => (value?.float === undefined ? value : Number(value.float)));
+export const survey = parse(byId("survey").textContent);
 
 export const LARGEST = 10; // the number of the group of largest values, after ten deciles
 const PLACE = ["layer", "head"]; // what an axis can show besides means of metrics

@@ -1,6 +1,7 @@
 // The entry point of a survey's page. esbuild bundles this file and its imports.
 
 import { byId } from "../marks.js";
+import { buildThemeButton } from "../theme.js";
 import { buildExamples, drawExamples } from "./examples.js";
 import { drawHead } from "./head.js";
 import { buildScatter, drawScatter } from "./scatter.js";
@@ -28,23 +29,10 @@ function listen(event) {
   if (changes) go(changes());
 }
 
-function buildTheme() {
-  const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
-  const set = (isDark) => {
-    theme.isDark = isDark;
-    document.documentElement.dataset.theme = isDark ? "dark" : "light";
-    button.textContent = isDark ? "Light" : "Dark"; // the theme after a click
-  };
-  button.hidden = false;
-  button.addEventListener("click", () => { set(!theme.isDark); draw(); });
-  dark.addEventListener("change", () => { set(dark.matches); draw(); });
-  set(dark.matches);
-}
-
 function start() {
   byId("app").hidden = false;
   screen.draw = draw;
-  buildTheme();
+  buildThemeButton((isDark) => { theme.isDark = isDark; }, draw);
   buildScatter();
   buildExamples();
   const { changes, misread } = readAddress(location.hash);

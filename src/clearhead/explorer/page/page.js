@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e19af4df667595fe93cfe849e70ecf067268ab940e4fea45756a6205f91e9b31; do not edit.
+// Made by `make page` from the sources c6ca8a0e007e0ddf886dbd3e643f858eb00e118b46b3363fc9cafe3bf3c19d4c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -347,11 +347,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
   };
 
+  // src/json.js
+  var parse = (text) => JSON.parse(text, (_, value) => value?.float === void 0 ? value : Number(value.float));
+
   // src/store.js
-  var pageData = JSON.parse(
-    document.getElementById("trace")?.textContent ?? "",
-    (_, value) => value?.float === void 0 ? value : Number(value.float)
-  );
+  var pageData = parse(document.getElementById("trace")?.textContent ?? "");
   var opened = new Snapshot(pageData);
   var NO_EDITS = (
     /** @type {any} */
@@ -3451,7 +3451,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function remoteSource() {
     const PAUSE = 250;
     let newest = new AbortController();
-    const asNumber = (_, value) => value?.float === void 0 ? value : Number(value.float);
     const wait = (time, signal) => new Promise((resolve, reject) => {
       setTimeout(resolve, time);
       signal.addEventListener("abort", () => reject(signal.reason));
@@ -3518,7 +3517,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     async function ask(path, request, signal) {
       const lines = parent === window ? fromServer : fromNotebook;
       for await (const text of lines(path, request, signal)) {
-        const line = JSON.parse(text, asNumber);
+        const line = parse(text);
         if (line.error) throw new Error(errorWords(line.error));
         if (line.progress) say(progressWords(...line.progress), true);
         if (line.snapshot ?? line.layer) {
@@ -3555,6 +3554,28 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         return ask("tile", { text, edits, ...part }, newest.signal);
       }
     };
+  }
+
+  // src/theme.js
+  function buildThemeButton(set, draw2) {
+    const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+    let isDark = false;
+    const use = (to) => {
+      isDark = to;
+      set(isDark);
+      document.documentElement.dataset.theme = isDark ? "dark" : "light";
+      button.textContent = isDark ? "Light" : "Dark";
+    };
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      use(!isDark);
+      draw2();
+    });
+    dark.addEventListener("change", () => {
+      use(dark.matches);
+      draw2();
+    });
+    use(dark.matches);
   }
 
   // src/listen.js
@@ -3663,21 +3684,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
   }
   function buildTheme() {
-    const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
-    button.hidden = false;
-    const set = (to) => {
-      store.isDark = to;
+    buildThemeButton((isDark) => {
+      store.isDark = isDark;
       store.themeColours = null;
-      document.documentElement.dataset.theme = store.isDark ? "dark" : "light";
-      button.textContent = store.isDark ? "Light" : "Dark";
-    };
-    const show = (to) => {
-      set(to);
-      screen.draw();
-    };
-    button.addEventListener("click", () => show(!store.isDark));
-    dark.addEventListener("change", () => show(dark.matches));
-    set(dark.matches);
+    }, () => screen.draw());
   }
   function buildPrint() {
     addEventListener("beforeprint", () => {

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e19af4df667595fe93cfe849e70ecf067268ab940e4fea45756a6205f91e9b31; do not edit.
+// Made by `make page` from the sources c6ca8a0e007e0ddf886dbd3e643f858eb00e118b46b3363fc9cafe3bf3c19d4c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -93,6 +93,28 @@ var clearhead = (() => {
     }
   });
 
+  // src/theme.js
+  function buildThemeButton(set, draw2) {
+    const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+    let isDark = false;
+    const use = (to) => {
+      isDark = to;
+      set(isDark);
+      document.documentElement.dataset.theme = isDark ? "dark" : "light";
+      button.textContent = isDark ? "Light" : "Dark";
+    };
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      use(!isDark);
+      draw2();
+    });
+    dark.addEventListener("change", () => {
+      use(dark.matches);
+      draw2();
+    });
+    use(dark.matches);
+  }
+
   // src/colours.js
   function mixed(points, place) {
     const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
@@ -102,11 +124,11 @@ var clearhead = (() => {
   var css = (colour) => `rgb(${colour.join(" ")})`;
   var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
 
+  // src/json.js
+  var parse = (text) => JSON.parse(text, (_, value) => value?.float === void 0 ? value : Number(value.float));
+
   // src/survey/store.js
-  var survey = JSON.parse(
-    byId("survey").textContent,
-    (_, value) => value?.float === void 0 ? value : Number(value.float)
-  );
+  var survey = parse(byId("survey").textContent);
   var LARGEST = 10;
   var PLACE = ["layer", "head"];
   var known = (name, i) => metricOf(name) ? name : survey.metrics[Math.min(i, survey.metrics.length - 1)].name;
@@ -390,28 +412,12 @@ var clearhead = (() => {
     }[event.key];
     if (changes) go(changes());
   }
-  function buildTheme() {
-    const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
-    const set = (isDark) => {
-      theme.isDark = isDark;
-      document.documentElement.dataset.theme = isDark ? "dark" : "light";
-      button.textContent = isDark ? "Light" : "Dark";
-    };
-    button.hidden = false;
-    button.addEventListener("click", () => {
-      set(!theme.isDark);
-      draw();
-    });
-    dark.addEventListener("change", () => {
-      set(dark.matches);
-      draw();
-    });
-    set(dark.matches);
-  }
   function start() {
     byId("app").hidden = false;
     screen.draw = draw;
-    buildTheme();
+    buildThemeButton((isDark) => {
+      theme.isDark = isDark;
+    }, draw);
     buildScatter();
     buildExamples();
     const { changes, misread } = readAddress(location.hash);
