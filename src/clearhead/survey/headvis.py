@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import writable_folder
+from .deciles import Rows, sample_of_decile
 
 if TYPE_CHECKING:
     from . import Survey
@@ -41,11 +42,15 @@ def export_headvis(survey: "Survey", folder: str | Path) -> Path:
         out / "scatter_data.json",
         [_scatter_row(layer_head, of) for layer_head, of in heads.items()],
     )
+    histograms = survey.by_metric("histograms", "bin")
+    examples = survey.by_metric("examples", "stratum, rank")
     for (layer, head), metrics in heads.items():
-        name = PATTERN.format(layer=layer, head=head)
-        _write(out / "heads" / name, _head(survey, layer, head, metrics))
+        name, key = PATTERN.format(layer=layer, head=head), (layer, head, SEQUENCES_BY)
+        sequences = list(_sequences(survey, examples.get(key, []), histograms[key]))
+        tokens = survey.tokens(layer, head).to_pylist()
+        _write(out / "heads" / name, _head(sequences, metrics, tokens, histograms[key]))
     for name in ("server_config.json", "attributions/manifest.json"):
-        _write(out / name, {})  # there is no server
+        _write(out / name, {})  # the viewer works without a server
     return out
 
 
@@ -78,11 +83,11 @@ def _scatter_row(layer_head: tuple[int, int], metrics: Mapping[str, Any]) -> dic
     return {"layer": layer, "head": head, **means}
 
 
-def _head(survey: "Survey", layer: int, head: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = survey.tokens(layer, head).to_pylist()
-    histogram = survey.histogram(layer, head, SEQUENCES_BY).to_pylist()
+def _head(
+    sequences: list[dict[str, Any]], metrics: Mapping[str, Any], tokens: Rows, histogram: Rows
+) -> dict[str, Any]:
     return {
-        "sequences": list(_sequences(survey, layer, head)),
+        "sequences": sequences,
         "qk_distance_histogram": _distances(metrics),
         **{
             f"top_{side}_tokens": [
@@ -104,12 +109,10 @@ def _head(survey: "Survey", layer: int, head: int, metrics: Mapping[str, Any]) -
     }
 
 
-def _sequences(survey: "Survey", layer: int, head: int) -> Iterable[dict[str, Any]]:
+def _sequences(survey: "Survey", examples: Rows, histogram: Rows) -> Iterable[dict[str, Any]]:
     for decile in range(INTERVALS):
-        examples = survey.examples(
-            layer, head, metric=SEQUENCES_BY, decile=decile, n=PER_INTERVAL
-        ).to_pylist()
-        for number, row in enumerate(examples):
+        sample = sample_of_decile(examples, histogram, decile, PER_INTERVAL)
+        for number, row in enumerate(sample):
             tokens = survey.context(row["text"], row["context"])
             yield {
                 "sequence_id": PER_INTERVAL * decile + number,

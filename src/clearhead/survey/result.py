@@ -1,6 +1,7 @@
 """Read the tables of a survey: `Survey`."""
 
-from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,8 @@ from ..errors import BadValue, as_count, did_you_mean
 from . import corpus
 from .compare import Side, compare
 from .corpus import Shard, read_shard
+from .deciles import decile_range
+from .examples import LARGEST
 from .headvis import export_headvis
 from .manifest import Manifest, read_manifest
 from .merge import missing_shards
@@ -111,12 +114,12 @@ class Survey:
         """
         rule = "n is the number of examples, 1 or more."
         n = as_count("n", n, rule, "pass for example n=8.", least=1)
-        condition, order = "stratum = 20", "rank"
+        condition, order = f"stratum = {LARGEST}", "rank"
         if decile is not None:
             rule = "deciles are numbered from 0, the smallest values, to 9."
             part = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
             low, high = decile_range(self.histogram(layer, head, metric).to_pylist(), part)
-            condition, order = f"stratum < 20 and value between {low} and {high}", "hash"
+            condition, order = f"stratum < {LARGEST} and value between {low} and {high}", "hash"
         return self.of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
 
     def roles(self, layer: int, head: int) -> Roles:
@@ -139,6 +142,12 @@ class Survey:
         return compare(
             Side(self.folder, self.manifest, texts[0]), Side(other.folder, other.manifest, texts[1])
         )
+
+    def by_metric(self, table: str, order: str) -> dict[tuple[int, int, str], list[dict[str, Any]]]:
+        """Return the rows of a table for each layer, head and metric, in one query."""
+        rows = self.query(f"select * from {table} order by layer, head, metric, {order}")
+        key = itemgetter("layer", "head", "metric")
+        return {of: list(group) for of, group in groupby(rows.to_pylist(), key)}
 
     def must_be_of(self, model: "TextModel") -> None:
         """Raise `BadValue` if the survey is of another model."""
@@ -211,15 +220,3 @@ class Survey:
                 f"this survey has {', '.join(names)}.",
                 did_you_mean(metric, names) or "use one of these.",
             )
-
-
-def decile_range(bins: Sequence[Mapping[str, Any]], decile: int) -> tuple[float, float]:
-    """Return the values of a decile of a histogram, to its bins."""
-    total = sum(row["count"] for row in bins)
-    before, inside = 0, []
-    for row in bins:
-        after = before + row["count"]
-        if after > total * decile / 10 and before < total * (decile + 1) / 10:
-            inside.append(row)
-        before = after
-    return inside[0]["low"], inside[-1]["high"]

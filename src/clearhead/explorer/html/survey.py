@@ -7,15 +7,15 @@ heads with twenty metrics take a few megabytes.
 import html
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ...errors import BadType, kind_of
 from ...formatting import visible_in_browser
 from ...survey import Bins, Survey
-from ...survey.result import decile_range
+from ...survey.deciles import sample_of_decile
+from ...survey.examples import LARGEST as LARGEST_STRATUM
+from ...survey.roles import roles_of
 from . import schema
 from .document import INKS, filled, table, write
 from .schema import Host
@@ -24,7 +24,6 @@ DECILES, LARGEST = range(10), 10
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
 LEAST_SHARE = 0.01  # of a kind of key
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
-Key = tuple[int, int, str]  # layer, head, metric
 
 
 def survey_page(survey: Survey, *, host: Host | None = None) -> str:
@@ -61,11 +60,13 @@ def write_survey(survey: Survey, path: str | Path) -> Path:
 def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
     """Return all data of the page of a survey."""
     contexts = _Contexts(survey)
-    histograms = _by_key(survey, "histograms", "bin")
-    examples = _by_key(survey, "examples", "stratum, rank")
+    histograms = survey.by_metric("histograms", "bin")
+    examples = survey.by_metric("examples", "stratum, rank")
     heads: dict[tuple[int, int], schema.SurveyHead] = {}
+    rows: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
     for row in survey.heads.to_pylist():
         layer_head = row["layer"], row["head"]
+        rows[layer_head][row["metric"]] = row
         if layer_head not in heads:
             heads[layer_head] = {
                 "layer": row["layer"],
@@ -96,7 +97,11 @@ def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
             ],
         }
     _add_tokens(survey, heads, contexts)
-    _add_roles(survey, heads)
+    if survey.query("select 1 from metrics where metric = 'looks_first'"):
+        for (layer, head), of in heads.items():
+            roles = roles_of(layer, head, rows[layer, head])
+            of["roles"] = [f"{x.kind} {x.share:.0%}" for x in roles.mix if x.share >= LEAST_SHARE]
+            of["several"] = roles.does_more_than_one_thing
     return {
         "inks": INKS,
         "host": host,
@@ -106,12 +111,6 @@ def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
         "spelling": list(contexts.spelling),
         "between": contexts.between,
     }
-
-
-def _by_key(survey: Survey, name: str, order: str) -> dict[Key, list[dict[str, Any]]]:
-    """Return the rows of a table by layer, head and metric."""
-    rows = survey.query(f"select * from {name} order by layer, head, metric, {order}").to_pylist()
-    return {key: list(of) for key, of in groupby(rows, itemgetter("layer", "head", "metric"))}
 
 
 def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
@@ -129,12 +128,9 @@ def _chosen(
     examples: Sequence[Mapping[str, Any]], bins: Sequence[Mapping[str, Any]]
 ) -> Iterable[tuple[int, Mapping[str, Any]]]:
     """Return some examples of each decile, by their hash, and of the largest values."""
-    sample = sorted((x for x in examples if x["stratum"] < 20), key=itemgetter("hash"))
-    largest = [x for x in examples if x["stratum"] == 20]
-    for decile in DECILES if sample else ():
-        low, high = decile_range(bins, decile)
-        inside = [x for x in sample if low <= x["value"] <= high]
-        yield from ((decile, x) for x in inside[:PER_DECILE])
+    largest = [x for x in examples if x["stratum"] == LARGEST_STRATUM]
+    for decile in DECILES if examples else ():
+        yield from ((decile, x) for x in sample_of_decile(examples, bins, decile, PER_DECILE))
     yield from ((LARGEST, x) for x in largest[:OF_LARGEST])
 
 
@@ -173,16 +169,6 @@ class _Contexts:
             "keys": row["keys"],
             "weights": [round(x, 5) for x in row["weights"]],
         }
-
-
-def _add_roles(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead]) -> None:
-    """Add how often the largest weight of each head is on each kind of key."""
-    if not survey.query("select 1 from metrics where metric = 'looks_first'"):
-        return  # the survey has other metrics
-    for (layer, head), added in heads.items():
-        roles = survey.roles(layer, head)
-        added["roles"] = [f"{x.kind} {x.share:.0%}" for x in roles.mix if x.share >= LEAST_SHARE]
-        added["several"] = roles.does_more_than_one_thing
 
 
 def _add_tokens(

@@ -1,0 +1,30 @@
+"""Select the examples of a decile, by the histogram of all queries of a head."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from .examples import LARGEST
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def decile_range(bins: Rows, decile: int) -> tuple[float, float]:
+    """Return the values of a decile of a histogram, to its bins."""
+    total = sum(row["count"] for row in bins)
+    before, inside = 0, []
+    for row in bins:
+        after = before + row["count"]
+        if after > total * decile / 10 and before < total * (decile + 1) / 10:
+            inside.append(row)
+        before = after
+    return inside[0]["low"], inside[-1]["high"]
+
+
+def sample_of_decile(
+    examples: Iterable[Mapping[str, Any]], bins: Rows, decile: int, n: int
+) -> list[Mapping[str, Any]]:
+    """Return the examples that `Survey.examples` returns, from rows that were read before."""
+    low, high = decile_range(bins, decile)
+    inside = [x for x in examples if x["stratum"] < LARGEST and low <= x["value"] <= high]
+    return sorted(inside, key=itemgetter("hash"))[:n]
