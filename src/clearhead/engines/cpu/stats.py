@@ -144,8 +144,8 @@ def _finished(
     if rows.entropy is not None and s.name in ("entropy", "effective"):
         return cast(Entropy, s).of_entropy(rows.entropy)
     # The other statistics read one of these.
-    state = State(rows.largest, rows.share, _group_sums(rows.group_sums, statistics))  # type: ignore[arg-type]
-    return cast(RowStatistic, s).finish(FinishedRows(state, rows.lse, rows.share))  # type: ignore[arg-type]
+    state = State(rows.largest, rows.share, _group_sums(rows.group_sums, statistics))  # type: ignore[arg-type]  # None if none reads it
+    return cast(RowStatistic, s).finish(FinishedRows(state, rows.lse, rows.share))  # type: ignore[arg-type]  # as above
 
 
 def core_stats(

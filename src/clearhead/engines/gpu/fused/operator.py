@@ -261,7 +261,7 @@ def _attend_backward(
     grads = gradients(dout, out, lse, flag, q, k, v, KernelArgs(*rule))
     none = q.new_empty(0, dtype=torch.float32)
     # Contiguous, as a compiled graph expects them.
-    return *(x.contiguous() for x in grads), none, none.clone()  # type: ignore[return-value]
+    return *(x.contiguous() for x in grads), none, none.clone()  # type: ignore[return-value]  # three gradients
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
