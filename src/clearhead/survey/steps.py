@@ -87,7 +87,7 @@ def make_setup(
         "context",
         min(CONTEXT, longest or CONTEXT) if context is None else context,
         rule,
-        "pass for example context=1024.",
+        f"pass for example context={min(CONTEXT, longest or CONTEXT)}.",
         least=2,
         most=longest,
     )
