@@ -81,7 +81,7 @@ class Sdpa(Engine):
         if not _on_gpu(problem):
             return self.caption
         declined = backends_decline(problem, gpu_of(problem.device), _needs_matrix(problem))
-        order = preferred(gpu_of(problem.device), problem.Tq)
+        order = preferred(gpu_of(problem.device))
         capable = [name for name in order if not declined[name]]
         return f"{self.caption}: {' or '.join(capable) or 'stores the weights'}"
 

@@ -47,7 +47,7 @@ class Fused(Engine):
 
     def caption_of(self, problem: Problem) -> str:
         declined = backends_decline(problem, _gpu(problem), False)
-        capable = [name for name in preferred(_gpu(problem), problem.Tq) if not declined[name]]
+        capable = [name for name in preferred(_gpu(problem)) if not declined[name]]
         repair = "" if hides_nothing(problem) else "; masked NaN is repaired on the device"
         return f"{self.caption}: {' or '.join(capable)}{repair}"
 

@@ -127,7 +127,7 @@ def kernel_for(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Fused:
         "flash": cuda.can_use_flash_attention,
         "efficient": cuda.can_use_efficient_attention,
     }
-    names = preferred(gpu_of(q.device), q.shape[2])
+    names = preferred(gpu_of(q.device))
     for name in names:
         if accepts[name](of):
             return FOR_GPU[name]

@@ -28,7 +28,7 @@ from .start import start
 # (keys, D) sums in float32.
 QUERY_GRADIENTS: Table = {
     False: {
-        64: ((128, 64, 8, 3), (128, 64, 8, 2)),
+        64: ((128, 64, 4, 3), (128, 64, 8, 2)),
         128: ((128, 64, 8, 3), (128, 32, 8, 2)),
         256: ((64, 32, 8, 2), (32, 32, 4, 2)),
     },
@@ -54,8 +54,8 @@ KEY_GRADIENTS: Table = {
 # The same for transposed tiles (`transposes_tiles`).
 TRANSPOSED_KEY_GRADIENTS: Table = {
     False: {
-        64: ((64, 128, 8, 3), (64, 128, 8, 3)),
-        128: ((32, 128, 8, 3), (32, 128, 8, 3)),
+        64: ((64, 64, 4, 2), (64, 128, 8, 3)),
+        128: ((32, 64, 4, 2), (32, 128, 8, 3)),
         256: KEY_GRADIENTS[False][256],
     },
     True: KEY_GRADIENTS[True],

@@ -1,7 +1,7 @@
 """Launch the forward kernel: choose tiles and splits of the keys, and allocate buffers.
 
-The sizes of tiles follow from the registers and shared memory that the compiler reports
-(forward.py). No kernel has been timed yet.
+The sizes of tiles were timed on an H200. Those of other GPUs follow from the registers and shared
+memory that the compiler reports (forward.py).
 """
 
 import math
@@ -29,14 +29,15 @@ from .start import start
 LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 256, 32, 64, 16
 # Tiles by whether the dtype is float32, and by head size: queries, keys, warps and stages. The
 # first tile is for devices with LARGE_MEMORY bytes of shared memory per block (capability 8.0, 9.0,
-# 10.0), the second for those with 99 KB (8.6, 8.9, 12.0). Each is the largest tile that fits and
-# spills few or no registers in its loops, as ptxas reports (causal). Among several, it is the one
-# with the fewest instructions for a cell. It has 64 rows at least if possible, as the matrix units
-# of 9.0 require. The tiles were chosen by compiling, not by timing.
+# 10.0), the second for those with 99 KB (8.6, 8.9, 12.0). For head sizes 64 and 128 in 16 bits, the
+# first is the fastest of 22 to 24 on an H200 (causal, 8192 tokens; bench/LOG.md). The others were
+# chosen by compiling: the largest tile that fits and spills few or no registers in its loops, as
+# ptxas reports, and among several the one with the fewest instructions for a cell. It has 64 rows
+# at least if possible, as the matrix units of 9.0 require.
 Table = dict[bool, dict[int, tuple[tuple[int, int, int, int], tuple[int, int, int, int]]]]
 FORWARD: Table = {
     False: {
-        64: ((128, 128, 8, 3), (128, 128, 8, 2)),
+        64: ((128, 64, 4, 3), (128, 128, 8, 2)),
         128: ((128, 64, 8, 3), (128, 64, 8, 2)),
         256: ((64, 32, 8, 3), (64, 32, 8, 2)),
     },
