@@ -29,15 +29,13 @@ EXAMPLE = np.dtype(
 _MOST = np.iinfo(np.int64).max
 
 
-def hashes(seed: int, batch: Batch) -> np.ndarray:
-    """Return a hash of each query, (B, T), from the seed and the numbers of its text and context.
+def hashes(seed: int, texts: np.ndarray, contexts: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the hash of each query, from the seed and the numbers of its text and context.
 
     Source: Steele et al. 2014, "Fast splittable pseudorandom number generators" (SplitMix64).
     """
-    T = batch.ids.shape[1]
-    state = np.full((len(batch.texts), T), seed, dtype=np.uint64)
-    parts = np.asarray(batch.texts)[:, None], np.asarray(batch.contexts)[:, None], np.arange(T)
-    for part in parts:
+    state = np.asarray([seed], dtype=np.uint64)
+    for part in (texts, contexts, queries):
         state = _mixed(state ^ _mixed(part.astype(np.uint64)))
     return (state >> np.uint64(1)).astype(np.int64)
 
@@ -76,7 +74,8 @@ class HashOrder:
     """
 
     def __init__(self, seed: int, batch: Batch) -> None:
-        self.hash = torch.from_numpy(hashes(seed, batch))
+        texts, contexts = (np.asarray(x)[:, None] for x in (batch.texts, batch.contexts))
+        self.hash = torch.from_numpy(hashes(seed, texts, contexts, np.arange(batch.ids.shape[1])))
         self.queries = self.hash.flatten().argsort(stable=True)
         self.rank = self.queries.argsort().view_as(self.hash)
 

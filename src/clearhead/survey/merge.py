@@ -59,7 +59,7 @@ def merge(out: Path) -> Path:
 def states(out: Path, manifest: Manifest) -> Iterator[State]:
     """Yield the states of all shards, in their order."""
     for entry in manifest.shards:
-        yield read_state(out / state.FOLDER / entry.file)
+        yield read_state(out / state.FOLDER / entry.file, manifest.fixed["seed"])
 
 
 class OfText(NamedTuple):

@@ -1,4 +1,8 @@
-"""The state of a shard: sums, counts, examples and links, which merge exactly with other states."""
+"""The state of a shard: sums, counts, examples and links, which merge exactly with other states.
+
+Its file is small: numbers are compressed, a sum of a text is rounded to float32 as its terms are,
+and the hash of an example is computed again from its text and position.
+"""
 
 import json
 from dataclasses import dataclass
@@ -9,10 +13,18 @@ import torch
 from torch import Tensor
 
 from ..files import atomic_io
-from .examples import EXAMPLE
+from .examples import EXAMPLE, hashes
+from .packing import packed, packed_records, unpacked, unpacked_records
 from .token_counts import LINK
 
 FOLDER = "states"
+STORED = {  # the fields of each array of records
+    "examples": [name for name in EXAMPLE.names or () if name != "hash"],
+    "linked": [*(LINK.names or ())],
+    "tokens": ["token", "count"],
+}
+# The arrays of a layer, as they are stored.
+LAYER = {"sums": np.float32, "queries": np.int64, "uniform": np.float64, "counts": np.int32}
 
 
 @dataclass(eq=False)
@@ -55,34 +67,45 @@ class State:
     def write(self, path: Path) -> Path:
         """Write the state to a file, in one move. Raises `BadValue` if the disk is full."""
         tensors = {"texts": self.texts}
-        for name in ("examples", "linked", "tokens"):
-            tensors[name] = torch.from_numpy(getattr(self, name).view(np.uint8).copy())
+        for name, fields in STORED.items():
+            tensors |= packed_records(name, getattr(self, name), fields)
         for number, layer in enumerate(self.layers):
-            parts = {"sums": layer.sums, "queries": layer.queries, "uniform": layer.uniform}
-            parts["counts"] = layer.counts.int()  # a shard has fewer than 2^31 queries
-            tensors |= {f"{number}.{name}": x for name, x in parts.items()}
+            for name, dtype in LAYER.items():
+                tensors[f"{number}.{name}"] = packed(getattr(layer, name).numpy().astype(dtype))
         modules = [layer.module for layer in self.layers]
-        return atomic_io.write(path, tensors, {"modules": modules})
+        heads = [len(layer.counts) for layer in self.layers]
+        return atomic_io.write(path, tensors, {"modules": modules, "heads": heads})
 
 
-def read_state(path: Path) -> State:
-    """Read the state of a shard. Raises `BadValue` for a missing or damaged file."""
+def read_state(path: Path, seed: int) -> State:
+    """Read the state of a shard of a survey with this seed.
+
+    Raises `BadValue` for a missing or damaged file.
+    """
     tensors, about = atomic_io.read(path)
-    layers = [
-        LayerState(
-            module,
-            tensors[f"{number}.sums"],
-            tensors[f"{number}.queries"],
-            tensors[f"{number}.uniform"],
-            tensors[f"{number}.counts"].long(),
+    texts = tensors["texts"]
+    layers = []
+    for number, (module, H) in enumerate(zip(about["modules"], about["heads"], strict=True)):
+        sums, queries, uniform, counts = (
+            torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype), path))
+            for name, dtype in LAYER.items()
         )
-        for number, module in enumerate(about["modules"])
-    ]
-    records = {
-        name: tensors[name].numpy().view(dtype)
+        M = len(uniform)
+        layers.append(
+            LayerState(
+                module,
+                sums.double().view(len(texts), H, M),
+                queries.view(len(texts), M),
+                uniform,
+                counts.long().view(H, -1),
+            )
+        )
+    examples, linked, tokens = (
+        unpacked_records(name, tensors, dtype, STORED[name], path)
         for name, dtype in (("examples", EXAMPLE), ("linked", LINK), ("tokens", LINK))
-    }
-    return State(tensors["texts"], layers, **records)
+    )
+    examples["hash"] = hashes(seed, examples["text"], examples["context"], examples["query"])
+    return State(texts, layers, examples, linked, tokens)
 
 
 def is_readable(path: Path) -> bool:
