@@ -25,7 +25,7 @@ def unpacked(data: Tensor, dtype: np.dtype, path: Path) -> np.ndarray:
     """Return the numbers, (n,). Raises `BadValue` if the data of the file `path` are damaged."""
     try:
         planes = np.frombuffer(zlib.decompress(data.numpy().tobytes()), np.uint8)
-        return np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T).view(dtype).reshape(-1)
+        return planes.reshape(dtype.itemsize, -1).T.copy().view(dtype).reshape(-1)
     except (zlib.error, ValueError) as error:
         raise BadValue(
             f"{str(path)!r} is damaged: {error}.",
