@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from ..errors import BadType, BadValue, did_you_mean
 from .basic import basic
+from .long import long
 from .metric import Metric
 from .reader import Reader
 from .values import values
@@ -13,6 +14,7 @@ from .values import values
 SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
     "basic": lambda reader, context: basic(context),
     "values": values,
+    "long": long,
 }
 
 
