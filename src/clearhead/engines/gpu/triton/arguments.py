@@ -88,6 +88,7 @@ class KernelRule(NamedTuple):
     seed: Any
     drop_below: int  # a cell with a smaller 32-bit hash is dropped
     keep_factor: float
+    careful: int | None = None  # 1: NaN and infinity reach only the rows that see them (repair.py)
 
 
 def kernel_rule(rule: KernelArgs) -> KernelRule:

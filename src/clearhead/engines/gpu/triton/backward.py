@@ -27,6 +27,7 @@ from .tile import (
     load_keys,
     load_rows,
     logits,
+    nonfinite_rows,
     of_keys,
     of_rows,
     product,
@@ -113,7 +114,7 @@ def query_gradients(
     DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dQ of M queries of one head, by the same walk over keys as the forward pass."""
-    if flag is not None:
+    if flag is not None and rule.careful is not None:
         if tl.load(flag) == 0:
             return
     program = tl.program_id(0)
@@ -126,6 +127,11 @@ def query_gradients(
     h = program % sizes.H + t * 0
     g = program % sizes.H // (sizes.H // sizes.G)
     at = program.to(tl.int64) * sizes.Tq + t
+    stored = real
+    if flag is not None and rule.careful is not None:
+        stored = real & nonfinite_rows(load_rows(dq, b, h, t, D, BLOCK_D))
+        if tl.max(stored.to(tl.int32), 0) == 0:
+            return
 
     queries = load_rows(q, b, h, t, D, BLOCK_D)
     dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
@@ -156,7 +162,10 @@ def query_gradients(
             rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
             DROPS, PRECISION,
         )  # fmt: skip
-    store_rows(dq, b, h, t, acc * scale, real, D, BLOCK_D)
+    if flag is not None and rule.careful is None:
+        if tl.max(nonfinite_rows(acc).to(tl.int32), 0) > 0:
+            tl.store(flag, 1)
+    store_rows(dq, b, h, t, acc * scale, stored, D, BLOCK_D)
 
 
 @triton.jit
@@ -186,7 +195,7 @@ def walk_keys(
             _, ds = score_gradients(
                 w, t_cap, dout_tile, value_tile, delta, rule, hashes, keys, DROPS, PRECISION
             )
-            if MASKED:
+            if MASKED and rule.careful is not None:
                 key_tile = cleaned(key_tile)
             acc = product(ds.to(key_tile.dtype), key_tile, acc, PRECISION)
     return acc
@@ -205,7 +214,7 @@ def key_gradients(
     A program sums over `chunk` of the query heads that read this key head, and over the queries
     that may see one of the keys: for each range of the mask, those from `first` to `last`.
     """
-    if flag is not None:
+    if flag is not None and rule.careful is not None:
         if tl.load(flag) == 0:
             return
     program = tl.program_id(0)
@@ -216,7 +225,13 @@ def key_gradients(
     g = program % sizes.G
     b = program // sizes.G
     keys = tile * N + tl.arange(0, N)
-    real_key = keys < sizes.Tk
+    example, last_key = split * sizes.B + b, tl.minimum(keys, sizes.Tk - 1)
+    stored_dk, stored_dv = keys < sizes.Tk, keys < sizes.Tk
+    if flag is not None and rule.careful is not None:
+        stored_dk &= nonfinite_rows(load_rows(dk, example, g, last_key, D, BLOCK_D))
+        stored_dv &= nonfinite_rows(load_rows(dv, example, g, last_key, DV, BLOCK_DV))
+        if tl.max((stored_dk | stored_dv).to(tl.int32), 0) == 0:
+            return
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
     value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, True)
     group_size = sizes.H // sizes.G
@@ -263,9 +278,12 @@ def key_gradients(
                     True, DROPS, PRECISION, TRANSPOSED,
                 )  # fmt: skip
     dk_acc, dv_acc = state
-    example, last_key = split * sizes.B + b, tl.minimum(keys, sizes.Tk - 1)
-    store_rows(dk, example, g, last_key, dk_acc * scale, real_key, D, BLOCK_D)
-    store_rows(dv, example, g, last_key, dv_acc, real_key, DV, BLOCK_DV)
+    if flag is not None and rule.careful is None:
+        nonfinite = nonfinite_rows(dk_acc) | nonfinite_rows(dv_acc)
+        if tl.max(nonfinite.to(tl.int32), 0) > 0:
+            tl.store(flag, 1)
+    store_rows(dk, example, g, last_key, dk_acc * scale, stored_dk, D, BLOCK_D)
+    store_rows(dv, example, g, last_key, dv_acc, stored_dv, DV, BLOCK_DV)
 
 
 @triton.jit
@@ -304,7 +322,7 @@ def walk_queries(
             )  # fmt: skip
             if DROPS:
                 w = w * survivors(rule, hashes, keys, TRANSPOSED)
-            if MASKED:
+            if MASKED and rule.careful is not None:
                 # NaN in a row must reach only the keys that it sees.
                 bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
                 w = tl.where(of_rows(bad, TRANSPOSED) & (w != 0.0), float("nan"), w)

@@ -17,6 +17,7 @@ from .launch_forward import (
     Tiles,
     dot_precision,
     head_block,
+    hides_keys,
     on_device,
     tile_from,
     transposes_tiles,
@@ -87,7 +88,8 @@ def gradients(
     `bias_grad`, the one of the sinks without sinks.
 
     If `top` and `share` are None, the weights follow from `lse` alone. With `again`, the kernels
-    write the gradients of q, k and v to its tensors, in one split, if its flag is up.
+    compute carefully, and write the rows of its tensors that are not finite, in one split, if its
+    flag is up (`attend`).
     """
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
     sizes = sizes_of(q, k)
@@ -98,7 +100,6 @@ def gradients(
         dq, dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     else:
         dq, dk, dv = cast("tuple[Tensor, Tensor, Tensor]", again[1:])
-    flag = None if again is None else again.flag
     bias = rule.bias if bias_grad else None
     dbias, dsinks = q.new_zeros(0, dtype=torch.float32), q.new_zeros(0, dtype=torch.float32)
     if bias is not None:
@@ -110,6 +111,11 @@ def gradients(
 
     delta = q.new_empty((B, H, Tq), dtype=torch.float32)
     of_kernel = kernel_rule(rule)
+    flag = None if again is None else again.flag
+    if again is not None:
+        of_kernel = of_kernel._replace(careful=1)
+    elif hides_keys(rule, sizes):
+        flag = q.new_zeros(1, dtype=torch.int32)
     block = max(head_block(D), head_block(DV))
     precision = dot_precision(q.dtype)
     for_all: dict[str, Any] = dict(
@@ -124,7 +130,7 @@ def gradients(
         start(
             row_products, math.ceil(B * H * Tq / 32), q.get_device(),
             rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), all_lse,
-            *saved, flag, of_kernel.natural, H, Tq, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV),
+            *saved, None if again is None else flag, of_kernel.natural, H, Tq, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV),
             M=32,
         )  # fmt: skip
         if Tk:
@@ -156,6 +162,10 @@ def gradients(
             )  # fmt: skip
             if splits > 1:
                 dk, dv = (x.sum(0).to(q.dtype) for x in parts)
+    if again is None and flag is not None and Tk:
+        gradients(
+            dout, dlse, out, lse, top, share, q, k, v, rule, False, Again(flag, dq, dk, dv)
+        )  # fmt: skip
     if rule.sinks is not None:
         share_of_sink = torch.exp(rule.sinks.view(-1, 1) - lse)
         share_of_sink = share_of_sink.masked_fill(lse == -math.inf, 0.0)

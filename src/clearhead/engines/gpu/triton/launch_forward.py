@@ -62,8 +62,8 @@ class Tiles(NamedTuple):
 
 
 class Again(NamedTuple):
-    """What the kernels compute again while the flag, (1,) on the device, is up: an output and its
-    log-sum-exp, or the gradients of q, k and v. While it is down they write nothing."""
+    """What the kernels compute again while the flag, (1,) on the device, is up: the rows that are
+    not finite of an output, with their log-sum-exp, or of the gradients of q, k and v."""
 
     flag: Tensor
     first: Tensor
@@ -163,7 +163,11 @@ def attend(
     """Compute the output (None without values), the `wanted` members of `RowSums`, and the number
     of splits. `share` and `lse` are (B, H, Tq), the other members (splits, B, H, Tq, ...).
 
-    With `again`, the kernels write to its tensors, in one split, if its flag is up.
+    A value of NaN must not reach the rows that do not see it. Kernels that see to this take longer
+    for the tiles that a mask cuts. So they run first without it, and raise a flag if a result is
+    not finite. With `again`, the kernels see to it, and write to its tensors, in one split, if its
+    flag is up. A few queries are computed carefully at once, since their time is that of reading
+    the keys.
     """
     q, k = with_rows(q), with_rows(k)
     v = None if v is None else with_rows(v)
@@ -199,12 +203,18 @@ def attend(
         numbers = splits * B * H * Tq * (DV + 2)
         where = Out(parts=q.new_empty(numbers, dtype=torch.float32))
     of_kernel = kernel_rule(rule)
+    hides = v is not None and hides_keys(rule, sizes)
+    flag = None if again is None else again.flag
+    if again is not None or (hides and Tq <= FEW_QUERIES):
+        of_kernel = of_kernel._replace(careful=1)
+    elif hides:
+        flag = q.new_zeros(1, dtype=torch.int32)
     tiles, parts = math.ceil(Tq / tile.queries), math.ceil(H // G / tile.heads)
     with on_device(q):
         start(
             attend_tiles, tiles * splits * parts * G * B, q.get_device(),
             rows(q), rows(k), None if v is None else rows(v), where, sums, groups, of_kernel,
-            sizes, None if again is None else again.flag, tiles, splits, begin, chunk,
+            sizes, flag, tiles, splits, begin, chunk,
             D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
             HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
             BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
@@ -217,7 +227,16 @@ def attend(
                 rows(cast(Tensor, out)), where.parts, sums, of_kernel, H, Tq, splits, B * H * Tq,
                 DV=DV, BLOCK_DV=block_dv, SPLITS=power_of_2(splits),
             )  # fmt: skip
+    if again is None and out is not None and flag is not None:
+        attend(q, k, v, rule, frozenset(), again=Again(flag, out, None))
     return out, computed, splits
+
+
+def hides_keys(rule: KernelArgs, sizes: Sizes) -> bool:
+    """Return whether some query may not see all keys."""
+    if rule.lo is not None or rule.bits is not None:
+        return True
+    return rule.before < sizes.Tq - 1 or rule.after < sizes.Tk - 1
 
 
 def power_of_2(n: int) -> int:

@@ -196,6 +196,12 @@ def finite(x):
 
 
 @triton.jit
+def nonfinite_rows(x):
+    """Return which rows of (rows, D) have a number that is not finite."""
+    return tl.max(tl.where(finite(x), 0, 1), 1) > 0
+
+
+@triton.jit
 def cleaned(x):
     """Replace NaN and infinity by 0, since their product with a weight of 0 would be NaN."""
     return tl.where(finite(x), x, tl.zeros_like(x))
