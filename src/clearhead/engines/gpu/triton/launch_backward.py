@@ -130,8 +130,8 @@ def gradients(
         start(
             row_products, math.ceil(B * H * Tq / 32), q.get_device(),
             rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), all_lse,
-            *saved, None if again is None else flag, of_kernel.natural, H, Tq, B * H * Tq, DV=DV, BLOCK_DV=head_block(DV),
-            M=32,
+            *saved, None if again is None else flag, of_kernel.natural, H, Tq, B * H * Tq,
+            DV=DV, BLOCK_DV=head_block(DV), M=32,
         )  # fmt: skip
         if Tk:
             tensors = rows(q), rows(k), rows(v), rows(dout)
