@@ -380,7 +380,25 @@ export interface SurveyExample {
 }
 
 /**
+ * How the mean of texts of a head and metric differs from that of another survey.
+ *
+ * `difference` is `mean` - `other`, with its 95 % interval. `q` is its p-value over texts,
+ * corrected for the number of heads and metrics.
+ */
+export interface SurveyDifference {
+  mean: number;
+  other: number;
+  difference: number;
+  low: number;
+  high: number;
+  q: number;
+  texts: number;
+}
+
+/**
  * A metric of one head: row of the table `heads`, histogram without empty bins, examples.
+ *
+ * `compared` is its difference from another survey; None without one.
  */
 export interface SurveyNumbers {
   mean: number;
@@ -394,6 +412,7 @@ export interface SurveyNumbers {
   bins: number[];
   counts: number[];
   examples: SurveyExample[];
+  compared: SurveyDifference | null;
 }
 
 /**
@@ -434,10 +453,12 @@ export interface SurveyContext {
  * All data of the page of a survey.
  *
  * `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
+ * `other` names the survey with which it is compared.
  */
 export interface SurveyPage {
   inks: Record<string, Record<string, [number, number, number][]>>;
   host: "server" | "notebook" | "frame" | null;
+  other: string | null;
   metrics: SurveyMetric[];
   heads: SurveyHead[];
   contexts: SurveyContext[];

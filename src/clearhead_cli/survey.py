@@ -17,13 +17,13 @@ MOST_SHOWN = 8  # heads of the summary
 def survey(
     context: typer.Context,
     texts: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="TEXTS...",
             help="Files and folders of texts, .jsonl and .parquet files; or a text in quotes. "
-            "Or: work OUT, merge OUT.",
+            "Or: work OUT, merge OUT, compare OUT OTHER.",
         ),
-    ],
+    ] = None,
     model: Annotated[
         Path | None,
         typer.Option(help="A Hugging Face checkpoint, a GGUF file or a storyteller."),
@@ -35,6 +35,13 @@ def survey(
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Stop after this number of tokens of texts.")
+    ] = None,
+    repeats: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            metavar="TEXTS TOKENS",
+            help="In place of TEXTS: random tokens that are repeated, such as 100 50.",
+        ),
     ] = None,
     metrics: Annotated[
         str, typer.Option(help="Sets of metrics, and your own as module:name, with commas.")
@@ -53,14 +60,21 @@ def survey(
 
     The same command continues an interrupted survey, and adds texts to it. Started by torchrun or
     as a SLURM array, each process computes its part. `work OUT` computes missing shards of a
-    survey, and `merge OUT` writes its tables.
+    survey, and `merge OUT` writes its tables. `compare OUT OTHER` writes the page of a survey with
+    its differences from another one of the same texts.
 
     \b
     Examples:
       clearhead survey book.txt --out out/survey
       clearhead survey texts/ code.jsonl --model DIR --workers 2
+      clearhead survey --repeats 100 50 --model DIR --out out/probe
       clearhead survey merge out/survey
+      clearhead survey compare out/tuned out/base
     """
+    texts = texts or []
+    if len(texts) == 3 and texts[0] == "compare":
+        _compare(*map(Path, texts[1:]))
+        return
     say_loading(model)
     if len(texts) == 2 and texts[0] == "merge":
         from clearhead.survey.merge import merge
@@ -73,11 +87,13 @@ def survey(
     from clearhead.errors import writable_folder
     from clearhead.explorer import html
     from clearhead.explorer.load import load_text_model
-    from clearhead.survey import survey as run
+    from clearhead.survey import RandomRepeats, survey as run
 
+    sources = _sources(texts, repeats is not None)
     writable_folder(out, "a survey is", OTHER_FOLDER)
     result = run(
-        load_text_model(model), _sources(texts), out=out, context=size, tokens=tokens, seed=seed,
+        load_text_model(model), RandomRepeats(*repeats) if repeats else sources,
+        out=out, context=size, tokens=tokens, seed=seed,
         metrics=metrics.split(","), threads=threads, shard_tokens=shard, workers=workers,
         ray=None if ray is None else (ray, load_text_model), progress=True,
     )  # fmt: skip
@@ -98,10 +114,38 @@ def _work(out: Path, model: Path | None, metrics: str) -> None:
     work(setup, out, rank=rank_of_environment())
 
 
-def _sources(texts: list[str]) -> list[str | Path]:
-    """Return files and folders as paths. Raises `BadValue` for a path that does not exist."""
+def _compare(folder: Path, other: Path) -> None:
+    """Write the page of a survey with its differences from another one, into its folder."""
+    from clearhead.explorer import html
+    from clearhead.survey import Survey
+    from clearhead.survey.compare import LEAST_Q
+
+    one, two = Survey.open(folder), Survey.open(other)
+    rows = one.compare(two).to_pylist()
+    sure = [row for row in rows if row["q"] < LEAST_Q]
+    say(f"{len(sure)} of {len(rows)} numbers differ (q < {LEAST_Q})")
+    for row in sure[:MOST_SHOWN]:
+        typer.echo(
+            f"layer {row['layer']}, head {row['head']}, {row['metric']}: {row['other']:.3g} -> "
+            f"{row['mean']:.3g}, q {row['q']:.2g}"
+        )
+    say(f"page     {html.write_survey(one, folder / 'compare.html', other=two)}")
+
+
+def _sources(texts: list[str], random: bool) -> list[str | Path]:
+    """Return files and folders as paths.
+
+    Raises `BadValue` for a path that does not exist, and unless there are either texts or `random`
+    ones.
+    """
     from clearhead.errors import BadValue
 
+    if bool(texts) == random:
+        raise BadValue(
+            "Both texts and --repeats were given." if random else "No text was given.",
+            "a survey reads texts, or random tokens that are repeated.",
+            "pass files or folders, or --repeats 100 50.",
+        )
     sources: list[str | Path] = []
     for text in texts:
         exists = len(text) < 1024 and "\0" not in text and Path(text).exists()

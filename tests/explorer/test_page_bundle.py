@@ -81,7 +81,7 @@ def misfit(value, kind, where="page"):
     if typing.is_typeddict(kind):
         hints = typing.get_type_hints(kind)
         if not isinstance(value, dict) or not kind.__required_keys__ <= set(value) <= set(hints):
-            return f"{where}: {kind.__name__} of {sorted(value)}"
+            return f"{where}: {kind.__name__} of {value!r:.200}"
         parts = [(value[name], hints[name], name) for name in value]
     elif origin in (typing.Union, types.UnionType):
         wrong = [misfit(value, one, where) for one in arguments]

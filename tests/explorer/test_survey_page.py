@@ -1,5 +1,6 @@
 """The page of a survey, its data, and the folder for HeadVis."""
 
+import copy
 import json
 
 import pytest
@@ -61,6 +62,16 @@ def test_examples_are_queries_of_their_texts_with_their_largest_weights(stories,
     assert any(words in text for text in STORIES)
 
 
+def test_a_page_without_another_survey_has_no_differences(document, browser, tmp_path):  # noqa: F811
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert page.locator("#differences").is_hidden()
+    assert page.locator("#axis-y option[value^=difference]").count() == 0
+    page.close()
+
+
 def test_the_page_in_a_browser(document, browser, tmp_path):  # noqa: F811
     path = tmp_path / "survey.html"
     path.write_text(document, encoding="utf-8")
@@ -88,6 +99,53 @@ def test_the_page_in_a_browser(document, browser, tmp_path):  # noqa: F811
     page.close()
 
 
+@pytest.fixture(scope="module")
+def changed(stories) -> Survey:
+    """The survey of the same texts with a model whose layer 1 has other queries."""
+    model = copy.deepcopy(storyteller.load())
+    with torch.no_grad():
+        model.module.blocks[1].attention.W_query.weight.neg_()
+    texts = [*STORIES[1:], stories.folder.parent / "<script><b>.txt"]
+    out = stories.folder.parent / "changed"
+    return survey(model, texts, out=out, context=12, progress=False)
+
+
+def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_path):  # noqa: F811
+    path = html.write_survey(stories, tmp_path / "compare.html", other=changed)
+    data = embedded(path.read_text(encoding="utf-8"))
+    assert misfit(data, schema.SurveyPage) is None
+    rows = {(r["layer"], r["head"], r["metric"]): r for r in stories.compare(changed).to_pylist()}
+    on_page = {
+        (head["layer"], head["head"], metric): numbers["compared"]
+        for head in data["heads"]
+        for metric, numbers in head["metrics"].items()
+        if numbers["compared"]
+    }
+    assert on_page.keys() == rows.keys()
+    for key, compared in on_page.items():
+        assert compared == {name: rows[key][name] for name in compared}
+        assert key[0] == 1 or (compared["difference"], compared["q"]) == (0, 1)
+    best = min(rows.values(), key=lambda row: (row["q"], -abs(row["difference"])))
+    page, errors = browser.new_page(viewport={"width": 390, "height": 720}), []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(path.as_uri())
+    assert page.text_content("#head-title") == f"Layer 1, head {best['head']}"
+    words = best["metric"].replace("_", " ")
+    assert page.text_content("#metric-title") == words
+    sure = [row for row in rows.values() if row["q"] < 0.05]
+    about = page.text_content("#differences-about")
+    assert f"{len(sure)} of {len(rows)} numbers differ" in about
+    first = page.locator("#differences-table tbody tr").first
+    assert first.locator("th").text_content() == f"1.{best['head']} {words}"
+    assert page.input_value("#axis-y") == f"difference:{best['metric']}"
+    assert page.locator("#scatter .axis").text_content() == words
+    page.locator("#differences-table button").nth(1).click()
+    assert page.locator("#differences-table tr.chosen").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not errors
+    page.close()
+
+
 def test_the_server_has_the_survey_and_the_explorer(stories):
     from starlette.testclient import TestClient
 
@@ -102,7 +160,7 @@ def test_the_server_has_the_survey_and_the_explorer(stories):
 
 def test_a_survey_of_another_model_is_refused(stories):
     stories.must_be_of(storyteller.load())
-    other = storyteller.load()
+    other = copy.deepcopy(storyteller.load())
     with torch.no_grad():
         next(other.module.parameters()).add_(1)
     with pytest.raises(BadValue, match="with other weights"):

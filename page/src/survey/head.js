@@ -1,11 +1,14 @@
 // The selected head: its metrics, the distribution of one of them, and the tokens that it connects.
 
 import { byId, count, make, number, table, token } from "../marks.js";
-import { chosen, go, head, metricOf, metricsOf, numbers, survey } from "./store.js";
+import { LEAST_Q, chosen, go, head, metricOf, metricsOf, numbers, survey, words } from "./store.js";
 
-const words = (name) => name.replaceAll("_", " ");
 const either = (value, digits = 3) => (value === null ? "" : number(value, digits));
 const MOST_TOKENS = 8; // on each side
+
+/** @import { SurveyDifference } from "../schema.d.ts" */
+
+export const signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
 
 export function drawHead() {
   const { layer, head: at, module, roles, several } = head();
@@ -21,16 +24,23 @@ export function drawHead() {
 function drawMetrics() {
   const rows = metricsOf(head()).map((name) => {
     const { formula } = /** @type {any} */ (metricOf(name));
-    const { mean, low, high, uniform } = head().metrics[name];
+    const { mean, low, high, uniform, compared } = head().metrics[name];
     const button = make("button", { type: "button", class: "quiet", title: formula,
       "aria-pressed": String(name === chosen.metric) }, words(name));
     button.addEventListener("click", () => go({ metric: name }));
     const interval = low === null ? "" : `${number(low, 3)} to ${either(high)}`;
-    return { kind: name === chosen.metric ? "chosen" : "", cells: [button, number(mean, 3), interval, either(uniform)] };
+    const cells = survey.other ? comparison(compared) : [number(mean, 3), interval, either(uniform)];
+    return { kind: `${name === chosen.metric ? "chosen" : ""} ${compared && compared.q < LEAST_Q ? "differs" : ""}`, cells: [button, ...cells] };
   });
-  byId("metrics").replaceChildren(table("Means over all queries",
-    ["metric", "mean", "95 % interval", "uniform"], rows));
+  byId("metrics").replaceChildren(survey.other
+    ? table("Means of texts, in this survey and in the other", ["metric", "here", "there", "difference", "q"], rows)
+    : table("Means over all queries", ["metric", "mean", "95 % interval", "uniform"], rows));
 }
+
+/** @param {SurveyDifference | null} compared */
+const comparison = (compared) => (compared
+  ? [number(compared.mean, 3), number(compared.other, 3), signed(compared.difference), number(compared.q, 3)]
+  : ["", "", "", ""]);
 
 function drawHistogram() {
   const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];

@@ -2,7 +2,7 @@
 
 import { css, mixed } from "../colours.js";
 import { byId, make, number } from "../marks.js";
-import { axes, chosen, go, survey, theme, valueOn } from "./store.js";
+import { axes, chosen, go, survey, theme, valueOn, words } from "./store.js";
 
 const SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
 const SVG = "http://www.w3.org/2000/svg";
@@ -17,7 +17,7 @@ function element(tag, attributes, text = "") {
 export function buildScatter() {
   for (const axis of ["x", "y", "colour"]) {
     const list = byId(`axis-${axis}`);
-    list.append(...axes.map((name) => make("option", { value: name }, name.replaceAll("_", " "))));
+    list.append(...axes.map((name) => make("option", { value: name }, words(name))));
     list.addEventListener("change", () => go({ [axis]: list.value }));
   }
   new ResizeObserver(drawScatter).observe(byId("scatter"));
@@ -50,7 +50,7 @@ export function drawScatter() {
     picture.append(element("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
   }
   picture.append(element("text", { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
-    chosen.x.replaceAll("_", " ")));
+    words(chosen.x)));
 
   const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));
   for (const i of order) {
@@ -60,7 +60,7 @@ export function drawScatter() {
     const point = element("circle", { cx: x(at[0]), cy: y(at[1]), r: isChosen ? 8 : 5, class: isChosen ? "chosen" : "",
       fill: Number.isFinite(value) ? colour(value) : "none" });
     point.append(element("title", {}, `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour]
-      .map((name) => `${name} ${number(valueOn(it, name), 3)}`).join(", ")}`));
+      .map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`));
     point.addEventListener("click", () => go({ at: i }));
     picture.append(point);
   }

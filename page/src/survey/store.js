@@ -10,6 +10,8 @@ export const survey = parse(byId("survey").textContent);
 
 export const LARGEST = 10; // the number of the group of largest values, after ten deciles
 const PLACE = ["layer", "head"]; // what an axis can show besides means of metrics
+const DIFFERENCE = "difference:"; // and differences from another survey
+export const LEAST_Q = 0.05; // of a difference that is by chance
 
 const known = (name, i) => (metricOf(name) ? name : survey.metrics[Math.min(i, survey.metrics.length - 1)].name);
 export const metricOf = (name) => survey.metrics.find((it) => it.name === name);
@@ -26,12 +28,29 @@ export const chosen = {
 export const screen = { draw: () => {} };
 export const theme = { isDark: false };
 
+/** The differences of all heads and metrics, the surest first, then the largest.
+ * @type {{at: number, metric: string, compared: schema.SurveyDifference}[]} */
+export const differences = survey.heads.flatMap((it, at) => Object.entries(it.metrics)
+  .flatMap(([metric, { compared }]) => (compared ? [{ at, metric, compared }] : [])))
+  .sort((a, b) => a.compared.q - b.compared.q || Math.abs(b.compared.difference) - Math.abs(a.compared.difference));
+
+if (differences.length) {
+  const { at, metric } = differences[0];
+  Object.assign(chosen, { at, metric, x: metric, y: DIFFERENCE + metric });
+}
+
 export const head = () => survey.heads[chosen.at];
 export const numbers = () => head().metrics[chosen.metric];
-export const axes = [...PLACE, ...survey.metrics.map((it) => it.name)];
+export const axes = [...PLACE, ...survey.metrics.map((it) => it.name),
+  ...(survey.other ? survey.metrics.map((it) => DIFFERENCE + it.name) : [])];
+export const words = (name) => name.replace(DIFFERENCE, "difference of ").replaceAll("_", " ");
 
 /** The number of a head on an axis. @param {schema.SurveyHead} of */
-export const valueOn = (of, axis) => (PLACE.includes(axis) ? of[axis] : of.metrics[axis]?.mean ?? NaN);
+export function valueOn(of, axis) {
+  if (PLACE.includes(axis)) return of[axis];
+  if (axis.startsWith(DIFFERENCE)) return of.metrics[axis.slice(DIFFERENCE.length)]?.compared?.difference ?? NaN;
+  return of.metrics[axis]?.mean ?? NaN;
+}
 
 export const metricsOf = (of) => survey.metrics.map((it) => it.name).filter((name) => name in of.metrics);
 

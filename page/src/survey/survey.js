@@ -2,6 +2,7 @@
 
 import { byId } from "../marks.js";
 import { buildThemeButton } from "../theme.js";
+import { drawDifferences } from "./differences.js";
 import { buildExamples, drawExamples } from "./examples.js";
 import { drawHead } from "./head.js";
 import { buildScatter, drawScatter } from "./scatter.js";
@@ -11,6 +12,7 @@ const wrapped = (i, length) => (i + length) % length;
 
 function draw() {
   drawScatter();
+  drawDifferences();
   drawHead();
   drawExamples();
 }

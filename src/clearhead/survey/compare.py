@@ -18,6 +18,7 @@ from .manifest import Manifest
 from .merge import MOST_FREE, sums_of_texts
 from .tables import Table
 
+LEAST_Q = 0.05  # of a difference that is by chance
 COLUMNS = ("layer", "head", "metric", "mean", "other", "difference", "low", "high", "p", "q",
            "texts")  # fmt: skip
 

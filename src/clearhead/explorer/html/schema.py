@@ -319,8 +319,27 @@ class SurveyExample(TypedDict):
     weights: list[float]
 
 
+class SurveyDifference(TypedDict):
+    """How the mean of texts of a head and metric differs from that of another survey.
+
+    `difference` is `mean` - `other`, with its 95 % interval. `q` is its p-value over texts,
+    corrected for the number of heads and metrics.
+    """
+
+    mean: float
+    other: float
+    difference: float
+    low: float
+    high: float
+    q: float
+    texts: int
+
+
 class SurveyNumbers(TypedDict):
-    """A metric of one head: row of the table `heads`, histogram without empty bins, examples."""
+    """A metric of one head: row of the table `heads`, histogram without empty bins, examples.
+
+    `compared` is its difference from another survey; None without one.
+    """
 
     mean: float
     low: float | None
@@ -333,6 +352,7 @@ class SurveyNumbers(TypedDict):
     bins: list[int]
     counts: list[int]
     examples: list[SurveyExample]
+    compared: SurveyDifference | None
 
 
 class SurveyToken(TypedDict):
@@ -371,10 +391,12 @@ class SurveyPage(TypedDict):
     """All data of the page of a survey.
 
     `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
+    `other` names the survey with which it is compared.
     """
 
     inks: dict[str, dict[str, tuple[Colour, ...]]]
     host: Host | None
+    other: str | None
     metrics: list[SurveyMetric]
     heads: list[SurveyHead]
     contexts: list[SurveyContext]

@@ -1,4 +1,5 @@
 """Write the page of a survey: a scatter of all heads; one head's distributions, examples, tokens.
+With another survey of the same texts, the page shows where the two differ.
 
 The page holds all numbers and the contexts of its examples, so it needs no server. Some hundred
 heads with twenty metrics take a few megabytes.
@@ -8,7 +9,7 @@ import html
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...errors import BadType, kind_of
 from ...formatting import visible_in_browser
@@ -26,19 +27,22 @@ LEAST_SHARE = 0.01  # of a kind of key
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
 
 
-def survey_page(survey: Survey, *, host: Host | None = None) -> str:
-    """Return the HTML document of a survey. Raises `BadType` for anything else."""
-    if not isinstance(survey, Survey):
-        raise BadType(
-            f"survey_page got {kind_of(survey)}.",
-            "it shows a survey of all heads.",
-            "pass the result of survey(...), or Survey.open(folder).",
-        )
-    data = page_data(survey, host)
+def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | None = None) -> str:
+    """Return the HTML document of a survey, compared with another one of the same texts if given.
+
+    Raises `BadType` for anything else, and `BadValue` for surveys that cannot be compared.
+    """
+    for value in (survey,) if other is None else (survey, other):
+        if not isinstance(value, Survey):
+            raise BadType(
+                f"survey_page got {kind_of(value)}.",
+                "it shows a survey of all heads.",
+                "pass the result of survey(...), or Survey.open(folder).",
+            )
+    data = page_data(survey, other, host)
     about = repr(survey).split(": ", 1)[1]
-    name = Path(str(survey.manifest.fixed["model"])).name
     texts = {
-        "title": f"Survey of {name}",
+        "title": f"Survey of {name_of(survey)}",
         "about": about,
         "caption": "The mean of the first metric over all queries.",
     }
@@ -52,14 +56,15 @@ def survey_page(survey: Survey, *, host: Host | None = None) -> str:
     return filled("survey", ("page.css", "survey.css"), data, texts, table(rows), host)
 
 
-def write_survey(survey: Survey, path: str | Path) -> Path:
-    """Write the page of a survey to `path`. Raises `BadValue` if it cannot be written."""
-    return write(survey_page(survey), path)
+def write_survey(survey: Survey, path: str | Path, *, other: Survey | None = None) -> Path:
+    """Write the page of a survey to `path`. Raises `BadValue` if it cannot, as `survey_page`."""
+    return write(survey_page(survey, other=other), path)
 
 
-def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
+def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema.SurveyPage:
     """Return all data of the page of a survey."""
     contexts = _Contexts(survey)
+    differences = {} if other is None else _differences(survey, other)
     histograms = survey.by_metric("histograms", "bin")
     examples = survey.by_metric("examples", "stratum, rank")
     heads: dict[tuple[int, int], schema.SurveyHead] = {}
@@ -95,6 +100,7 @@ def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
             "examples": [
                 contexts.example(decile, x) for decile, x in _chosen(examples.get(key, []), bins)
             ],
+            "compared": differences.get(key),
         }
     _add_tokens(survey, heads, contexts)
     if survey.query("select 1 from metrics where metric = 'looks_first'"):
@@ -105,11 +111,30 @@ def page_data(survey: Survey, host: Host | None) -> schema.SurveyPage:
     return {
         "inks": INKS,
         "host": host,
+        "other": None if other is None else f"{name_of(other)}, in {other.folder.name}",
         "metrics": [_metric(row) for row in survey.metrics.to_pylist()],
         "heads": list(heads.values()),
         "contexts": contexts.stored,
         "spelling": list(contexts.spelling),
         "between": contexts.between,
+    }
+
+
+def name_of(survey: Survey) -> str:
+    """Return the name of the model of a survey."""
+    return Path(str(survey.manifest.fixed["model"])).name
+
+
+def _differences(
+    survey: Survey, other: Survey
+) -> dict[tuple[int, int, str], schema.SurveyDifference]:
+    rows = survey.compare(other).to_pylist()
+    names = schema.SurveyDifference.__annotations__
+    return {
+        (row["layer"], row["head"], row["metric"]): cast(
+            "schema.SurveyDifference", {name: row[name] for name in names}
+        )
+        for row in rows
     }
 
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c6ca8a0e007e0ddf886dbd3e643f858eb00e118b46b3363fc9cafe3bf3c19d4c; do not edit.
+// Made by `make page` from the sources 906b0d015b09549073ec73c9787ecb888a75f948cb15d912192665a0dd4c005e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

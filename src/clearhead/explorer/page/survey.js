@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c6ca8a0e007e0ddf886dbd3e643f858eb00e118b46b3363fc9cafe3bf3c19d4c; do not edit.
+// Made by `make page` from the sources 906b0d015b09549073ec73c9787ecb888a75f948cb15d912192665a0dd4c005e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -115,15 +115,6 @@ var clearhead = (() => {
     use(dark.matches);
   }
 
-  // src/colours.js
-  function mixed(points, place) {
-    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
-    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
-    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
-  }
-  var css = (colour) => `rgb(${colour.join(" ")})`;
-  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
-
   // src/json.js
   var parse = (text) => JSON.parse(text, (_, value) => value?.float === void 0 ? value : Number(value.float));
 
@@ -131,6 +122,8 @@ var clearhead = (() => {
   var survey = parse(byId("survey").textContent);
   var LARGEST = 10;
   var PLACE = ["layer", "head"];
+  var DIFFERENCE = "difference:";
+  var LEAST_Q = 0.05;
   var known = (name, i) => metricOf(name) ? name : survey.metrics[Math.min(i, survey.metrics.length - 1)].name;
   var metricOf = (name) => survey.metrics.find((it) => it.name === name);
   var chosen = {
@@ -145,10 +138,24 @@ var clearhead = (() => {
   var screen = { draw: () => {
   } };
   var theme = { isDark: false };
+  var differences = survey.heads.flatMap((it, at) => Object.entries(it.metrics).flatMap(([metric, { compared }]) => compared ? [{ at, metric, compared }] : [])).sort((a, b) => a.compared.q - b.compared.q || Math.abs(b.compared.difference) - Math.abs(a.compared.difference));
+  if (differences.length) {
+    const { at, metric } = differences[0];
+    Object.assign(chosen, { at, metric, x: metric, y: DIFFERENCE + metric });
+  }
   var head = () => survey.heads[chosen.at];
   var numbers = () => head().metrics[chosen.metric];
-  var axes = [...PLACE, ...survey.metrics.map((it) => it.name)];
-  var valueOn = (of, axis) => PLACE.includes(axis) ? of[axis] : of.metrics[axis]?.mean ?? NaN;
+  var axes = [
+    ...PLACE,
+    ...survey.metrics.map((it) => it.name),
+    ...survey.other ? survey.metrics.map((it) => DIFFERENCE + it.name) : []
+  ];
+  var words = (name) => name.replace(DIFFERENCE, "difference of ").replaceAll("_", " ");
+  function valueOn(of, axis) {
+    if (PLACE.includes(axis)) return of[axis];
+    if (axis.startsWith(DIFFERENCE)) return of.metrics[axis.slice(DIFFERENCE.length)]?.compared?.difference ?? NaN;
+    return of.metrics[axis]?.mean ?? NaN;
+  }
   var metricsOf = (of) => survey.metrics.map((it) => it.name).filter((name) => name in of.metrics);
   function settle() {
     if (!numbers()) chosen.metric = metricsOf(head())[0];
@@ -194,6 +201,112 @@ var clearhead = (() => {
     else if (decile !== null) misread.push(`decile “${decile}”`);
     return { changes, misread };
   }
+
+  // src/survey/head.js
+  var either = (value, digits = 3) => value === null ? "" : number(value, digits);
+  var MOST_TOKENS = 8;
+  var signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
+  function drawHead() {
+    const { layer, head: at, module, roles, several } = head();
+    byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
+    byId("module").textContent = module;
+    byId("roles").textContent = (roles.length ? `Largest weight: ${roles.join(", ")} of queries.` : "") + (several ? " Does more than one thing." : "");
+    drawMetrics();
+    drawHistogram();
+    drawTokens();
+  }
+  function drawMetrics() {
+    const rows = metricsOf(head()).map((name) => {
+      const { formula } = (
+        /** @type {any} */
+        metricOf(name)
+      );
+      const { mean, low, high, uniform, compared } = head().metrics[name];
+      const button = make("button", {
+        type: "button",
+        class: "quiet",
+        title: formula,
+        "aria-pressed": String(name === chosen.metric)
+      }, words(name));
+      button.addEventListener("click", () => go({ metric: name }));
+      const interval = low === null ? "" : `${number(low, 3)} to ${either(high)}`;
+      const cells = survey.other ? comparison(compared) : [number(mean, 3), interval, either(uniform)];
+      return { kind: `${name === chosen.metric ? "chosen" : ""} ${compared && compared.q < LEAST_Q ? "differs" : ""}`, cells: [button, ...cells] };
+    });
+    byId("metrics").replaceChildren(survey.other ? table("Means of texts, in this survey and in the other", ["metric", "here", "there", "difference", "q"], rows) : table("Means over all queries", ["metric", "mean", "95 % interval", "uniform"], rows));
+  }
+  var comparison = (compared) => compared ? [number(compared.mean, 3), number(compared.other, 3), signed(compared.difference), number(compared.q, 3)] : ["", "", "", ""];
+  function drawHistogram() {
+    const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
+    const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
+    byId("metric-title").textContent = words(chosen.metric);
+    byId("formula").textContent = formula;
+    byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
+    const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
+    const first = Math.min(...bins), last = Math.max(...bins);
+    const bars = Array.from({ length: last - first + 1 }, (_, i) => first + i).map((bin) => {
+      const n = all.get(bin) ?? 0;
+      const column = make(
+        "span",
+        { class: "column", title: `${number(edges[bin], 3)} to ${number(edges[bin + 1], 3)}: ${count(n, "query", "queries")}` },
+        make("span", { class: "fill" })
+      );
+      column.firstChild.style.height = `${100 * Math.sqrt(n / most)}%`;
+      return column;
+    });
+    byId("histogram").replaceChildren(...bars);
+    byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
+    const [q05, , q50, , q95] = quantiles;
+    byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` + (q50 === null ? "" : `Median ${number(q50, 3)}; 5 % of queries are below ${either(q05)}, 5 % above ${either(q95)}.`);
+  }
+  function drawTokens() {
+    const parts = (
+      /** @type {const} */
+      ["query", "key"].map((side) => {
+        const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS).map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
+        return rows.length ? table(side === "query" ? "Tokens that look" : "Tokens that are looked at", ["token", "links", "lift"], rows) : "";
+      })
+    );
+    byId("tokens").replaceChildren(...parts.filter(Boolean));
+    byId("tokens-note").textContent = parts.some(Boolean) ? "A link is a largest weight that is neither on the first token nor on the query itself. Lift compares the fraction of links with the fraction of the text." : "No token has more links than its fraction of the text.";
+  }
+
+  // src/survey/differences.js
+  var MOST = 12;
+  function drawDifferences() {
+    byId("differences").hidden = !survey.other;
+    if (!survey.other) return;
+    const sure = differences.filter(({ compared }) => compared.q < LEAST_Q);
+    const heads = new Set(sure.map(({ at }) => at)).size;
+    byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
+    const rows = differences.slice(0, MOST).map(({ at, metric, compared }) => {
+      const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
+      const { mean, other, difference, low, high, q } = compared;
+      const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `${layer}.${head2} ${words(metric)}`);
+      button.addEventListener("click", () => go({ at, metric }));
+      return { kind: isChosen ? "chosen" : "", cells: [
+        button,
+        number(other, 3),
+        number(mean, 3),
+        `${signed(difference)} (${signed(low)} to ${signed(high)})`,
+        number(q, 3)
+      ] };
+    });
+    byId("differences-table").replaceChildren(table(
+      "The surest differences between means of texts",
+      ["head, metric", "there", "here", "difference (95 %)", "q"],
+      rows
+    ));
+  }
+
+  // src/colours.js
+  function mixed(points, place) {
+    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
+    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
+    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+  }
+  var css = (colour) => `rgb(${colour.join(" ")})`;
+  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
 
   // src/survey/examples.js
   var BEFORE = 22;
@@ -258,77 +371,6 @@ var clearhead = (() => {
     return [...near].sort((a, b) => a - b);
   }
 
-  // src/survey/head.js
-  var words = (name) => name.replaceAll("_", " ");
-  var either = (value, digits = 3) => value === null ? "" : number(value, digits);
-  var MOST_TOKENS = 8;
-  function drawHead() {
-    const { layer, head: at, module, roles, several } = head();
-    byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
-    byId("module").textContent = module;
-    byId("roles").textContent = (roles.length ? `Largest weight: ${roles.join(", ")} of queries.` : "") + (several ? " Does more than one thing." : "");
-    drawMetrics();
-    drawHistogram();
-    drawTokens();
-  }
-  function drawMetrics() {
-    const rows = metricsOf(head()).map((name) => {
-      const { formula } = (
-        /** @type {any} */
-        metricOf(name)
-      );
-      const { mean, low, high, uniform } = head().metrics[name];
-      const button = make("button", {
-        type: "button",
-        class: "quiet",
-        title: formula,
-        "aria-pressed": String(name === chosen.metric)
-      }, words(name));
-      button.addEventListener("click", () => go({ metric: name }));
-      const interval = low === null ? "" : `${number(low, 3)} to ${either(high)}`;
-      return { kind: name === chosen.metric ? "chosen" : "", cells: [button, number(mean, 3), interval, either(uniform)] };
-    });
-    byId("metrics").replaceChildren(table(
-      "Means over all queries",
-      ["metric", "mean", "95 % interval", "uniform"],
-      rows
-    ));
-  }
-  function drawHistogram() {
-    const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
-    const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
-    byId("metric-title").textContent = words(chosen.metric);
-    byId("formula").textContent = formula;
-    byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
-    const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
-    const first = Math.min(...bins), last = Math.max(...bins);
-    const bars = Array.from({ length: last - first + 1 }, (_, i) => first + i).map((bin) => {
-      const n = all.get(bin) ?? 0;
-      const column = make(
-        "span",
-        { class: "column", title: `${number(edges[bin], 3)} to ${number(edges[bin + 1], 3)}: ${count(n, "query", "queries")}` },
-        make("span", { class: "fill" })
-      );
-      column.firstChild.style.height = `${100 * Math.sqrt(n / most)}%`;
-      return column;
-    });
-    byId("histogram").replaceChildren(...bars);
-    byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
-    const [q05, , q50, , q95] = quantiles;
-    byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` + (q50 === null ? "" : `Median ${number(q50, 3)}; 5 % of queries are below ${either(q05)}, 5 % above ${either(q95)}.`);
-  }
-  function drawTokens() {
-    const parts = (
-      /** @type {const} */
-      ["query", "key"].map((side) => {
-        const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS).map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
-        return rows.length ? table(side === "query" ? "Tokens that look" : "Tokens that are looked at", ["token", "links", "lift"], rows) : "";
-      })
-    );
-    byId("tokens").replaceChildren(...parts.filter(Boolean));
-    byId("tokens-note").textContent = parts.some(Boolean) ? "A link is a largest weight that is neither on the first token nor on the query itself. Lift compares the fraction of links with the fraction of the text." : "No token has more links than its fraction of the text.";
-  }
-
   // src/survey/scatter.js
   var SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
   var SVG = "http://www.w3.org/2000/svg";
@@ -341,7 +383,7 @@ var clearhead = (() => {
   function buildScatter() {
     for (const axis of ["x", "y", "colour"]) {
       const list = byId(`axis-${axis}`);
-      list.append(...axes.map((name) => make("option", { value: name }, name.replaceAll("_", " "))));
+      list.append(...axes.map((name) => make("option", { value: name }, words(name))));
       list.addEventListener("change", () => go({ [axis]: list.value }));
     }
     new ResizeObserver(drawScatter).observe(byId("scatter"));
@@ -372,7 +414,7 @@ var clearhead = (() => {
     picture.append(element(
       "text",
       { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
-      chosen.x.replaceAll("_", " ")
+      words(chosen.x)
     ));
     const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));
     for (const i of order) {
@@ -386,7 +428,7 @@ var clearhead = (() => {
         class: isChosen ? "chosen" : "",
         fill: Number.isFinite(value) ? colour(value) : "none"
       });
-      point.append(element("title", {}, `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${name} ${number(valueOn(it, name), 3)}`).join(", ")}`));
+      point.append(element("title", {}, `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`));
       point.addEventListener("click", () => go({ at: i }));
       picture.append(point);
     }
@@ -397,6 +439,7 @@ var clearhead = (() => {
   var wrapped = (i, length) => (i + length) % length;
   function draw() {
     drawScatter();
+    drawDifferences();
     drawHead();
     drawExamples();
   }

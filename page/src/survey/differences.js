@@ -1,0 +1,27 @@
+// The heads and metrics that differ most from those of another survey of the same texts.
+
+import { byId, count, make, number, table } from "../marks.js";
+import { signed } from "./head.js";
+import { LEAST_Q, chosen, differences, go, survey, words } from "./store.js";
+
+const MOST = 12;
+
+export function drawDifferences() {
+  byId("differences").hidden = !survey.other;
+  if (!survey.other) return;
+  const sure = differences.filter(({ compared }) => compared.q < LEAST_Q);
+  const heads = new Set(sure.map(({ at }) => at)).size;
+  byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ` +
+    `${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. ` +
+    `At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
+  const rows = differences.slice(0, MOST).map(({ at, metric, compared }) => {
+    const { layer, head } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
+    const { mean, other, difference, low, high, q } = compared;
+    const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `${layer}.${head} ${words(metric)}`);
+    button.addEventListener("click", () => go({ at, metric }));
+    return { kind: isChosen ? "chosen" : "", cells: [button, number(other, 3), number(mean, 3),
+      `${signed(difference)} (${signed(low)} to ${signed(high)})`, number(q, 3)] };
+  });
+  byId("differences-table").replaceChildren(table("The surest differences between means of texts",
+    ["head, metric", "there", "here", "difference (95 %)", "q"], rows));
+}
