@@ -144,6 +144,15 @@ def _unwrapped(x: Tensor) -> Iterator[Tensor]:
         yield x
 
 
+def inference_ended(x: Tensor) -> bool:
+    """Is this a tensor of torch.inference_mode, used outside that mode?"""
+    return (
+        not torch.compiler.is_compiling()
+        and x.is_inference()
+        and not torch.is_inference_mode_enabled()
+    )
+
+
 def is_tracing() -> bool:
     """Does torch.jit.trace, make_fx or a fake tensor mode record the operations?"""
     return (

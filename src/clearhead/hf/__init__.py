@@ -1,9 +1,11 @@
 """Use clearhead in Hugging Face transformers: ``attn_implementation="clearhead"``.
 
 transformers looks up two functions by that name: one creates the mask, the other computes
-attention. `register` sets both; `supports` checks whether a model calls them.
+attention. `register` sets both; `supports` checks whether a model calls them. `cache` makes a cache
+for generation that does not copy what it stores.
 """
 
+from .cache import cache
 from .checkpoint import Checkpoint
 from .register import NAME, register
 from .supports import Support, supports
@@ -12,6 +14,7 @@ __all__ = [
     "NAME",
     "Checkpoint",
     "Support",
+    "cache",
     "register",
     "supports",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import BadValue, as_count
 from ..errors.limits import TOKENS_AHEAD
 from ..functional.sharding import cached_part
-from ..torch_state import in_backward, is_plain
+from ..torch_state import in_backward, inference_ended, is_plain
 from .checks import check_size, check_type
 
 
@@ -100,7 +100,7 @@ class KVCache:
 
     def _has_memory_for(self, length: int) -> bool:
         k = self._k
-        return k is not None and k.shape[-2] >= length and not _inference_ended(k)
+        return k is not None and k.shape[-2] >= length and not inference_ended(k)
 
     def cut(self, length: int) -> None:
         """Remove all but the first `length` tokens; 0 also removes shapes and allocated memory."""
@@ -150,7 +150,7 @@ class KVCache:
                 )
         if self.max_length is None:
             return
-        if self._k is not None and _inference_ended(self._k):
+        if self._k is not None and inference_ended(self._k):
             raise BadValue(
                 f"KVCache(max_length={self.max_length}) was allocated in torch.inference_mode.",
                 "new tokens are written to this memory, which torch allows only in that mode.",
@@ -168,15 +168,6 @@ class KVCache:
                 "new tokens overwrite allocated memory, which gradients of earlier calls may need.",
                 "decode in torch.no_grad(), or use KVCache() without max_length.",
             )
-
-
-def _inference_ended(x: Tensor) -> bool:
-    """Is this a tensor of torch.inference_mode, used outside that mode?"""
-    return (
-        not torch.compiler.is_compiling()
-        and x.is_inference()
-        and not torch.is_inference_mode_enabled()
-    )
 
 
 def _enlarged(stored: Tensor | None, new: Tensor, length: int) -> Tensor:
