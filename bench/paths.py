@@ -43,7 +43,7 @@ def path_of(name: str, capability: tuple[int, int]) -> tuple[str, str]:
     problem, _ = make_problem(q, k, k, Options(mask=mask, **keywords))
     problem = replace(problem, device=torch.device("cuda"))
     with (
-        mock.patch("torch.cuda.get_device_capability", lambda device: capability),
+        mock.patch("clearhead.engines.sdpa_backends.capability_of", lambda device: capability),
         mock.patch("torch.backends.cudnn.is_available", lambda: True),
     ):
         engine, declined = first_capable(problem, "auto")

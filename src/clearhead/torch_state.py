@@ -25,6 +25,7 @@ from torch._C._functorch import (
 )
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 PRE_DISPATCH = DispatchKey.PreDispatch  # where make_fx(pre_dispatch=True) and torch.export record
@@ -266,9 +267,18 @@ def is_undisturbed() -> bool:
     )
 
 
+class OwnMode(TorchFunctionMode):
+    """A mode of clearhead, which returns what torch returns."""
+
+
 def sees_functions() -> bool:
-    """Does a `TorchFunctionMode` intercept the functions of torch in an eager call?"""
-    return not torch.compiler.is_compiling() and _len_torch_function_stack() != 0
+    """Does a `TorchFunctionMode` other than ours intercept the functions of torch in an eager
+    call?"""
+    return (
+        not torch.compiler.is_compiling()
+        and _len_torch_function_stack() != 0
+        and not isinstance(_get_current_function_mode(), OwnMode)
+    )
 
 
 _forked = False

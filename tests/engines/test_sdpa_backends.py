@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from clearhead import torch_state
-from clearhead.engines import SDPA, sdpa
+from clearhead.engines import SDPA, sdpa, sdpa_backends
 from clearhead.engines.sdpa_backends import Gpu, backends_decline, gpu_of
 from clearhead.problem.check import Options, make_problem
 from clearhead.torch_state import has_values
@@ -18,7 +18,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 @pytest.fixture(autouse=True)
 def ampere(monkeypatch):
     """The CPU, described as a GPU."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(sdpa_backends, "capability_of", lambda device: (8, 0))
     monkeypatch.setattr(sdpa, "_on_gpu", lambda problem: True)
 
 

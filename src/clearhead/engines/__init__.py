@@ -14,9 +14,11 @@ from .choice import (
     choose,
     compute_stats,
     first_capable,
+    may_replay,
     named,
     order,
     order_on,
+    replay,
     statistics_of,
 )
 
@@ -34,8 +36,10 @@ __all__ = [
     "choose",
     "compute_stats",
     "first_capable",
+    "may_replay",
     "named",
     "order",
     "order_on",
+    "replay",
     "statistics_of",
 ]

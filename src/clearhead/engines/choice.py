@@ -8,14 +8,30 @@ problem or raises an error with its reasons, and never falls back.
 
 from collections.abc import Iterable
 
+import torch
+from torch import Tensor
+
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Result, Statistic, lse_alone, parse_stats
+from ..stats import (
+    Partial,
+    Result,
+    Statistic,
+    exact_rows,
+    lse_alone,
+    parse_stats,
+    pooled,
+    received,
+    topk,
+)
+from ..stats.row_statistics import Effective, Entropy, Largest, LogSumExp
+from ..torch_state import is_undisturbed
 from .cpu import Cpu
 from .devices import CPU
 from .engine import Engine, Results
 from .gpu.flex import Flex
 from .gpu.fused import Fused
+from .gpu.replay import Records, do_not_record
 from .gpu.triton import Triton
 from .reference import Steps
 from .sdpa import Sdpa
@@ -24,6 +40,9 @@ from .tiled import Tiled
 
 CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
 FUSED, TRITON, FLEX = Fused(), Triton(), Flex()
+REPLAYED = FUSED.name, TRITON.name  # the other engines set modes of torch
+BY_LAYOUT = LogSumExp, Largest, Entropy, Effective, topk, received, pooled, exact_rows
+_records = Records()
 BY_NAME: tuple[Engine, ...] = (CORE, FUSED, SDPA, TRITON, FLEX, TILED, STEPS)
 ENGINES = tuple(engine for engine in BY_NAME if engine.name in CPU.engines)
 
@@ -135,3 +154,38 @@ def answer(
         out = engine.answer(problem, inputs).out
         return Results(out, TRITON.results(undropped, inputs, statistics, output=False).stats)
     return engine.results(problem, inputs, statistics)
+
+
+def may_replay(p: Problem, engine: str, statistics: tuple[Statistic, ...]) -> bool:
+    """Return whether the steps of a call follow from the layouts of its tensors, so that a later
+    call may repeat them: without gradients, on a GPU (or by Triton's interpreter), with a mask that
+    is a band."""
+    if torch.compiler.is_compiling() or (p.device.type != "cuda" and engine not in REPLAYED):
+        return False
+    plain = not p.grad and p.bias is p.sinks is None and not p.dropout
+    return (
+        plain
+        and is_undisturbed()
+        and not torch._C._is_any_autocast_enabled()
+        and all(type(s) in BY_LAYOUT for s in statistics)
+        and p.mask.band(p.grid) is not None
+    )
+
+
+def replay(
+    p: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
+) -> tuple[Tensor, dict[str, Result]]:
+    """Choose an engine and compute, or repeat the steps of an earlier call."""
+
+    def run(*tensors: Tensor) -> tuple[Tensor, dict[str, Result]]:
+        chosen = choose(p, engine)
+        if chosen.name not in REPLAYED:
+            do_not_record()
+        out, stats = answer(chosen, p, Inputs(*tensors), statistics)
+        assert out is not None
+        return out, stats
+
+    of_mask = type(p.mask), p.mask.band(p.grid)
+    computed: tuple[Tensor, dict[str, Result]]
+    computed = _records.call(run, inputs, *of_mask, p.scale, p.softcap, engine, statistics)
+    return computed

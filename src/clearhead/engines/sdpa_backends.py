@@ -6,6 +6,7 @@ planned and tested without a device. The rules are those of torch 2.13 for the b
 can, torch stores the weights, queries x keys.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ def gpu_of(device: torch.device) -> Gpu:
         "efficient": switches.mem_efficient_sdp_enabled(),
     }
     return Gpu(
-        torch.cuda.get_device_capability(device),
+        capability_of(device),
         torch.backends.cudnn.is_available(),
         tuple(name for name in BACKENDS if on[name]),
     )
@@ -44,6 +45,12 @@ def gpu_of(device: torch.device) -> Gpu:
 
 # What `torch.compiler.assume_constant_result` sets, without importing the compiler.
 gpu_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # an attribute of a function
+
+
+@cache
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a device. torch's function takes microseconds a call."""
+    return torch.cuda.get_device_capability(device)
 
 
 def is_causal(p: Problem) -> bool:

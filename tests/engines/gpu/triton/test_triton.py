@@ -63,7 +63,7 @@ def test_as_exact_as_torch_interpreted():
 @needs_triton
 @pytest.mark.timeout(300)
 def test_the_repair_of_torchs_kernels_interpreted():
-    interpret("tests/engines/gpu/test_fused.py")
+    interpret("tests/engines/gpu/test_fused.py", "tests/engines/gpu/test_replay.py")
 
 
 @pytest.mark.slow

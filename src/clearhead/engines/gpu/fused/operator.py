@@ -28,6 +28,7 @@ from ...operators import (  # fmt: skip
     with_rows,
 )
 from ...sdpa_backends import gpu_of, is_causal, preferred
+from ..replay import replayed
 
 aten = torch.ops.aten
 
@@ -78,6 +79,7 @@ def attend(p: Problem, inputs: Inputs, lse: bool = False) -> tuple[Tensor, Tenso
     return out, sums if lse else None
 
 
+@replayed
 def compute(
     q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, lse: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -93,6 +95,7 @@ def compute(
     return out, sums, repair_output(q, k, v, rule, out, sums if lse else None)
 
 
+@replayed
 def gradients(
     dout: Tensor, out: Tensor, lse: Tensor, flag: Tensor, q: Tensor, k: Tensor, v: Tensor,
     rule: KernelArgs,

@@ -24,6 +24,7 @@ from ...operators import (  # fmt: skip
     tensors_of,
     with_own_buffers,
 )
+from ..replay import replayed
 from .arguments import args_of
 from .launch_backward import gradients
 from .launch_forward import attend
@@ -42,9 +43,7 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
     """
     rule = args_of(p)
     if not p.grad and is_plain(*inputs, *tensors_of(rule)):
-        out, sums, _ = attend(*inputs, rule, frozenset({"lse"} if lse else ()))
-        assert out is not None
-        return out, sums.get("lse")
+        return _attend_only(*inputs, rule, lse)
     out, all_lse, _, _ = _operator.attend(*inputs, *map(savable, rule))
     return out, all_lse if lse else None
 
@@ -54,14 +53,29 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 
 @with_own_buffers
 def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, sums, splits = attend(q, k, v, KernelArgs(*rest), FOR_GRADIENTS)
+    return _attend_for_gradients(q, k, v, KernelArgs(*rest))
+
+
+@replayed
+def _attend_only(
+    q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    out, sums, _ = attend(q, k, v, rule, frozenset({"lse"} if lse else ()))
+    assert out is not None
+    return out, sums.get("lse")
+
+
+@replayed
+def _attend_for_gradients(
+    q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out, sums, splits = attend(q, k, v, rule, FOR_GRADIENTS)
     assert out is not None
     top = sums["max"]
-    return out, sums["lse"], top[0] if splits == 1 else _largest(top), sums["share"]
+    return out, sums["lse"], top[0] if splits == 1 else top.amax(0), sums["share"]
 
 
-def _largest(top: Tensor) -> Tensor:
-    return top.amax(0)
+_gradients = replayed(gradients)
 
 
 @with_own_buffers
@@ -71,7 +85,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of q, k, v, bias and sinks (`gradients`)."""
     *rule, bias_grad = rest
-    return gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
+    return _gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

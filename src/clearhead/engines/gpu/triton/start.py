@@ -6,9 +6,12 @@ to 60 us of Python; a step of decoding may take the device 10 us. So compiled ke
 here by the same properties.
 """
 
+from functools import partial
 from typing import Any
 
 import triton
+
+from ..replay import start_recorded
 
 # A product and a sum may be rounded once. Triton 3.9 does so with a warning, 3.10 only with this
 # option.
@@ -30,11 +33,11 @@ def start(
     of = kernel.fn, device, warps, stages, *constants.items(), *specialization(args)
     compiled = _compiled.get(of)
     if compiled is not None:
-        compiled[programs, 1, 1](
-            *args, *[constants[name] for name in kernel.arg_names[len(args) :]]
-        )
+        values = (constants[name] for name in kernel.arg_names[len(args) :])
+        start_recorded(compiled[programs, 1, 1], (*args, *values))
         return
-    compiled = kernel[(programs,)](*args, **constants, num_warps=warps, num_stages=stages, **FUSED)
+    options = {"num_warps": warps, "num_stages": stages, **FUSED}
+    compiled = start_recorded(partial(kernel[(programs,)], **constants, **options), args)
     if isinstance(compiled, triton.compiler.CompiledKernel):  # the interpreter compiles nothing
         _compiled[of] = compiled
 

@@ -1,0 +1,186 @@
+"""Calls that repeat the steps of an earlier one.
+
+With TRITON_INTERPRET=1 (`test_triton.py` runs this file so) the steps are those of the engines for
+a GPU.
+"""
+
+import os
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.engines import choice
+from clearhead.engines.gpu.replay import Record, Recorder, Records, do_not_record
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="test_triton.py runs it, interpreted"
+)
+
+
+def draw(*shape, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=source) for _ in range(3)]
+
+
+# ------------------------------------------------------------------------------------- the records
+
+
+def summed(x, y, dim, pair):
+    """A function with a buffer that it fills, a view, an operation in place and a nested result."""
+    total = x.new_zeros(x.shape[0])
+    total += (x * y).sum(dim)
+    unused = x.exp()
+    return {"total": total, "pair": (pair[0].unsqueeze(0), unused.dtype, x)}
+
+
+def test_a_third_call_repeats_the_steps_of_the_second_with_its_own_tensors(monkeypatch):
+    records, calls = Records(), []
+
+    def counted(*args):
+        calls.append(args)
+        return summed(*args)
+
+    for seed in range(4):
+        x, y, z = draw(3, 5, seed=seed)
+        computed = records.call(counted, (x, y, 1, (z, None)))
+        assert torch.equal(computed["total"], (x * y).sum(1))
+        assert torch.equal(computed["pair"][0], z.unsqueeze(0))
+        assert computed["pair"][1:] == (torch.float32, x)
+        assert computed["pair"][0].data_ptr() == z.data_ptr()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.double(),
+        lambda x: x[:2],
+        lambda x: x.t().contiguous().t(),
+        lambda x: torch.cat([x.flatten(), x.new_zeros(1)])[1:].view(3, 5),
+        lambda x: x.requires_grad_(),
+    ],
+    ids=["dtype", "shape", "strides", "alignment", "gradient"],
+)
+def test_another_layout_is_another_kind_of_call(change):
+    records, calls = Records(), []
+    run = lambda x: calls.append(x) or x + 1  # noqa: E731
+    for _ in range(3):
+        records.call(run, (draw(3, 5)[0],))
+    assert len(calls) == 2
+    records.call(run, (change(draw(3, 5)[0]),))
+    assert len(calls) == 3
+
+
+def test_other_arguments_and_settings_are_another_kind_of_call():
+    records, calls = Records(), []
+    run = lambda *args: calls.append(args) or args[0] + 1  # noqa: E731
+    x = draw(3, 5)[0]
+    for _ in range(3):
+        records.call(run, (x, "a"), "b")
+    records.call(run, (x, "c"), "b")
+    records.call(run, (x, "a"), "c")
+    assert len(calls) == 4
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        records.call(run, (x, "a"), "b")
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert len(calls) == 5
+
+
+ELSEWHERE = torch.ones(5)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x if bool(x[0, 0] > 0) else -x,
+        lambda x: x + ELSEWHERE,
+        lambda x: torch.add(x, other=ELSEWHERE),
+        lambda x: do_not_record() or x + 1,
+    ],
+    ids=["item", "bool", "elsewhere", "keyword", "refused"],
+)
+def test_what_depends_on_more_than_the_layouts_is_not_recorded(run):
+    """A repeated step would compute with values of the recorded call."""
+    records = Records()
+    for seed in range(4):
+        x = draw(3, 5, seed=seed)[0]
+        assert torch.equal(records.call(run, (x,)), run(x))
+    assert not any(isinstance(x, Record) for x in records._by_kind.values())
+
+
+def test_two_arguments_that_are_one_tensor_are_not_recorded():
+    records = Records()
+    x, y, _ = draw(3, 5)
+    for _ in range(3):
+        records.call(torch.sub, (x, x))
+    assert torch.equal(records.call(torch.sub, (x, y)), x - y)
+
+
+def test_a_record_keeps_no_tensor_alive():
+    x, y, z = draw(3, 5)
+    with Recorder([x, y, z]) as recorder:
+        result = summed(x, y, 1, (z, None))
+    record = recorder.record(result)
+
+    def leaves(part):
+        if isinstance(part, (tuple, list)):
+            for y in part:
+                yield from leaves(y)
+        else:
+            yield part
+
+    assert not any(isinstance(leaf, torch.Tensor) for leaf in leaves(record))
+
+
+# ----------------------------------------------------------------------------------- the engines
+
+STATISTICS = ["lse"], ["entropy", "max", ch.topk(3)], ["received", ch.pooled(4, 4)]
+
+
+@interpreted
+@pytest.mark.parametrize("engine", ["triton", "fused"])
+@pytest.mark.parametrize("stats", [None, *STATISTICS], ids=["none", "lse", "rows", "sums"])
+def test_a_repeated_call_has_the_bits_of_a_new_one(engine, stats):
+    """The fourth call repeats the second; a call with a listener is never repeated."""
+
+    def run(tensors):
+        if stats is None:
+            return [ch.attention(*tensors, mask=ch.causal, engine=engine)]
+        seen = ch.look(*tensors, mask=ch.causal, stats=stats, engine=engine)
+        parts = (getattr(seen, name) for name in seen.names)
+        return [seen.out, *(y for x in parts for y in (x if isinstance(x, tuple) else (x,)))]
+
+    choice._records = Records()
+    for seed in range(3):
+        tensors = draw(1, 2, 21, 16, seed=seed)
+        if seed == 2:
+            tensors[1][0, 0, 20] = float("nan")  # which only the last query sees
+        computed = run(tensors)
+        with ch.functional.ambient.listening(lambda *call: None):
+            expected = run(tensors)
+        assert all(
+            torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+            for a, b in zip(computed, expected, strict=True)
+        )
+    assert any(isinstance(x, Record) for x in choice._records._by_kind.values())
+
+
+@interpreted
+@pytest.mark.parametrize("engine", ["triton", "fused"])
+def test_a_repeated_training_step_has_the_bits_of_a_new_one(engine):
+    for seed in range(4):
+        tensors = [x.requires_grad_() for x in draw(1, 2, 21, 16, seed=seed)]
+        seeds = draw(1, 2, 21, 16, seed=9)[0]
+        out = ch.attention(*tensors, mask=ch.causal, engine=engine)
+        grads = torch.autograd.grad(out, tensors, seeds)
+        exact = [x.detach().double().requires_grad_() for x in tensors]
+        true = ch.attention(*exact, mask=ch.causal, engine="steps")
+        for x, y in zip(
+            [out, *grads], [true, *torch.autograd.grad(true, exact, seeds.double())], strict=True
+        ):
+            torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
