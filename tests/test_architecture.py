@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 # with a reason in the commit.
 BUDGETS = {
     "explorer": 3300,  # and the page of a survey; what heads carry
-    "survey": 2860,  # what heads move, and can forget; random repeats; compressed states
+    "survey": 2925,  # what heads move, and can forget; random repeats; compressed states; rows
     "demo": 465,
     "inspection": 6300,  # attribution, circuits, roles, probe, batches, what heads carry, patches
     "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache

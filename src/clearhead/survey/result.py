@@ -5,16 +5,19 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
 from ..errors import BadValue, as_count, did_you_mean
 from . import corpus
 from .compare import Side, compare
 from .corpus import Shard, read_shard
 from .deciles import decile_range
+from .example_rows import weights_of
 from .examples import LARGEST
 from .headvis import export_headvis
 from .manifest import Manifest, read_manifest
 from .merge import missing_shards
-from .reader import open_reader
+from .reader import Reader, open_reader
 from .roles import Roles, roles_of
 from .tables import Table, open_tables
 
@@ -122,6 +125,27 @@ class Survey:
             condition, order = f"stratum < {LARGEST} and value between {low} and {high}", "hash"
         return self.of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
 
+    def example_rows(
+        self,
+        model: "str | Path | TextModel | nn.Module",
+        examples: Table,
+        *,
+        tokenizer: Any = None,
+    ) -> list[Tensor]:
+        """Compute the weights of the query of each example on all keys of its context, (T,) each.
+
+        A survey stores few weights of an example. The model reads its context again, alone, so the
+        weights equal the stored ones within rounding. The model is that of the survey, and
+        `examples` are rows of the table `examples`.
+
+        >>> examples = survey.examples(5, 3, metric="largest")  # doctest: +SKIP
+        >>> rows = survey.example_rows("checkpoint", examples)  # doctest: +SKIP
+
+        Raises `BadValue` for another model, and for rows without the columns of an example.
+        """
+        reader = self.must_be_of(model, tokenizer)
+        return weights_of(examples, reader, self._context)
+
     def roles(self, layer: int, head: int) -> Roles:
         """Return what a head does, as a mix: how often its largest weight is on each kind of key.
 
@@ -149,9 +173,11 @@ class Survey:
         key = itemgetter("layer", "head", "metric")
         return {of: list(group) for of, group in groupby(rows.to_pylist(), key)}
 
-    def must_be_of(self, model: "TextModel") -> None:
-        """Raise `BadValue` if the survey is of another model."""
-        reader, fixed = open_reader(model, None), self.manifest.fixed
+    def must_be_of(
+        self, model: "str | Path | TextModel | nn.Module", tokenizer: Any = None
+    ) -> Reader:
+        """Return the reader of the model. Raises `BadValue` if the survey is of another model."""
+        reader, fixed = open_reader(model, tokenizer), self.manifest.fixed
         if reader.model_digest != fixed["model digest"]:
             raise BadValue(
                 f"The survey in {str(self.folder)!r} is of {fixed['model']}, the model is "
@@ -159,6 +185,7 @@ class Survey:
                 "examples of a survey are explored with its model.",
                 "pass the model of the survey.",
             )
+        return reader
 
     def export_headvis(self, folder: str | Path) -> Path:
         """Write the survey as a folder that the viewer HeadVis reads, and return its path."""
