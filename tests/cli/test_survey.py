@@ -5,7 +5,7 @@ import pytest
 from clearhead.survey import Survey
 from examples.stories import write_stories
 from tests.cli.test_cli import run  # noqa: F401  # a fixture
-from tests.explorer.test_page import browser  # noqa: F401  # a fixture
+from tests.explorer.conftest import browser  # noqa: F401  # a fixture
 
 pytest.importorskip("duckdb", reason="a survey needs DuckDB")
 

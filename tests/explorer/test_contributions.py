@@ -6,8 +6,8 @@ import torch
 import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.explorer import html
+from tests.explorer.browser import free_tab, put_back
 from tests.explorer.test_live import STORY
-from tests.explorer.test_page import PLAIN_NAMES, browser  # noqa: F401  # a fixture, too
 from tests.explorer.test_report_page import toy_report
 
 
@@ -17,19 +17,18 @@ def teller():
 
 
 @pytest.fixture(scope="module")
-def opened(browser, tmp_path_factory, teller):  # noqa: F811
-    """Open pages in one context."""
-    context = browser.new_context(reduced_motion="reduce", viewport={"width": 1280, "height": 720})
-    context.add_init_script(PLAIN_NAMES)
-    folder = tmp_path_factory.mktemp("pages")
+def opened(browser, tmp_path_factory, teller):
+    folder, tabs = tmp_path_factory.mktemp("pages"), []
 
     def open_page(found, name):
-        tab = context.new_page()
+        tab = free_tab(browser)
+        tabs.append(tab)
         tab.goto(html.write_report(found, folder / name).as_uri() + "#layer=0&head=2&query=21")
         return tab
 
     yield open_page
-    context.close()
+    for tab in tabs:
+        put_back(tab)
 
 
 @pytest.fixture(scope="module")

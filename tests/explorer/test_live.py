@@ -11,13 +11,8 @@ from clearhead import demo as storyteller
 from clearhead.demo.model import untrained
 from clearhead.explorer import html
 from examples.storyteller.grammar import story
-from tests.explorer.test_page import (  # noqa: F401  # fixtures, too
-    browser,
-    map_cell,
-    texts,
-    visit,
-    visits,
-)
+from tests.explorer.browser import visits
+from tests.explorer.test_page import map_cell, texts  # a fixture, too
 
 NONE = {"off": [], "temperature": 1, "scale": None, "mask": None, "softcap": None, "dropout": 0,
         "seed": 0}  # fmt: skip
@@ -35,7 +30,7 @@ def teller():
 
 
 @pytest.fixture(scope="module")
-def page_of_a_text(browser, tmp_path_factory, teller):  # noqa: F811
+def page_of_a_text(browser, tmp_path_factory, teller):
     with visits(browser, tmp_path_factory.mktemp("page")) as open_page:
         yield open_page(ch.report(teller, SHE, progress=False))
 
@@ -165,7 +160,7 @@ def test_what_cannot_be_read_is_said(compute, text, edits, words):
         compute(text, **edits)
 
 
-def test_typing_another_pronoun_shows_whom_it_means(visit, teller):  # noqa: F811
+def test_typing_another_pronoun_shows_whom_it_means(visit, teller):
     text = "Once upon a time there was a quiet queen and a young king. She danced in the castle."
     tab = visit(ch.report(teller, text, progress=False), hash="#layer=0&head=7")
     weights = "current.layer(0).row(current.layer(0).used, 7, {})[{}]"
@@ -180,7 +175,7 @@ def test_typing_another_pronoun_shows_whom_it_means(visit, teller):  # noqa: F81
         assert weight > 0.85
 
 
-def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):  # noqa: F811
+def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):
     tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
     tab.locator("#text").fill("A king slept. He dreamed.")
     tab.wait_for_function("() => current.tokens.includes('king')")
@@ -188,7 +183,7 @@ def test_the_line_beside_the_title_and_the_query_follow_the_text(visit, teller):
     assert tab.evaluate("current.tokens[chosen.query]") == "He"  # no queen is left to be chosen
 
 
-def test_the_text_field_keeps_lines(visit, teller):  # noqa: F811
+def test_the_text_field_keeps_lines(visit, teller):
     text = "The cat sat\non the mat."
     tab = visit(ch.report(teller, text))
     field = tab.locator("#text")
@@ -200,7 +195,7 @@ def test_the_text_field_keeps_lines(visit, teller):  # noqa: F811
     assert field.input_value() == tab.evaluate("current.text") == code
 
 
-def test_typing_and_undoing_brings_labels_back(visit, teller):  # noqa: F811
+def test_typing_and_undoing_brings_labels_back(visit, teller):
     tab = visit(ch.report(teller, SHE, effects=True, progress=False))
     labels, note = "byId('labels').textContent", tab.locator("#grid-note")
     first = tab.evaluate(labels)
@@ -215,7 +210,7 @@ def test_typing_and_undoing_brings_labels_back(visit, teller):  # noqa: F811
     assert tab.evaluate(labels) == first and note.text_content() == ""
 
 
-def test_page_and_report_show_the_same_digits(visit, teller):  # noqa: F811
+def test_page_and_report_show_the_same_digits(visit, teller):
     """Recomputed by the page, before an edit of another head, a pair has the digits of Python."""
     tab = visit(ch.report(teller, STORY), hash="#layer=0&head=7&query=14")
     shown = "[...byId('reading').querySelectorAll('[data-step] b')].map((it) => it.textContent)"
@@ -228,14 +223,14 @@ def test_page_and_report_show_the_same_digits(visit, teller):  # noqa: F811
         assert float(text.replace("\u2212", "-")) == float(f"{trace[name][7, 14, 8].item():.5g}")
 
 
-def test_of_forty_words_every_head_keeps_its_steps(visit, teller):  # noqa: F811
+def test_of_forty_words_every_head_keeps_its_steps(visit, teller):
     """A text of usual length: nothing has to be computed again."""
     tab = visit(ch.report(teller, " ".join(["There was a queen. She danced."] * 6)))
     tab.evaluate("go({ view: 'numbers', layer: 1, head: 5, query: 40, key: 3 })")
     assert "too long" not in tab.locator("#panel").text_content()
 
 
-def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
+def test_a_text_that_is_kept_stands_beside_another(visit, teller):
     text = "Once upon a time there was a quiet queen and a young king. She danced in the castle."
     tab = visit(ch.report(teller, text, progress=False), hash="#layer=0&head=7&query=She")
     tab.get_by_role("button", name="Keep this text").click()
@@ -267,7 +262,7 @@ def test_a_text_that_is_kept_stands_beside_another(visit, teller):  # noqa: F811
     assert again.evaluate("[kept.text, current.text]") == [text, text.replace("She", "He")]
 
 
-def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller):  # noqa: F811
+def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller):
     """A word pointed at in one text is pointed at in the other, if it is there."""
     text = "Once upon a time there was a quiet queen. She danced."
     tab = visit(ch.report(teller, text, progress=False), hash="#layer=0&head=7&query=She")
@@ -309,7 +304,7 @@ def test_the_alignment_of_two_texts(page_of_a_text, here, there, words):
     assert page_of_a_text.evaluate("([a, b]) => alignment(a, b)", texts) == words
 
 
-def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
+def test_two_models_stand_side_by_side(visit, teller):
     torch.manual_seed(0)
     other = storyteller.Storyteller(untrained(teller.model.config).eval(), teller.vocabulary, {})
     found, beside = (ch.report(x, SHE, progress=False) for x in (teller, other))
@@ -332,7 +327,7 @@ def test_two_models_stand_side_by_side(visit, teller):  # noqa: F811
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
-def test_where_the_query_looks_is_in_sight_before_and_after(visit, teller, viewport):  # noqa: F811
+def test_where_the_query_looks_is_in_sight_before_and_after(visit, teller, viewport):
     found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7&query=his", viewport=viewport)
     tab.evaluate("document.getElementById('whatif').click()")
@@ -352,7 +347,7 @@ def test_where_the_query_looks_is_in_sight_before_and_after(visit, teller, viewp
     assert "⋯" in texts(tab) or viewport is WIDE, "what is left out is marked"
 
 
-def test_words_out_of_sight_are_hinted_at(visit, teller):  # noqa: F811
+def test_words_out_of_sight_are_hinted_at(visit, teller):
     found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7&query=his", viewport=NARROW)
     strip = tab.locator("#strip")
@@ -364,7 +359,7 @@ def test_words_out_of_sight_are_hinted_at(visit, teller):  # noqa: F811
     tab.wait_for_function("() => !byId('strip').className.includes('more')")
 
 
-def test_a_word_that_is_unknown_is_explained(visit, teller):  # noqa: F811
+def test_a_word_that_is_unknown_is_explained(visit, teller):
     tab = visit(ch.report(teller, "A zebra slept.", progress=False))
     known = sum(word[0].isalpha() for word in teller.vocabulary.words)
     said = tab.locator("#unknown")
@@ -377,7 +372,7 @@ def test_a_word_that_is_unknown_is_explained(visit, teller):  # noqa: F811
     assert said.is_hidden()
 
 
-def test_while_a_text_is_refused_the_one_before_is_dimmed(visit, teller):  # noqa: F811
+def test_while_a_text_is_refused_the_one_before_is_dimmed(visit, teller):
     tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&query=queen")
     faded = "getComputedStyle(byId('{}')).opacity"
     long = "the " * 129
@@ -399,7 +394,7 @@ def test_while_a_text_is_refused_the_one_before_is_dimmed(visit, teller):  # noq
     assert tab.evaluate(faded.format("grid")) == "1", "what is shown is of this text"
 
 
-def test_every_word_of_the_map_can_be_read(visit, teller):  # noqa: F811
+def test_every_word_of_the_map_can_be_read(visit, teller):
     found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7&query=his&view=map", viewport=WIDE)
     labels = """(turn) => picture.shapes.filter((it) => it.kind === 'text' && it.turn === turn
@@ -420,7 +415,7 @@ def test_every_word_of_the_map_can_be_read(visit, teller):  # noqa: F811
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
-def test_what_a_label_rests_on_is_written_out(visit, teller, viewport):  # noqa: F811
+def test_what_a_label_rests_on_is_written_out(visit, teller, viewport):
     found = ch.report(teller, STORY, progress=False)
     tab = visit(found, hash="#layer=0&head=7", viewport=viewport)
     lead = tab.locator("#head-lead")
@@ -431,7 +426,7 @@ def test_what_a_label_rests_on_is_written_out(visit, teller, viewport):  # noqa:
     assert lead.evaluate("it => it.nextElementSibling.offsetTop >= it.offsetTop + it.offsetHeight")
 
 
-def test_every_number_of_a_pair_is_explained(visit, teller):  # noqa: F811
+def test_every_number_of_a_pair_is_explained(visit, teller):
     tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&query=She")
     titles = {
         it.get_attribute("data-step"): it.get_attribute("title")
@@ -446,7 +441,7 @@ def test_every_number_of_a_pair_is_explained(visit, teller):  # noqa: F811
         assert f"{name} = " in titles[name], "its formula"
 
 
-def test_who_else_looks_there_is_said_where_a_strong_label_has_a_small_effect(visit, teller):  # noqa: F811
+def test_who_else_looks_there_is_said_where_a_strong_label_has_a_small_effect(visit, teller):
     found = ch.report(teller, STORY, effects=True, progress=False)
     assert abs(found[0, 7].effect) < max(abs(head.effect) for head in found.heads) / 10
     tab = visit(found, hash="#layer=0&head=7&query=his")
@@ -477,7 +472,7 @@ def ask(tab, name, value):
     tab.locator(f"#edit-{name}").blur()
 
 
-def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
+def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):
     tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
     tab.locator("#whatif").click()
     ask(tab, "seed", "5")
@@ -494,7 +489,7 @@ def test_an_edit_that_changes_no_number_is_no_edit(visit, teller):  # noqa: F811
 
 
 @pytest.mark.parametrize("viewport", [{"width": 1280, "height": 720}, WIDE])
-def test_the_first_edit_shows_something(visit, teller, viewport):  # noqa: F811
+def test_the_first_edit_shows_something(visit, teller, viewport):
     """Heads that look from "She" at the queen know that she dances in a castle."""
     tab = visit(ch.report(teller, STORY), hash="#layer=0&head=7&query=14", viewport=viewport)
     tab.locator("#whatif").click()
@@ -522,7 +517,7 @@ def test_the_first_edit_shows_something(visit, teller, viewport):  # noqa: F811
     assert first.is_hidden()
 
 
-def test_an_edit_that_changes_no_prediction_says_so(visit, teller):  # noqa: F811
+def test_an_edit_that_changes_no_prediction_says_so(visit, teller):
     tab = visit(ch.report(teller, SHE), hash="#layer=0&head=7&query=3")
     tab.locator("#whatif").click()
     tab.evaluate("edit({ temperature: 1.0001 })")
@@ -531,7 +526,7 @@ def test_an_edit_that_changes_no_prediction_says_so(visit, teller):  # noqa: F81
     assert outcome == "No prediction changes by 1 % or more."
 
 
-def test_before_and_after_are_of_the_same_weights(visit, teller):  # noqa: F811
+def test_before_and_after_are_of_the_same_weights(visit, teller):
     """Those of the page are rounded; what an edit does not reach has a difference of exactly 0."""
     tab = visit(ch.report(teller, SHE, progress=False), hash="#layer=0&head=7&view=map")
     tab.locator("#whatif").click()

@@ -17,35 +17,17 @@ import shutil
 import subprocess
 import tarfile
 import urllib.parse
-from contextlib import contextmanager
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from clearhead.errors import BadType, BadValue
-from clearhead.explorer.html import page, report_page, write_page, write_report
+from clearhead.explorer.html import page, report_page, write_page
 from clearhead.formatting import visible_in_browser as visible
 from clearhead.trace import Step, Trace
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-quic "
-    "--no-first-run --disable-component-update --disable-sync"
-).split()
-
 AXE = "axe-core@4.14.1"
-
-# What the page gives a console, and its store, by their plain names.
-PLAIN_NAMES = """
-Object.defineProperty(globalThis, "clearhead", { configurable: true, set(page) {
-  for (const from of [page, page.store]) {
-    for (const name of Object.keys(from)) {
-      Object.defineProperty(globalThis, name, { configurable: true, get: () => from[name] });
-    }
-  }
-} });
-"""
 
 QUERIES = ("she", "sat", "down", "right", "there")
 KEYS = ("The", "old", "cat", "she", "sat", "down", "there")
@@ -248,82 +230,6 @@ def test_a_trace_with_nothing_to_draw():
 
 
 # ---- with a browser ------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if os.environ.get("CLEARHEAD_NO_BROWSER") == "1":
-        pytest.skip("CLEARHEAD_NO_BROWSER=1: the page was not opened in a browser")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.fail(
-            "The page must be opened in a browser and there is none. Install Chromium (on Debian: "
-            "apt-get install chromium), or set CLEARHEAD_NO_BROWSER=1 to leave this out."
-        )
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=path, args=FLAGS)
-        new_context(opened)  # of every visit that needs no other: a new one takes 0.2 s
-        yield opened
-        opened.close()
-
-
-def new_context(browser, **options):
-    usual = {"reduced_motion": "reduce", "viewport": {"width": 1280, "height": 720}}
-    context = browser.new_context(**usual | options)
-    context.add_init_script(PLAIN_NAMES)
-    return context
-
-
-@pytest.fixture
-def visit(browser, tmp_path):
-    with visits(browser, tmp_path) as open_page:
-        yield open_page
-
-
-@contextmanager
-def visits(browser, folder):
-    """Open traces and reports in the browser; at the end, make the four checks."""
-    opened, happened, file = [], [], (folder / "page.html").as_uri()
-
-    def is_asked_for(url):  # what the page saves is a blob of its own
-        return url.split("#")[0].split("?")[0] == file or url.startswith("blob:")
-
-    def open_page(
-        shown,
-        *,
-        title="clearhead",
-        note="",
-        query=None,
-        hash="",
-        prepare=None,
-        beside=None,
-        **options,
-    ):
-        if isinstance(shown, Trace):
-            write_page(shown, folder / "page.html", title=title, note=note, query=query)
-        else:
-            write_report(shown, folder / "page.html", title=title, note=note, beside=beside)
-        context = browser.contexts[0]
-        if options:
-            context = new_context(browser, **options)
-            opened.append(context)
-        tab = context.new_page()
-        opened.append(tab)
-        if prepare is not None:
-            prepare(tab)
-        tab.on("request", lambda it: is_asked_for(it.url) or happened.append(f"request {it.url}"))
-        tab.on("console", lambda it: happened.append(f"console {it.text}"))
-        tab.on("pageerror", lambda it: happened.append(f"error {it}"))
-        tab.on("dialog", lambda it: (happened.append(f"dialog {it.message}"), it.dismiss()))
-        tab.goto(file + hash)
-        return tab
-
-    yield open_page
-    for tab_or_context in reversed(opened):
-        tab_or_context.close()
-    assert happened == []
 
 
 def value(text):

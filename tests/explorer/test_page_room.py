@@ -5,8 +5,8 @@ import pytest
 import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.explorer import html
+from tests.explorer.browser import PLAIN_NAMES, free_tab, put_back
 from tests.explorer.test_live import STORY
-from tests.explorer.test_page import PLAIN_NAMES, browser  # noqa: F401  # a fixture, too
 from tests.explorer.test_report_page import toy_report
 
 SIZES = [(1280, 720), (1400, 1000)]
@@ -36,16 +36,14 @@ CROSSINGS = """() => {
 
 
 @pytest.fixture(scope="module")
-def tab(browser, tmp_path_factory):  # noqa: F811
+def tab(browser, tmp_path_factory):
     """The page of the storyteller, for all tests of this file."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     html.write_report(ch.report(storyteller.load(), STORY, effects=True, progress=False), path)
-    context = browser.new_context(reduced_motion="reduce")
-    context.add_init_script(PLAIN_NAMES)
-    opened = context.new_page()
+    opened = free_tab(browser)
     opened.goto(path.as_uri())
     yield opened
-    context.close()
+    put_back(opened)
 
 
 @pytest.mark.parametrize("width", [1280, 900, 390])
@@ -85,7 +83,7 @@ def test_every_compared_head_is_in_sight(tab, view, size):
         assert tab.evaluate(shown.format("books")) == 5, "all words of every head"
 
 
-def test_270_heads_are_on_one_screen(browser, tmp_path):  # noqa: F811
+def test_270_heads_are_on_one_screen(browser, tmp_path):
     html.write_report(toy_report(14, layers=30, H=9, G=3), tmp_path / "page.html")
     page = browser.new_page()
     page.goto((tmp_path / "page.html").as_uri())
@@ -114,7 +112,7 @@ def test_the_map_names_the_selected_key(tab):
         assert tab.evaluate(labels) == [name]
 
 
-def test_on_a_phone_the_picture_is_first_and_targets_are_large(browser, tmp_path):  # noqa: F811
+def test_on_a_phone_the_picture_is_first_and_targets_are_large(browser, tmp_path):
     html.write_report(ch.report(storyteller.load(), STORY, progress=False), tmp_path / "page.html")
     size = {"width": 390, "height": 844}
     context = browser.new_context(viewport=size, has_touch=True, is_mobile=True)
@@ -150,7 +148,7 @@ def test_the_walk_explains_its_colours(tab):
     assert tab.evaluate("picture.height <= byId('view').clientHeight")
 
 
-def test_a_short_text_is_not_called_long(browser, tmp_path, monkeypatch):  # noqa: F811
+def test_a_short_text_is_not_called_long(browser, tmp_path, monkeypatch):
     monkeypatch.setattr("clearhead.explorer.html.report.FILE_STEP_BYTES", 0)
     html.write_report(toy_report(14), tmp_path / "page.html")
     page = browser.new_page()

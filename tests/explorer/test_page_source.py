@@ -10,7 +10,7 @@ import pytest
 import clearhead as ch
 from clearhead.errors import BadValue
 from clearhead.explorer import html
-from tests.explorer.test_page import browser, embedded, texts, visit  # noqa: F401  # fixtures, too
+from tests.explorer.test_page import embedded, texts  # a fixture, too
 from tests.explorer.test_report_page import toy_report
 
 EDITS = ["off", "temperature", "scale", "mask", "softcap", "dropout", "seed"]
@@ -20,7 +20,7 @@ WORDS = [f"t{i}" for i in range(11)]
 
 
 @pytest.fixture
-def live(visit):  # noqa: F811
+def live(visit):
     """Open a report with a source that can make `edits`. Returns the tab and what it asked for."""
 
     def open_page(edits=EDITS, **options):
@@ -203,7 +203,7 @@ ASKED = "requests.at(-1)"
 
 
 @pytest.fixture
-def slow(visit):  # noqa: F811
+def slow(visit):
     """Open a page whose source answers when the test says so."""
     report = toy_report(11, tokens=WORDS)
     tab = visit(report, prepare=lambda tab: tab.add_init_script(SLOW), hash="#layer=0&head=2")

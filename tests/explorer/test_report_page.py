@@ -24,13 +24,11 @@ from tests.explorer.test_page import (  # noqa: F401
     HOSTILE,
     address,
     axe,
-    browser,
     embedded,
     map_cell,
     open_step,
     texts,
     value,
-    visit,
 )
 from tests.inspection.report.models import AttentionCalls, normal
 
@@ -148,7 +146,7 @@ def figures(tab):
     )
 
 
-def test_it_opens_at_the_head_with_the_clearest_label(visit):  # noqa: F811
+def test_it_opens_at_the_head_with_the_clearest_label(visit):
     tab = visit(toy_report(11))
     assert title(tab) == "Layer 2, head 3: previous token"
     assert "of its weight is on the token before" in tab.locator("#head-lead").text_content()
@@ -158,7 +156,7 @@ def test_it_opens_at_the_head_with_the_clearest_label(visit):  # noqa: F811
     assert label.startswith("layer 2, head 3: previous token 100 %")
 
 
-def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
+def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):
     text = "There was a quiet queen and a young wizard . She danced in the castle ."
     tab = visit(ch.report(storyteller.load(), text))
     said = tab.locator("#sentence").text_content()
@@ -172,7 +170,7 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):  # noqa: F811
     assert "antecedent of a pronoun" not in tab.locator("#sentence").text_content()
 
 
-def test_what_a_model_expects_next_is_shown_word_by_word(visit):  # noqa: F811
+def test_what_a_model_expects_next_is_shown_word_by_word(visit):
     teller, text = storyteller.load(), "Once upon a time there was a queen ."
     tab = visit(ch.report(teller, text))
     for position, guesses in enumerate(teller.read(text, 6).guesses):
@@ -184,7 +182,7 @@ def test_what_a_model_expects_next_is_shown_word_by_word(visit):  # noqa: F811
             assert abs(int(shown[first + 2 + 2 * at].split()[0].split(".")[0]) - 100 * share) <= 1
 
 
-def test_a_large_page_opens_with_little_work(visit):  # noqa: F811
+def test_a_large_page_opens_with_little_work(visit):
     tab = visit(large_report(), prepare=count_work)
     tab.wait_for_function("() => document.getElementById('head-title').textContent !== ''")
     done = work(tab)
@@ -197,7 +195,7 @@ def test_a_large_page_opens_with_little_work(visit):  # noqa: F811
     assert grid[0] <= grid[1], "all 144 heads are in sight"
 
 
-def test_the_keyboard_leads_from_the_heads_to_a_query(visit):  # noqa: F811
+def test_the_keyboard_leads_from_the_heads_to_a_query(visit):
     tab = visit(toy_report(11))
     columns = tab.evaluate("document.getElementById('grid').columns")
     tab.locator("#grid [tabindex='0']").focus()
@@ -223,7 +221,7 @@ def test_the_keyboard_leads_from_the_heads_to_a_query(visit):  # noqa: F811
     assert tab.locator("#panel article").count() == 1
 
 
-def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
+def test_heads_are_filtered_and_ordered(visit):
     tab = visit(toy_report(11))
     tab.locator("#labels button", has_text="previous token").click()
     assert tab.locator("#grid .tile:not(.faded)").count() == 1
@@ -239,7 +237,7 @@ def test_heads_are_filtered_and_ordered(visit):  # noqa: F811
     assert "previous token" in tab.locator("#grid .tile").first.get_attribute("aria-label")
 
 
-def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
+def test_heads_that_were_measured_say_what_was_measured(visit):
     found = ch.report(storyteller.load(), "The cat sat because it was tired.")
     page = visit(found)
     for label, words in (
@@ -254,7 +252,7 @@ def test_heads_that_were_measured_say_what_was_measured(visit):  # noqa: F811
 
 
 @pytest.mark.parametrize("T", [11, 311])
-def test_the_numbers_of_a_query_are_those_of_its_head(visit, T):  # noqa: F811
+def test_the_numbers_of_a_query_are_those_of_its_head(visit, T):
     """Short: all weights. Long: the largest."""
     tab = visit(toy_report(T), hash="#layer=1&head=2&query=7")
     row = dense_trace(T, 1)["weights"][0, 2, 7]
@@ -265,7 +263,7 @@ def test_the_numbers_of_a_query_are_those_of_its_head(visit, T):  # noqa: F811
     assert max(shown.values()) == pytest.approx(row.max().item(), abs=1e-4)
 
 
-def test_the_map_of_a_long_text_is_pooled(visit):  # noqa: F811
+def test_the_map_of_a_long_text_is_pooled(visit):
     T = 700
     found = toy_report(T, layers=2, H=10)
     tab = visit(found, hash="#layer=0&view=map")
@@ -284,7 +282,7 @@ def test_the_map_of_a_long_text_is_pooled(visit):  # noqa: F811
     assert tokens == [f"t{100 * T // 128}", f"t{3 * T // 128}"]
 
 
-def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
+def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):
     T = 100
     found = toy_report(T, layers=2, D=64, H=8, G=2)
     [head] = found.layers[0].traced_heads
@@ -305,7 +303,7 @@ def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):  # noqa: F811
     assert value(written.split("=")[1]) == pytest.approx(exact, abs=6e-4)
 
 
-def test_another_layer_keeps_the_place(visit):  # noqa: F811
+def test_another_layer_keeps_the_place(visit):
     tab = visit(toy_report(11), hash="#layer=0&head=1&query=9&view=lines")
     tab.locator("[data-place='1.1']").click()
     assert title(tab).startswith("Layer 1, head 1")
@@ -314,7 +312,7 @@ def test_another_layer_keeps_the_place(visit):  # noqa: F811
     assert list(figures(tab).values()) == pytest.approx(weights, abs=1e-6)
 
 
-def test_hostile_text_is_only_text(visit):  # noqa: F811
+def test_hostile_text_is_only_text(visit):
     tab = visit(
         toy_report(len(HOSTILE), tokens=HOSTILE), title="".join(HOSTILE[:6]), note=HOSTILE[1]
     )
@@ -325,7 +323,7 @@ def test_hostile_text_is_only_text(visit):  # noqa: F811
     assert wide[0] <= wide[1]
 
 
-def test_printing_shows_every_head(visit):  # noqa: F811
+def test_printing_shows_every_head(visit):
     tab = visit(toy_report(11))
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -334,7 +332,7 @@ def test_printing_shows_every_head(visit):  # noqa: F811
     assert tab.locator("#labels").is_hidden() and tab.locator("#order").is_hidden()
 
 
-def test_on_a_narrow_screen_choosing_a_head_slides_to_its_picture(visit):  # noqa: F811
+def test_on_a_narrow_screen_choosing_a_head_slides_to_its_picture(visit):
     tab = visit(toy_report(41, H=16), viewport={"width": 390, "height": 844})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert 0 <= tab.locator("#picture").bounding_box()["x"] < 390
@@ -354,7 +352,7 @@ def test_axe_finds_nothing(visit, axe, scheme, T, width):  # noqa: F811
     axe(tab)
 
 
-def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):  # noqa: F811
+def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):
     """The frame has no origin of its own, and its script still runs."""
     path = tmp_path / "notebook.html"
     path.write_text(f"<!doctype html><title>notebook</title>{toy_report(11)._repr_html_()}")
@@ -392,7 +390,7 @@ def work(tab, then=None):
     return tab.evaluate("done")
 
 
-def test_a_text_of_many_thousand_tokens_draws_no_more_than_a_screen_holds(visit):  # noqa: F811
+def test_a_text_of_many_thousand_tokens_draws_no_more_than_a_screen_holds(visit):
     found = toy_report(40, layers=2)
     T = 32_768
     tokens = tuple(f"token{i}" for i in range(T))
@@ -428,7 +426,7 @@ def test_the_page_knows_what_every_label_and_share_means():
     assert keys("SHARES") == set(LABELS)
 
 
-def test_heads_are_ordered_by_what_they_cause(visit):  # noqa: F811
+def test_heads_are_ordered_by_what_they_cause(visit):
     text = "Once upon a time there was a quiet queen and a young wizard. She danced in the castle."
     teller = storyteller.load()
     found = ch.report(teller, text, effects=True, progress=False)
@@ -456,14 +454,14 @@ def test_heads_are_ordered_by_what_they_cause(visit):  # noqa: F811
     assert "effect" in str(found) and "effect" not in str(ch.report(teller, text))
 
 
-def test_why_there_are_no_effects(visit):  # noqa: F811
+def test_why_there_are_no_effects(visit):
     found = ch.report(storyteller.load(), "cat", effects=True, progress=False)
     shown = visit(found).locator("#effect")
     assert shown.text_content() == "without it: not measured"
     assert shown.get_attribute("title") == found.effects_withheld != ""
 
 
-def test_many_heads_are_grouped_by_their_leading_role(visit):  # noqa: F811
+def test_many_heads_are_grouped_by_their_leading_role(visit):
     tab = visit(toy_report(11, layers=24, H=4))
     assert tab.locator("#order").input_value() == "label"
     headings = tab.locator("#grid .label").all_text_contents()
@@ -484,7 +482,7 @@ def test_a_file_has_the_steps_of_every_head_of_a_short_text(tmp_path):
     assert any("data" not in step for step in small) or small[0]["kept"]
 
 
-def test_all_roles_of_a_head_are_in_its_title(visit):  # noqa: F811
+def test_all_roles_of_a_head_are_in_its_title(visit):
     from dataclasses import replace
 
     found = toy_report(11)

@@ -11,7 +11,7 @@ from clearhead.errors import BadValue
 from clearhead.explorer import html
 from clearhead.explorer.html import schema
 from clearhead.survey import Survey, survey
-from tests.explorer.test_page import browser, embedded  # noqa: F401  # a fixture, too
+from tests.explorer.test_page import embedded
 from tests.explorer.test_page_bundle import misfit
 
 duckdb = pytest.importorskip("duckdb", reason="a survey needs DuckDB")
@@ -62,7 +62,7 @@ def test_examples_are_queries_of_their_texts_with_their_largest_weights(stories,
     assert any(words in text for text in STORIES)
 
 
-def test_a_page_without_another_survey_has_no_differences(document, browser, tmp_path):  # noqa: F811
+def test_a_page_without_another_survey_has_no_differences(document, browser, tmp_path):
     path = tmp_path / "survey.html"
     path.write_text(document, encoding="utf-8")
     page = browser.new_page()
@@ -72,7 +72,7 @@ def test_a_page_without_another_survey_has_no_differences(document, browser, tmp
     page.close()
 
 
-def test_the_page_in_a_browser(document, browser, tmp_path):  # noqa: F811
+def test_the_page_in_a_browser(document, browser, tmp_path):
     path = tmp_path / "survey.html"
     path.write_text(document, encoding="utf-8")
     page, errors = browser.new_page(viewport={"width": 1280, "height": 720}), []
@@ -110,7 +110,7 @@ def changed(stories) -> Survey:
     return survey(model, texts, out=out, context=12, progress=False)
 
 
-def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_path):  # noqa: F811
+def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_path):
     path = html.write_survey(stories, tmp_path / "compare.html", other=changed)
     data = embedded(path.read_text(encoding="utf-8"))
     assert misfit(data, schema.SurveyPage) is None

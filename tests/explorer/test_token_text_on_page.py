@@ -7,7 +7,6 @@ import torch
 import clearhead as ch
 from clearhead.explorer import html
 from clearhead.formatting import Token
-from tests.explorer.test_page import browser as browser
 
 TOKENS = [
     Token("The", "The", 464),

@@ -9,7 +9,7 @@ import clearhead as ch
 from clearhead.errors import BadType, BadValue
 from clearhead.explorer.html.document import WIDGET
 from clearhead.nn.explain_text import explain_text
-from tests.explorer.test_page import browser as browser, embedded
+from tests.explorer.test_page import embedded
 
 pytest.importorskip("anywidget")
 from clearhead.explorer.notebook import explore

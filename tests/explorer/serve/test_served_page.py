@@ -9,22 +9,22 @@ import uvicorn
 from clearhead.explorer import html
 from clearhead.explorer.serve import Reader, edits, server
 from clearhead_cli.serve import _listen
+from tests.explorer.browser import PLAIN_NAMES
 from tests.explorer.serve.models import save_gpt2, words
-from tests.explorer.test_page import PLAIN_NAMES, browser  # noqa: F401  # a fixture, too
 
 TEXT = "Once upon a time a queen slept. She dreamt."
 TOKEN = "a-token"
 
 
 @pytest.fixture(scope="module")
-def page(browser):  # noqa: F811
+def page(browser):
     """For tests that call its source, and leave what it shows."""
     with served_page(browser, Reader(), TEXT) as opened:
         yield opened
 
 
 @contextmanager
-def served_page(browser, reader, shown):  # noqa: F811
+def served_page(browser, reader, shown):
     """The page in a browser; at the end, nothing was refused and nothing failed."""
     listener, problems = _listen(0), []
     port = listener.getsockname()[1]
@@ -90,7 +90,7 @@ def test_a_newer_request_ends_an_older_one(page):
     assert ended == "AbortError" and found["tokens"][:2] == ["She", "sang"]
 
 
-def test_a_part_of_a_long_text_exactly(browser, tmp_path):  # noqa: F811
+def test_a_part_of_a_long_text_exactly(browser, tmp_path):
     """Its map is pooled; the host computes the weights around the chosen query and key."""
     pytest.importorskip("transformers")
     reader = Reader(save_gpt2(tmp_path, longest=700))
@@ -119,7 +119,7 @@ def test_a_part_of_a_long_text_exactly(browser, tmp_path):  # noqa: F811
         assert page.evaluate("isZoomed()") is False
 
 
-def test_an_edit_of_a_long_text_that_changes_no_number_is_no_edit(browser, tmp_path):  # noqa: F811
+def test_an_edit_of_a_long_text_that_changes_no_number_is_no_edit(browser, tmp_path):
     """Of such a text the page holds no output, and without a head of the last layer its weights are
     the same: a digest of the outputs tells the two apart."""
     pytest.importorskip("transformers")
@@ -137,7 +137,7 @@ def test_an_edit_of_a_long_text_that_changes_no_number_is_no_edit(browser, tmp_p
         assert page.locator("#edit-said").text_content() == ""
 
 
-def test_a_run_is_stopped(browser):  # noqa: F811
+def test_a_run_is_stopped(browser):
     """The button ends the run where it is computed, and the text is the one before."""
     with served_page(browser, Reader(), TEXT) as page:
         page.evaluate(
@@ -157,7 +157,7 @@ def test_a_run_is_stopped(browser):  # noqa: F811
 
 
 def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
-    browser,  # noqa: F811
+    browser,
     tmp_path,
     monkeypatch,
 ):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -392,6 +393,12 @@ class Visitor:
         return [json.loads(line) for line in body.splitlines()]
 
 
+def run_in_a_thread(visit):
+    """This thread may run the loop of the browser that tests of pages share."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, visit).result()
+
+
 async def until(holds):
     for _ in range(2000):
         if holds():
@@ -415,7 +422,7 @@ def test_who_goes_away_ends_the_run_and_the_next_is_answered():
         await second.task
         return reader, first, second
 
-    reader, first, second = asyncio.run(visit())
+    reader, first, second = run_in_a_thread(visit())
     assert all("progress" in line for line in first.lines)
     assert second.lines[-1]["snapshot"]["text"] == "He slept."
     assert reader.calls == 2 + 3  # of the first run one layer, of the second all
@@ -435,7 +442,7 @@ def test_who_goes_away_while_waiting_is_never_computed():
         await first.task
         return reader.calls, first.lines[-1]
 
-    calls, last = asyncio.run(visit())
+    calls, last = run_in_a_thread(visit())
     assert calls == 3 and "snapshot" in last
 
 
@@ -454,7 +461,7 @@ def test_too_many_requests_are_refused():
         await asyncio.gather(*(visitor.task for visitor in [*first, *others, refused]))
         return refused.status, refused.lines
 
-    status, [line] = asyncio.run(visit())
+    status, [line] = run_in_a_thread(visit())
     assert status == 503 and line["error"]["rule"] == "the model runs on one text at a time."
 
 
