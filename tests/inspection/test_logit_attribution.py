@@ -113,6 +113,15 @@ def test_the_model_that_ships():
     assert f"{T - 1} positions" in repr(found)
 
 
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_the_parts_are_the_same_where_gradients_are_off(without_gradients):
+    model = randomised(Small("pre"))
+    expected = ch.logit_attribution(model, ids(), 4)
+    with without_gradients():
+        found = ch.logit_attribution(model, ids().clone(), 4)
+    assert torch.equal(found.heads, expected.heads) and torch.equal(found.mlps, expected.mlps)
+
+
 @pytest.mark.parametrize(("block", "keys"), [(2, 4), (3, 3), (32, 1024)])
 def test_the_largest_sources_are_those_of_every_query(monkeypatch, block, keys):
     sizes = {"BLOCK": block, "TILE_KEYS": keys, "TILE_CELLS": 3 * keys * 2}

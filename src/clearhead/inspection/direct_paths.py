@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
@@ -89,7 +88,7 @@ class DirectPaths:
             hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
             hooks.append(module.register_forward_hook(after, with_kwargs=True))
         try:
-            with torch.inference_mode(False), torch.enable_grad(), listening(self._on_call):
+            with listening(self._on_call):
                 yield
         finally:
             for hook in hooks:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue, kind_of
 from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
+from .copies import fresh
 from .direct_paths import AttentionCall, DirectPaths, Part
 from .intervene import refuse_compiled
 from .layers import no_attention_call
@@ -23,6 +24,8 @@ from .unembedding import find_unembedding, parse_target, wide_dtype
 _TOLERANCE = 1e-4  # for the residue over the sum of absolute parts; larger in 16-bit types
 
 
+@torch.inference_mode(False)  # it needs gradients inside torch.no_grad(), too
+@torch.enable_grad()
 def logit_attribution(
     model: nn.Module,
     ids: Tensor | Mapping[str, Any],
@@ -74,7 +77,7 @@ def logit_attribution(
     inputs, text = _one_text(ids)
     paths = DirectPaths(model)
     with no_random_numbers(model), paths.recorded():
-        logits = logits_of(run_with_known_ids(model, inputs)).detach()
+        logits = logits_of(run_with_known_ids(model, fresh(inputs))).detach()
     if not paths.heads:
         raise no_attention_call(model, "logit_attribution splits attention calls by head.")
     if logits.shape[:2] != (1, len(text)):
