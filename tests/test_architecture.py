@@ -22,8 +22,8 @@ PACKAGE = ROOT / "src" / "clearhead"
 BUDGETS = {
     "explorer": 3300,  # and the page of a survey; what heads carry
     "survey": 2925,  # what heads move, and can forget; random repeats; compressed states; rows
-    "demo": 465,
-    "inspection": 6300,  # attribution, circuits, roles, probe, batches, what heads carry, patches
+    "demo": 485,  # and where its page begins
+    "inspection": 6440,  # attribution, circuits, roles, probe, batches, patches, the next token
     "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache
     "distributed": 2490,
     "nn": 1145,

@@ -257,6 +257,8 @@ export class Snapshot {
     this.tokens = data.tokens;
     this.text = data.text ?? data.tokens.join(" ");
     this.guesses = data.guesses ?? null;
+    /** @type {schema.NextToken} */
+    this.nextToken = data.next_token ?? { token: "", probability: 0, writers: [] };
     this.effectMetric = data.effect_metric ?? "";
     this.unknown = new Set(data.unknown ?? []);
     this.joined = new Set(data.spelling?.joined ?? []);
@@ -267,6 +269,12 @@ export class Snapshot {
 
   get layers() {
     return this.read.length;
+  }
+
+  // The heads that write the predicted next token, if the query is the last token.
+  writers(/** @type {Trace} */ trace, query) {
+    const isLast = trace.isOneText && query === this.tokens.length - 1 && trace.size.q === this.tokens.length;
+    return isLast ? this.nextToken.writers : [];
   }
 
   // Whether these labels of a layer are the tokens of the text.

@@ -3,7 +3,7 @@
 import { headsThatLook } from "./first_edit.js";
 import { shareColour, sideColour } from "./ink.js";
 import { MANY_HEADS, layOutGrid, tileSize } from "./grid.js";
-import { byId, count, make, percent } from "./marks.js";
+import { byId, clip, count, make, percent } from "./marks.js";
 import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
 import { MANY_WORDS } from "./pictures/text.js";
@@ -50,7 +50,7 @@ const SHARES = {
 const ORDERS = {
   place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
   label: ["label, strongest first", (a, b) =>
-    rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
+    writerRank(a) - writerRank(b) || rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
   sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
   spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
   effect: ["largest effect first", (a, b) => Math.abs(b.effect) - Math.abs(a.effect)],
@@ -62,6 +62,11 @@ const isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.labe
 const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number));
 // All labels of a head: a measured one, or those of its roles.
 const labelsOf = (it) => (!it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label]);
+// The label of the heads that write the predicted token; null if these are unknown.
+const writingLabel = () => (snapshot().nextToken.writers.length ? `writes ${clip(snapshot().nextToken.token, 12)}` : null);
+const writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
+const writes = (it) => writerAt(it) >= 0;
+const writerRank = (it) => (writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER);
 const isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
 
 export function buildHeads() {
@@ -91,7 +96,7 @@ export function fillHeads() {
   const counts = new Map();
   for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
   const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
-  if (!counts.has(sheet.label)) sheet.label = null;
+  if (!counts.has(sheet.label) && sheet.label !== writingLabel()) sheet.label = null;
   byId("labels").replaceChildren(...names.map((label) => labelButton(label, counts.get(label))));
   byId("labels").hidden = names.length < 2 || sheet.order === "label"; // there each group has its button
   const places = [...snapshot().places()];
@@ -113,7 +118,7 @@ export function fillHeads() {
 function inGroups(tiles) {
   const groups = new Map();
   for (const it of tiles) {
-    const label = snapshot().finding(it.layer, it.head)?.label ?? "";
+    const label = (writes(it) && writingLabel()) || (snapshot().finding(it.layer, it.head)?.label ?? "");
     groups.set(label, [...(groups.get(label) ?? []), it]);
   }
   return [...groups].flatMap(([label, group]) => [labelButton(label, group.length),
@@ -122,8 +127,8 @@ function inGroups(tiles) {
 
 // A button that shows the heads with a label and fades the others.
 function labelButton(label, number) {
-  const title = `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ` +
-    `${means({ label })}.`;
+  const title = label === writingLabel() ? `Show the heads that write most of the logit of the predicted next token, ${snapshot().nextToken.token}.`
+    : `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
   const button = make("button", { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
     make("span", {}, label), make("small", {}, ` ${number}`));
   button.addEventListener("click", () => {
@@ -136,7 +141,7 @@ function labelButton(label, number) {
 
 function tile({ layer, head }) {
   const it = snapshot().finding(layer, head), name = placeName(layer, head);
-  const fades = sheet.label !== null && !(it && labelsOf(it).includes(sheet.label));
+  const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || (writes(it) && sheet.label === writingLabel())));
   const button = make("button", {
     type: "button", role: "radio", class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
@@ -215,7 +220,8 @@ export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
   const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
     `Head ${shownTrace().numbered("h", head)}`;
-  byId("head-title").replaceChildren(place, ...(it && !isByEntropy(it) ? [": ", make("em", {}, labelsOf(it).join(", "))] : []));
+  const does = it ? [...(writes(it) ? [writingLabel()] : []), ...(isByEntropy(it) ? [] : labelsOf(it))] : [];
+  byId("head-title").replaceChildren(place, ...(does.length ? [": ", make("em", {}, does.join(", "))] : []));
   const [effect, sentence] = effectOf(it), others = othersInWords(it);
   Object.assign(byId("effect"), { textContent: others ? `${effect}. ${others}` : effect,
     title: others ? `${sentence} ${STAND_IN}` : sentence });

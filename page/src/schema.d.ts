@@ -179,6 +179,39 @@ export interface Begin {
 }
 
 /**
+ * A head that writes the logit of the predicted next token: `part` of it, and most of that from
+ * the token `key`, `from_key`.
+ */
+export interface WriterParts {
+  layer: number;
+  head: number;
+  part: number;
+  key: number;
+  from_key: number;
+}
+
+/**
+ * The same with the probability of that token without the head, if it was measured.
+ */
+export interface Writer {
+  layer: number;
+  head: number;
+  part: number;
+  key: number;
+  from_key: number;
+  without?: number;
+}
+
+/**
+ * The predicted next token, and the heads that write most of its logit.
+ */
+export interface NextToken {
+  token: string;
+  probability: number;
+  writers: Writer[];
+}
+
+/**
  * The spelling of each token in the vocabulary, and its id.
  *
  * `joined` are the positions of tokens that follow the token before them without a space.
@@ -203,9 +236,10 @@ export interface Reading {
  * `names` are the names of the axes, `name` is that of the model. `spelling` is that of the
  * tokens; missing: they are words. `text` is the content of the text field; missing: the tokens.
  * `about` has the sizes in words. `unknown` are positions of unknown words. `guesses` has the most
- * probable next words of each position. `heads` has an entry for each head of each layer.
- * `effect_metric` is "loss" (in nats), "turn" or a name, and `effects_withheld` the reason for
- * missing effects. `outputs` is a digest of the outputs of all attention calls.
+ * probable next words of each position, and `next_token` the heads that write the last one.
+ * `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
+ * a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
+ * outputs of all attention calls.
  */
 export interface Snapshot {
   tokens: string[];
@@ -217,6 +251,7 @@ export interface Snapshot {
   about?: string;
   unknown?: number[];
   guesses?: [string, number][][] | null;
+  next_token?: NextToken;
   heads?: Head[];
   effect_metric?: string;
   effects_withheld?: string;
@@ -342,6 +377,7 @@ export interface Page {
   about?: string;
   unknown?: number[];
   guesses?: [string, number][][] | null;
+  next_token?: NextToken;
   heads?: Head[];
   effect_metric?: string;
   effects_withheld?: string;

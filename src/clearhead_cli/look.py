@@ -151,7 +151,7 @@ def _look_at_text(
     from clearhead.inspection.report import report, summary
 
     beside = None if other is None else report(other, words)
-    result = report(model, words, effects=effects or model.is_small, probe=probe)
+    result = report(model, words, effects=effects or model.is_small, probe=probe, next_token=True)
     written = write(result, out, beside=beside)  # before printing, because a pipe may close
     if csv is not None:
         written["table"] = _write_csv(result, csv)

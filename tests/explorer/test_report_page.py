@@ -170,6 +170,28 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):
     assert "antecedent of a pronoun" not in tab.locator("#sentence").text_content()
 
 
+def test_it_opens_at_the_head_that_writes_the_predicted_token(visit):
+    text = "Long ago there was a witch. She took her"
+    report = ch.report(storyteller.load(), text, next_token=True)
+    tab = visit(replace(report, begin=None, model=None))
+    assert title(tab) == "Layer 1, head 7: writes potions, subject"
+    sentence = tab.locator("#sentence").text_content()
+    before, after = report.next_token.probability, report.next_token.clearest.without
+    assert sentence == (
+        "her looks at witch (69 %): from there this head writes potions, the predicted next token. "
+        f"Without this head the probability of potions is {100 * after:.0f} % instead of "
+        f"{100 * before:.0f} %; it writes +0.93 of the logit of potions from there."
+    )
+    shown = texts(tab)
+    at = shown.index("Heads that write potions")
+    assert shown[at + 1 : at + 3] == ["1·7 from witch", "+0.93"]
+    other = report.next_token.writers[1]
+    tab.evaluate(f"go({{ layer: {other.layer}, head: {other.head} }})")
+    assert title(tab).startswith(f"Layer {other.layer}, head {other.head}: writes potions")
+    tab.evaluate("go({ query: 3 })")  # writers write the token after the last one only
+    assert "writes" not in tab.locator("#sentence").text_content()
+
+
 def test_what_a_model_expects_next_is_shown_word_by_word(visit):
     teller, text = storyteller.load(), "Once upon a time there was a queen ."
     tab = visit(ch.report(teller, text))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.inspection.report.opening import opening
 from examples.smollm2 import cached
 
 pytestmark = pytest.mark.slow
@@ -54,6 +55,40 @@ def test_its_weights_are_those_of_eager_attention(smollm2):
         weights = smollm2.explain(SENTENCE, layer)["weights"]
         torch.testing.assert_close(weights, expected.attentions[layer], rtol=1e-3, atol=1e-4)
     assert smollm2.tokenizer.decode(int(logits[0, -1].argmax())) == " Mary"
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "place", "source"),
+    [(SENTENCE, "Mary", (23, 0), "Mary"), ("The capital of France is", "Paris", (23, 4), "France")],
+)
+def test_it_begins_at_the_head_that_continues_the_text(smollm2, text, token, place, source):
+    report = ch.report(smollm2, text, next_token=True, progress=False)
+    begin, predicted = opening(report), report.next_token
+    assert predicted.token.strip() == token and (begin.head.layer, begin.head.head) == place
+    assert report.tokens[begin.key].strip() == source and begin.weight > 0.5
+    # Without the head, whose input of W_O is 0, the token is less probable by as much.
+    import transformers
+
+    eager = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2.folder, attn_implementation="eager"
+    ).eval()
+    inputs = smollm2.tokenizer(text, return_tensors="pt")
+    D, head = 64, begin.head.head
+
+    def remove(_, args):
+        z = args[0].clone()
+        z[..., head * D : (head + 1) * D] = 0
+        return (z,)
+
+    with torch.no_grad():
+        before = eager(**inputs).logits[0, -1].softmax(-1)
+        projection = eager.model.layers[begin.head.layer].self_attn.o_proj
+        with projection.register_forward_pre_hook(remove):
+            after = eager(**inputs).logits[0, -1].softmax(-1)
+    target = int(before.argmax())
+    assert predicted.probability == pytest.approx(float(before[target]), abs=1e-4)
+    assert begin.writer.without == pytest.approx(float(after[target]), abs=1e-4)
+    assert after[target] < before[target] - 0.03
 
 
 TEXTS = [

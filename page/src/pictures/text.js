@@ -4,13 +4,14 @@
 import { css, inkOn } from "../colours.js";
 import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedColour } from "../ink.js";
 import { keyToken, queryToken } from "../labels.js";
-import { byId, clip, make, percent } from "../marks.js";
+import { byId, clip, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, largestAt, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
 import { bare, isLineEnd, isPronoun, isWord } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
+/** @import { Snapshot } from "../data.js" */
 /** @import { Side } from "../state.js" */
 
 export const MANY_WORDS = 2048; // of a longer text, the strip shows the words around the query
@@ -137,11 +138,13 @@ export function drawSentence() {
     if (!row.some((weight) => weight > 0)) {
       words.push(queryToken(query, 40), " is fully masked.");
     } else {
+      const writer = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
       const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
       const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
       words.push(make("strong", {}, queryToken(query, 40)), " looks at ",
         make("strong", {}, keyToken(to, 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-        shown ? `: ${claim}.` : ".", ...carriedInWords(trace, layer, head, query, to));
+        ...(writer ? [": from there this head writes ", make("strong", {}, clip(snapshot().nextToken.token, 40)),
+          ", the predicted next token."] : [shown ? `: ${claim}.` : "."]), ...inDetail(trace, layer, head, query, to, writer));
     }
   }
   byId("sentence").replaceChildren(...words);
@@ -153,8 +156,20 @@ const isByContribution = (trace, head, query) =>
 export const CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. " +
   "Parts of it may cancel.";
 
+// What the head writes of the predicted token, and how probable this is without it, if it was measured.
+function writtenInWords({ from_key, without }) {
+  const { token, probability } = snapshot().nextToken, name = clip(token, 24);
+  const part = `it writes +${number(from_key, 2)} of the logit of ${name} from there`;
+  const words = without === undefined ? part[0].toUpperCase() + part.slice(1)
+    : `Without this head the probability of ${name} is ${percent(without)} instead of ${percent(probability)}; ${part}`;
+  return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
+}
+
+const WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
+
 // What the head carries most to a query, and what it causes, if this is known.
-function carriedInWords(trace, layer, head, query, to) {
+function inDetail(trace, layer, head, query, to, writer) {
+  if (writer) return writtenInWords(writer);
   const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
   if (carried?.some((part) => part > 0)) {
     const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
@@ -318,7 +333,9 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
   if (query === null || !most) return y;
   const row = shades(trace, head, query), verb = isByContribution(trace, head, query) ? "carries" : "looks at";
   const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
-  if (trace.isOneText && trace.size.k <= MANY_WORDS) {
+  const writers = from.writers(trace, query);
+  if (writers.length) lists.push(writersList(from, trace, writers.slice(0, most)));
+  else if (trace.isOneText && trace.size.k <= MANY_WORDS) {
     const column = trace.column(head, query);
     lists.push([`What looks at ${clip(trace.keys[query], 14)}`,
       heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }, [trace.queries, i]])]);
@@ -334,17 +351,26 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
     const left = isColumn ? x : x + i * (wide + 24), y = above;
     scene.text(fitted(title, wide, { size: 13, bold: true }), left, y + 8, { size: 13, bold: true });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
-    lines.forEach(([word, weight, changes, titled], j) => {
-      const at = y + 32 + j * 23, room = wide * 0.42, bar = wide * 0.55 - 50;
+    lines.forEach(([word, weight, changes, titled, amount], j) => {
+      const at = y + 32 + j * 23, room = wide * (amount ? 0.55 : 0.42), bar = wide - 50 - room - 6;
       scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
-      scene.rect(left + wide * 0.45, at - 5, bar, 10, { fill: "rule", radius: 2 });
-      scene.rect(left + wide * 0.45, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
-      scene.text(percent(weight), left + wide, at, { align: "right" });
-      if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
+      scene.rect(left + room + 6, at - 5, bar, 10, { fill: "rule", radius: 2 });
+      scene.rect(left + room + 6, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
+      scene.text(amount ?? percent(weight), left + wide, at, { align: "right" });
+      if (amount) scene.target(left, at - 11, wide, 23, changes, titled);
+      else if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
     });
     if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
   });
   return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
+}
+
+// The heads that write the predicted token, with the part of its logit that each writes from one token.
+function writersList(/** @type {Snapshot} */ from, trace, writers) {
+  const largest = Math.max(...writers.map((it) => it.from_key));
+  return [`Heads that write ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) =>
+    [`${layer}·${head} from ${clip(trace.keys[key], 12)}`, from_key / largest, { layer, head, key: null }, WRITES,
+      `+${number(from_key, 2)}`])];
 }
 
 const MOST_LISTED = 6;

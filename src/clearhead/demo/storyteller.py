@@ -130,8 +130,9 @@ class Storyteller:
         return logits
 
     def annotate(self, report: Report) -> Report:
-        """Return the report with labels of measured heads, positions of unknown words, and the
-        model for the page.
+        """Return the report with labels of measured heads, positions of unknown words, the model
+        for the page, and where to begin: at a pronoun and its antecedent, or a verb and its
+        subject.
 
         The number of a measured head is its rate on held-out stories; the labels of other heads
         describe their weights on this text.
@@ -141,7 +142,24 @@ class Storyteller:
             with_measured_labels(report, self.heads),
             unknown=tuple(i for i, is_unknown in enumerate(unknown) if is_unknown),
             model=live_model(self.model, self.words),
+            begin=self._begin(report),
         )
+
+    def _begin(self, report: Report) -> tuple[int, int, int] | None:
+        """Return the layer, the head and the query of the clearest pronoun, or else verb."""
+        for head in sorted(self.heads, key=lambda head: head.label):  # the antecedent first
+            if head.label == "previous word":
+                continue
+            layer = report.layers[head.layer]
+            weights = layer.top_weights[head.head, :, 0].tolist()
+            named = [
+                (weight, query)
+                for query, weight in zip(layer.kept_queries, weights, strict=True)
+                if query > 0 and report.tokens[query].lower() in _kind(head)
+            ]
+            if named:
+                return head.layer, head.head, max(named)[1]
+        return None
 
     def remarks(self, text: str) -> list[Remark]:
         """Return the predictions after each word, and the words that measured heads look at."""
@@ -207,8 +225,7 @@ class Storyteller:
         tokens, weights = trace.queries or (), trace["weights"][head.head]
         queries: Iterable[int] = range(1, len(tokens))  # no word precedes the first
         if head.label != "previous word":
-            kind = verbs() if head.label == "subject" else pronouns()
-            queries = [i for i in queries if tokens[i].lower() in kind]
+            queries = [i for i in queries if tokens[i].lower() in _kind(head)]
         largest, keys = weights.max(-1)
         return [WordLink(tokens[i], tokens[int(keys[i])], float(largest[i])) for i in queries]
 
@@ -223,6 +240,11 @@ class Storyteller:
         if self.table is not None:
             keep_table(path, self.table)
         return path
+
+
+def _kind(head: MeasuredHead) -> frozenset[str]:
+    """Return the words for which a head of subjects or antecedents was measured."""
+    return verbs() if head.label == "subject" else pronouns()
 
 
 def load(path: str | Path | None = None) -> Storyteller:

@@ -236,6 +236,11 @@ def listening(on_call: OnCall) -> AbstractContextManager[None]:
     return _with_item("listeners", on_call)
 
 
+def without_listeners() -> AbstractContextManager[None]:
+    """Call none of the listeners set so far after the attention calls inside the `with` block."""
+    return _with_value(listeners=())
+
+
 def editing(editor: Editor) -> AbstractContextManager[None]:
     """Let `editor` change every attention call inside the `with` block, after the other editors."""
     return _with_item("editors", editor)

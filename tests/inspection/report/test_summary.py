@@ -1,10 +1,11 @@
-"""A report on one screen: counts of roles, and the head and query that tell most."""
+"""A report on one screen: counts of roles, and the head and query to begin with."""
 
 import torch
 
 import clearhead as ch
 from clearhead.inspection.report import report, summary
-from clearhead.inspection.report.summary import clearest_example, matter_most
+from clearhead.inspection.report.opening import opening
+from clearhead.inspection.report.summary import matter_most
 from tests.inspection.report.models import AttentionCalls, pointing
 
 
@@ -34,11 +35,11 @@ def test_a_summary_fits_a_screen_and_counts_roles():
 
 def test_the_clearest_example_query_is_shown_in_its_sentence():
     result = many_heads()
-    example = clearest_example(result)
+    example = opening(result)
     assert example.head is result[0, 0]
     assert example.key == example.query - 19 and example.weight > 0.9
     flat = " ".join(summary(result).split())
-    assert "Clearest example: layer 0, head 0: induction" in flat
+    assert "Begin with layer 0, head 0: induction" in flat
     assert f"[w{example.key % 20}]" in flat and f"[w{example.query % 20}]" in flat
 
 
@@ -56,6 +57,6 @@ def test_heads_matter_by_their_effect_if_it_is_known():
 def test_a_report_without_roles_has_a_summary():
     q = torch.zeros(1, 2, 3, 4)
     result = report(AttentionCalls((q, q, {})), torch.zeros(1))
-    assert clearest_example(result) is None
+    assert opening(result) is None
     text = " ".join(summary(result).split())
     assert "2 heads have none" in text and "too few to separate" in text

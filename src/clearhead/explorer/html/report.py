@@ -17,7 +17,8 @@ from torch import Tensor
 from ...errors import BadType, BadValue, kind_of
 from ...formatting import AXES, evenly, joined_text, visible_in_browser
 from ...inspection.report import Head, Layer, Report
-from ...inspection.report.summary import clearest_example
+from ...inspection.report.findings import NextToken
+from ...inspection.report.opening import opening
 from ...trace import Step, Trace
 from . import schema
 from .document import document, encoded, table, write
@@ -134,10 +135,12 @@ def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
     }
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
-    example = clearest_example(report)
-    if example is not None and not any(head.measured for head in report.heads):
-        at = example.head
-        data["begin"] = {"layer": at.layer, "head": at.head, "query": example.query}
+    begin = opening(report)
+    if begin is not None:
+        at = begin.head
+        data["begin"] = {"layer": at.layer, "head": at.head, "query": begin.query}
+    if report.next_token is not None:
+        data["next_token"] = _next_token(report.next_token)
     if report.effect_metric:
         data["effect_metric"] = visible_in_browser(report.effect_metric)
     if report.effects_withheld:
@@ -145,6 +148,22 @@ def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
     if report.outputs:
         data["outputs"] = report.outputs
     return data
+
+
+def _next_token(next_token: NextToken) -> schema.NextToken:
+    writers: list[schema.Writer] = []
+    for x in next_token.writers:
+        part, from_key = round(x.part, 4), round(x.from_key, 4)
+        writers.append(
+            {"layer": x.layer, "head": x.head, "part": part, "key": x.key, "from_key": from_key}
+        )
+        if x.without is not None:
+            writers[-1]["without"] = round(x.without, 5)
+    return {
+        "token": visible_in_browser(next_token.token),
+        "probability": round(next_token.probability, 5),
+        "writers": writers,
+    }
 
 
 def _about(report: Report) -> str:

@@ -148,6 +148,31 @@ class Begin(TypedDict, total=False):
     query: int
 
 
+class WriterParts(TypedDict):
+    """A head that writes the logit of the predicted next token: `part` of it, and most of that from
+    the token `key`, `from_key`."""
+
+    layer: int
+    head: int
+    part: float
+    key: int
+    from_key: float
+
+
+class Writer(WriterParts, total=False):
+    """The same with the probability of that token without the head, if it was measured."""
+
+    without: float
+
+
+class NextToken(TypedDict):
+    """The predicted next token, and the heads that write most of its logit."""
+
+    token: str
+    probability: float
+    writers: list[Writer]
+
+
 class Spelling(TypedDict):
     """The spelling of each token in the vocabulary, and its id.
 
@@ -172,9 +197,10 @@ class Snapshot(Reading, total=False):
     `names` are the names of the axes, `name` is that of the model. `spelling` is that of the
     tokens; missing: they are words. `text` is the content of the text field; missing: the tokens.
     `about` has the sizes in words. `unknown` are positions of unknown words. `guesses` has the most
-    probable next words of each position. `heads` has an entry for each head of each layer.
-    `effect_metric` is "loss" (in nats), "turn" or a name, and `effects_withheld` the reason for
-    missing effects. `outputs` is a digest of the outputs of all attention calls.
+    probable next words of each position, and `next_token` the heads that write the last one.
+    `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
+    a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
+    outputs of all attention calls.
     """
 
     names: dict[str, str]
@@ -184,6 +210,7 @@ class Snapshot(Reading, total=False):
     about: str
     unknown: list[int]
     guesses: list[list[tuple[str, float]]] | None
+    next_token: NextToken
     heads: list[Head]
     effect_metric: str
     effects_withheld: str

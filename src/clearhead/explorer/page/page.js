@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 906b0d015b09549073ec73c9787ecb888a75f948cb15d912192665a0dd4c005e; do not edit.
+// Made by `make page` from the sources 77ef7391819bc60470ce6e70b74a917c8086cce5b3ca446d2570f23820ba7019; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -295,6 +295,7 @@ var clearhead = (() => {
       this.tokens = data.tokens;
       this.text = data.text ?? data.tokens.join(" ");
       this.guesses = data.guesses ?? null;
+      this.nextToken = data.next_token ?? { token: "", probability: 0, writers: [] };
       this.effectMetric = data.effect_metric ?? "";
       this.unknown = new Set(data.unknown ?? []);
       this.joined = new Set(data.spelling?.joined ?? []);
@@ -304,6 +305,11 @@ var clearhead = (() => {
     }
     get layers() {
       return this.read.length;
+    }
+    // The heads that write the predicted next token, if the query is the last token.
+    writers(trace, query) {
+      const isLast = trace.isOneText && query === this.tokens.length - 1 && trace.size.q === this.tokens.length;
+      return isLast ? this.nextToken.writers : [];
     }
     // Whether these labels of a layer are the tokens of the text.
     areTokens(labels) {
@@ -1663,6 +1669,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (!row.some((weight) => weight > 0)) {
         words.push(queryToken(query, 40), " is fully masked.");
       } else {
+        const writer = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
         const [claim, holds2] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
         const shown = claim && !store.edited && row[to] > 0.5 && holds2(query, to, trace.queries);
         words.push(
@@ -1670,8 +1677,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
           " looks at ",
           make("strong", {}, keyToken(to, 40)),
           ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-          shown ? `: ${claim}.` : ".",
-          ...carriedInWords(trace, layer, head, query, to)
+          ...writer ? [
+            ": from there this head writes ",
+            make("strong", {}, clip(snapshot().nextToken.token, 40)),
+            ", the predicted next token."
+          ] : [shown ? `: ${claim}.` : "."],
+          ...inDetail(trace, layer, head, query, to, writer)
         );
       }
     }
@@ -1679,7 +1690,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var isByContribution = (trace, head, query) => chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
   var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
-  function carriedInWords(trace, layer, head, query, to) {
+  function writtenInWords({ from_key, without }) {
+    const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
+    const part = `it writes +${number(from_key, 2)} of the logit of ${name} from there`;
+    const words = without === void 0 ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without)} instead of ${percent(probability)}; ${part}`;
+    return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
+  }
+  var WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
+  function inDetail(trace, layer, head, query, to, writer) {
+    if (writer) return writtenInWords(writer);
     const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
     if (carried?.some((part) => part > 0)) {
       const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
@@ -1828,7 +1847,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (query === null || !most) return y;
     const row = shades(trace, head, query), verb = isByContribution(trace, head, query) ? "carries" : "looks at";
     const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
-    if (trace.isOneText && trace.size.k <= MANY_WORDS) {
+    const writers = from.writers(trace, query);
+    if (writers.length) lists.push(writersList(from, trace, writers.slice(0, most)));
+    else if (trace.isOneText && trace.size.k <= MANY_WORDS) {
       const column = trace.column(head, query);
       lists.push([
         `What looks at ${clip(trace.keys[query], 14)}`,
@@ -1848,17 +1869,28 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const left = isColumn ? x : x + i * (wide + 24), y2 = above;
       scene.text(fitted(title, wide, { size: 13, bold: true }), left, y2 + 8, { size: 13, bold: true });
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
-      lines.forEach(([word, weight, changes, titled], j) => {
-        const at = y2 + 32 + j * 23, room = wide * 0.42, bar2 = wide * 0.55 - 50;
+      lines.forEach(([word, weight, changes, titled, amount], j) => {
+        const at = y2 + 32 + j * 23, room = wide * (amount ? 0.55 : 0.42), bar2 = wide - 50 - room - 6;
         scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
-        scene.rect(left + wide * 0.45, at - 5, bar2, 10, { fill: "rule", radius: 2 });
-        scene.rect(left + wide * 0.45, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
-        scene.text(percent(weight), left + wide, at, { align: "right" });
-        if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
+        scene.rect(left + room + 6, at - 5, bar2, 10, { fill: "rule", radius: 2 });
+        scene.rect(left + room + 6, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
+        scene.text(amount ?? percent(weight), left + wide, at, { align: "right" });
+        if (amount) scene.target(left, at - 11, wide, 23, changes, titled);
+        else if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
       });
       if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
     });
     return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
+  }
+  function writersList(from, trace, writers) {
+    const largest2 = Math.max(...writers.map((it) => it.from_key));
+    return [`Heads that write ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) => [
+      `${layer}·${head} from ${clip(trace.keys[key], 12)}`,
+      from_key / largest2,
+      { layer, head, key: null },
+      WRITES,
+      `+${number(from_key, 2)}`
+    ])];
   }
   var MOST_LISTED = 6;
   var heaviest = (weights, most) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST).sort((a, b) => weights[b] - weights[a]).slice(0, most);
@@ -2214,7 +2246,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   };
   var ORDERS = {
     place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
-    label: ["label, strongest first", (a, b) => rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
+    label: ["label, strongest first", (a, b) => writerRank(a) - writerRank(b) || rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
     sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
     spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
     effect: ["largest effect first", (a, b) => Math.abs(b.effect) - Math.abs(a.effect)]
@@ -2224,6 +2256,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
   var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number);
   var labelsOf = (it) => !it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label];
+  var writingLabel = () => snapshot().nextToken.writers.length ? `writes ${clip(snapshot().nextToken.token, 12)}` : null;
+  var writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
+  var writes = (it) => writerAt(it) >= 0;
+  var writerRank = (it) => writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER;
   var isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
   function buildHeads() {
     if (snapshot().findings.size > MANY_HEADS) sheet.order = "label";
@@ -2250,7 +2286,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const counts = /* @__PURE__ */ new Map();
     for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
     const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
-    if (!counts.has(sheet.label)) sheet.label = null;
+    if (!counts.has(sheet.label) && sheet.label !== writingLabel()) sheet.label = null;
     byId("labels").replaceChildren(...names.map((label) => labelButton(label, counts.get(label))));
     byId("labels").hidden = names.length < 2 || sheet.order === "label";
     const places = [...snapshot().places()];
@@ -2269,7 +2305,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function inGroups(tiles) {
     const groups = /* @__PURE__ */ new Map();
     for (const it of tiles) {
-      const label = snapshot().finding(it.layer, it.head)?.label ?? "";
+      const label = writes(it) && writingLabel() || (snapshot().finding(it.layer, it.head)?.label ?? "");
       groups.set(label, [...groups.get(label) ?? [], it]);
     }
     return [...groups].flatMap(([label, group]) => [
@@ -2278,7 +2314,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     ]);
   }
   function labelButton(label, number2) {
-    const title = `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
+    const title = label === writingLabel() ? `Show the heads that write most of the logit of the predicted next token, ${snapshot().nextToken.token}.` : `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
     const button = make(
       "button",
       { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
@@ -2294,7 +2330,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function tile({ layer, head }) {
     const it = snapshot().finding(layer, head), name = placeName(layer, head);
-    const fades = sheet.label !== null && !(it && labelsOf(it).includes(sheet.label));
+    const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || writes(it) && sheet.label === writingLabel()));
     const button = make(
       "button",
       {
@@ -2370,7 +2406,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function drawHeadLine() {
     const { layer, head } = state(), it = snapshot().finding(layer, head);
     const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` : `Head ${shownTrace().numbered("h", head)}`;
-    byId("head-title").replaceChildren(place, ...it && !isByEntropy(it) ? [": ", make("em", {}, labelsOf(it).join(", "))] : []);
+    const does = it ? [...writes(it) ? [writingLabel()] : [], ...isByEntropy(it) ? [] : labelsOf(it)] : [];
+    byId("head-title").replaceChildren(place, ...does.length ? [": ", make("em", {}, does.join(", "))] : []);
     const [effect, sentence] = effectOf(it), others = othersInWords(it);
     Object.assign(byId("effect"), {
       textContent: others ? `${effect}. ${others}` : effect,

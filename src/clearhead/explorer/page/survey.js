@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 906b0d015b09549073ec73c9787ecb888a75f948cb15d912192665a0dd4c005e; do not edit.
+// Made by `make page` from the sources 77ef7391819bc60470ce6e70b74a917c8086cce5b3ca446d2570f23820ba7019; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -69,7 +69,7 @@ class Reader:
     ) -> Report:
         """Return the report of the edited model on a text, with its `outputs`.
 
-        `progress` is as in `report`.
+        It has the next token if nothing is edited. `progress` is as in `report`.
         """
         outputs = hashlib.sha256()
 
@@ -77,7 +77,7 @@ class Reader:
             outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
 
         with self._reading(text, edits, on_progress), listening(listen):
-            result = report(self.model, text, progress=progress)
+            result = report(self.model, text, next_token=not read_edits(edits), progress=progress)
         return replace(result, outputs=outputs.hexdigest())
 
     def snapshot(

@@ -6,7 +6,7 @@ text may be as long as the model's context.
 
 from .batch import report_batch
 from .exact_weights import tile
-from .findings import Head, Layer, Link, Role
+from .findings import Head, Layer, Link, NextToken, Role, Writer
 from .result import Report
 from .run import report
 from .summary import summary
@@ -15,8 +15,10 @@ __all__ = [
     "Head",
     "Layer",
     "Link",
+    "NextToken",
     "Report",
     "Role",
+    "Writer",
     "report",
     "report_batch",
     "summary",

@@ -108,6 +108,41 @@ class Head:
 
 
 @loadable
+@dataclass(frozen=True)
+class Writer:
+    """A head that writes the logit of the predicted next token, at the last token of the text.
+
+    `part` is what it writes, as in `logit_attribution` with ``center=True``. `key` is the token
+    from which most of it comes, `from_key`. `without` is the probability of the predicted token if
+    the head outputs 0; None if not measured.
+    """
+
+    layer: int
+    head: int
+    part: float
+    key: int
+    from_key: float
+    without: float | None = None
+
+
+@loadable
+@dataclass(frozen=True)
+class NextToken:
+    """The most probable token after the text, and the heads that write most of its logit.
+
+    `writers` has the heads with the largest parts, ordered by `from_key`. `clearest` is the one of
+    them that shows best how the model continues: it looks most at an earlier token, writes a large
+    part of the logit from there, and without it the token is less probable. None if no head does,
+    or if the token itself is improbable.
+    """
+
+    token: str
+    probability: float
+    writers: tuple[Writer, ...] = field(repr=False)
+    clearest: Writer | None = None
+
+
+@loadable
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One attention call.

@@ -9,7 +9,7 @@ from ...errors import BadValue
 from ...files.results import Savable, data_frame
 from ...formatting import ShownInNotebook, spelled, visible, without_nan
 from ...torch_state import loadable
-from .findings import NOT_NUMBERS, Head, Layer
+from .findings import NOT_NUMBERS, Head, Layer, NextToken
 from .live_model import LiveModel
 from .role_keys import LABELS, REPEATS
 
@@ -40,6 +40,10 @@ class Report(ShownInNotebook, Savable):
             after the last layer turn, as 1 - cosine, the mean over tokens. Otherwise it is the name
             of a metric, or "" if there are no effects.
         effects_withheld: why requested effects are missing; "" otherwise.
+        next_token: the predicted next token and the heads that write it; None if not requested.
+        next_token_withheld: why the requested `next_token` is missing; "" otherwise.
+        begin: the layer, the head and the query that the model itself shows first; None if it
+            names none.
         model: a model with which the page computes other texts.
         folder: the folder of the model's files; "" if it has none.
         outputs: a digest of the outputs of every attention call; "" if not computed.
@@ -53,6 +57,9 @@ class Report(ShownInNotebook, Savable):
     guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
     effect_metric: str = ""
     effects_withheld: str = ""
+    next_token: NextToken | None = None
+    next_token_withheld: str = ""
+    begin: tuple[int, int, int] | None = None
     model: LiveModel | None = field(default=None, repr=False)
     folder: str = ""
     outputs: str = ""
@@ -118,6 +125,8 @@ class Report(ShownInNotebook, Savable):
             **spelled(self.tokens),
             "effect_metric": self.effect_metric,
             "effects_withheld": self.effects_withheld,
+            "next_token": None if self.next_token is None else asdict(self.next_token),
+            "next_token_withheld": self.next_token_withheld,
             "layers": layers,
         }
 

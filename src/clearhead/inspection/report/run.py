@@ -23,6 +23,7 @@ from ..text_model import TextModel
 from .carried import CarriedValues, without_norms
 from .collect import Collector
 from .cross_attention import TextTracker
+from .next_token import find_next_token
 from .probe import probe_scores
 from .result import Report
 
@@ -43,6 +44,7 @@ def report(
     name: str | None = None,
     effects: bool | str | Metric = False,
     probe: bool = False,
+    next_token: bool = False,
     progress: bool | None = None,
 ) -> Report:
     """Run a model once on one text, and report what each of its heads looks at.
@@ -71,6 +73,9 @@ def report(
             `effects_withheld`.
         probe: also run the model on random tokens that are repeated, and report the induction,
             duplicate and previous-token scores of each head there (`Head.probe`).
+        next_token: also find the heads that write the predicted next token (`Report.next_token`),
+            with `logit_attribution` and at most three runs without a head. If they cannot be
+            found, the reason is in `next_token_withheld`.
         progress: show a progress bar on stderr, one step per layer. None shows it only in a
             terminal.
 
@@ -121,6 +126,8 @@ def report(
             result = replace(result, effects_withheld=why)
     elif effects is not False:
         result = _with_effects(result, run, effects, progress)
+    if next_token:
+        result = _with_next_token(result, run, output)
     return _with_probe(result, run) if probe else result
 
 
@@ -228,6 +235,23 @@ def _with_effects(
         for layer in report.layers
     )
     return replace(report, layers=layers, effect_metric=measured.metric)
+
+
+def _with_next_token(result: Report, run: ModelRun, output: Any) -> Report:
+    """Return the report with the predicted next token and the heads that write it."""
+    if run.words is None:
+        why = (
+            "The model does not predict the next token, its words are unknown, or the text is long."
+        )
+        return replace(result, next_token_withheld=why)
+    try:
+        next_token = find_next_token(
+            run.runs, run.inputs, run.start, logits_of(output)[0, -1], run.words, result.layers
+        )
+        return replace(result, next_token=next_token)
+    except (BadValue, BadType) as error:
+        why = f"{error.gave.removesuffix('.')}: {error.rule}"
+        return replace(result, next_token_withheld=why)
 
 
 def _with_probe(result: Report, run: ModelRun) -> Report:

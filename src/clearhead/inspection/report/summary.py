@@ -3,29 +3,17 @@
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ...formatting import Token, visible
-from .findings import Head, Layer
+from .findings import Head, NextToken
+from .opening import Opening, opening, token_labels
 from .result import EFFECTS, Report, columns
 
 TOP = 8  # listed heads
+LISTED_WRITERS = 5
 WIDTH = 80
 FEW_WORDS = 32  # different tokens
-CLEAR_SCORE = 0.4  # on random repeated tokens: a head with this score is an induction head
 AROUND = 12  # printed tokens to either side of the query and the key
-# The roles of the example, the most interesting first.
-RANKED_ROLES = ("induction", "duplicate", "before2", "previous", "next", "window8", "window16",
-           "window32", "special", "separators", "same")  # fmt: skip
-
-
-class Example(NamedTuple):
-    """A head, and a query whose largest weight shows its role."""
-
-    head: Head
-    query: int
-    key: int
-    weight: float
 
 
 def summary(report: Report) -> str:
@@ -34,6 +22,11 @@ def summary(report: Report) -> str:
     without = sum(not _labels(x) for x in report.heads)
     roles = ", ".join(f"{count} {label}" for label, count in counts.most_common())
     lines = [f"{visible(report.name, 200)}: {report.about}", ""]
+    begin = opening(report)
+    if begin is not None:
+        lines += [*_in_words(report, begin), ""]
+    if report.next_token is not None and report.next_token.clearest is not None:
+        lines += [*_writers(report, report.next_token), ""]
     lines += textwrap.wrap(
         f"Roles of heads, of which a head may have several: {roles or 'none'}. "
         f"{without} heads have none that chance does not explain.",
@@ -49,9 +42,6 @@ def summary(report: Report) -> str:
     strongest = matter_most(report)
     if strongest:
         lines += ["", *textwrap.wrap(_heading(report), WIDTH), *_table(report, strongest)]
-    example = clearest_example(report)
-    if example is not None:
-        lines += ["", *_in_words(report, example)]
     lines += _largest_probes(report)
     return "\n".join(lines)
 
@@ -102,66 +92,41 @@ def _does(head: Head) -> str:
     return ", ".join(f"{x.label} {x.mass:.2f}" for x in head.roles) or head.label
 
 
-def clearest_example(report: Report) -> Example | None:
-    """Return the head with the first of `RANKED_ROLES`, and the query that shows it best.
-
-    None without roles.
-    """
-    best: tuple[tuple[int, float], Example] | None = None
-    for layer in report.layers:
-        for head in layer.heads:
-            masses = {role.name: role.mass for role in head.roles}
-            score = 0.0 if head.probe is None else head.probe["induction"]
-            if score >= CLEAR_SCORE:  # a short text has too few repeated words for the role
-                masses.setdefault("induction", score)
-            for rank, name in enumerate(RANKED_ROLES):
-                order = rank, -masses.get(name, 0.0)
-                if name not in masses or (best is not None and order >= best[0]):
-                    continue
-                example = _example_of(layer, head, name)
-                if example is not None:
-                    best = order, example
-    return None if best is None else best[1]
-
-
-def _example_of(layer: Layer, head: Head, name: str) -> Example | None:
-    """Return the query with the largest weight among those whose largest weight fits the role."""
-    tokens = layer.key_tokens
-    keys = layer.top_keys[head.head, :, 0].tolist()
-    offsets = {"before2": -2, "previous": -1, "next": 1, "same": 0}
-    best = None
-    shift = layer.received.shape[-1] - layer.queries
-    for i, (query, key) in enumerate(zip(layer.kept_queries, keys, strict=True)):
-        at, weight = query + shift, float(layer.top_weights[head.head, i, 0])
-        if key <= 0 or not weight > 0 or (best is not None and weight <= best.weight):
-            continue
-        if name in offsets:
-            fits = key - at == offsets[name]
-        elif name in ("induction", "duplicate"):
-            source = key - (name == "induction")
-            fits = tokens is not None and 0 < key < at - 1 and tokens[source] == tokens[at]
-        else:
-            fits = not name.startswith("window") or abs(key - at) < int(name[6:])
-        if fits:
-            best = Example(head, query, key, weight)
-    return best
-
-
-def _in_words(report: Report, example: Example) -> list[str]:
-    head, query, key, weight = example
-    layer = report.layers[head.layer]
-    queries = layer.query_tokens or [str(i) for i in range(layer.queries)]
-    keys = layer.key_tokens or [str(i) for i in range(layer.received.shape[-1])]
-    line = (
-        f"Clearest example: layer {head.layer}, head {head.head}: {_does(head)}. "
-        f"Token {query}, {_quoted(queries[query])}, looks at token {key}, "
-        f"{_quoted(keys[key])}, with {weight:.2f} of its weight:"
+def _in_words(report: Report, begin: Opening) -> list[str]:
+    head, query, key, weight, writer = begin
+    queries, keys = token_labels(report, head.layer)
+    begin_with = f"Begin with layer {head.layer}, head {head.head}"
+    looks = (
+        f"At token {query}, {_quoted(queries[query])}, it looks at token {key}, "
+        f"{_quoted(keys[key])}, with {weight:.2f} of its weight"
     )
+    if writer is None or report.next_token is None:
+        line = f"{begin_with}: {_does(head)}. {looks}:"
+    else:
+        token, probability = _quoted(report.next_token.token), report.next_token.probability
+        line = (
+            f"After this text the model predicts {token}, with {probability:.1%}. {begin_with}. "
+            f"{looks}, and from there it writes {token}. Without this head the probability is "
+            f"{writer.without:.1%}:"
+        )
     sentence = visible(_sentence(keys, query, key), 2000)
     return [
         *textwrap.wrap(line, WIDTH),
         *textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "),
     ]
+
+
+def _writers(report: Report, next_token: NextToken) -> list[str]:
+    """Return a table of the heads that write the predicted next token."""
+    line = (
+        f"The heads that write most of the logit of {_quoted(next_token.token)}, the predicted "
+        "next token, and the token from which most of that comes:"
+    )
+    rows = [("layer", "head", "writes", "from")]
+    for x in next_token.writers[:LISTED_WRITERS]:
+        _, keys = token_labels(report, x.layer)
+        rows.append((str(x.layer), str(x.head), f"{x.from_key:+.2f}", _quoted(keys[x.key])))
+    return [*textwrap.wrap(line, WIDTH), *columns(rows)]
 
 
 def _sentence(tokens: Sequence[str], query: int, key: int) -> str:

@@ -1,0 +1,97 @@
+"""Choose the head and the query with which page and terminal begin: `opening`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .findings import Head, Layer, Writer
+from .result import Report
+
+CLEAR_SCORE = 0.4  # on random repeated tokens: a head with this score is an induction head
+# The roles of a head to begin with, the most interesting first.
+RANKED_ROLES = ("induction", "duplicate", "before2", "previous", "next", "window8", "window16",
+           "window32", "special", "separators", "same")  # fmt: skip
+
+
+class Opening(NamedTuple):
+    """A head, a query, and the key with its largest weight. `writer` is the reason if the head
+    writes the predicted next token."""
+
+    head: Head
+    query: int
+    key: int
+    weight: float
+    writer: Writer | None = None
+
+
+def opening(report: Report) -> Opening | None:
+    """Return the head and the query with which to begin on this text.
+
+    This is what the model itself shows first; else the clearest head that writes the predicted next
+    token; else the head with the first of `RANKED_ROLES`, and the query that shows it best. None
+    without any of these.
+    """
+    if report.begin is not None:
+        return _largest_weight(report, *report.begin)
+    if report.next_token is not None and (writer := report.next_token.clearest) is not None:
+        last = report.layers[writer.layer].queries - 1
+        return _largest_weight(report, writer.layer, writer.head, last)._replace(writer=writer)
+    return _clearest_role(report)
+
+
+def token_labels(report: Report, layer: int) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the labels of a layer's queries and keys: tokens, or numbers if these are unknown."""
+    own = report.layers[layer]
+    queries = own.query_tokens or [str(i) for i in range(own.queries)]
+    return queries, own.key_tokens or [str(i) for i in range(own.received.shape[-1])]
+
+
+def _largest_weight(report: Report, layer: int, head: int, query: int) -> Opening:
+    own = report.layers[layer]
+    row = own.kept_queries.index(query)
+    key, weight = own.top_keys[head, row, 0], own.top_weights[head, row, 0]
+    return Opening(own.heads[head], query, int(key), float(weight))
+
+
+def _clearest_role(report: Report) -> Opening | None:
+    """Return the head with the first of `RANKED_ROLES`, and the query that shows it best.
+
+    None without roles.
+    """
+    best: tuple[tuple[int, float], Opening] | None = None
+    for layer in report.layers:
+        for head in layer.heads:
+            masses = {role.name: role.mass for role in head.roles}
+            score = 0.0 if head.probe is None else head.probe["induction"]
+            if score >= CLEAR_SCORE:  # a short text has too few repeated words for the role
+                masses.setdefault("induction", score)
+            for rank, name in enumerate(RANKED_ROLES):
+                order = rank, -masses.get(name, 0.0)
+                if name not in masses or (best is not None and order >= best[0]):
+                    continue
+                example = _query_of_role(layer, head, name)
+                if example is not None:
+                    best = order, example
+    return None if best is None else best[1]
+
+
+def _query_of_role(layer: Layer, head: Head, name: str) -> Opening | None:
+    """Return the query with the largest weight among those whose largest weight fits the role."""
+    tokens = layer.key_tokens
+    keys = layer.top_keys[head.head, :, 0].tolist()
+    offsets = {"before2": -2, "previous": -1, "next": 1, "same": 0}
+    best = None
+    shift = layer.received.shape[-1] - layer.queries
+    for i, (query, key) in enumerate(zip(layer.kept_queries, keys, strict=True)):
+        at, weight = query + shift, float(layer.top_weights[head.head, i, 0])
+        if key <= 0 or not weight > 0 or (best is not None and weight <= best.weight):
+            continue
+        if name in offsets:
+            fits = key - at == offsets[name]
+        elif name in ("induction", "duplicate"):
+            source = key - (name == "induction")
+            fits = tokens is not None and 0 < key < at - 1 and tokens[source] == tokens[at]
+        else:
+            fits = not name.startswith("window") or abs(key - at) < int(name[6:])
+        if fits:
+            best = Opening(head, query, key, weight)
+    return best
