@@ -6,17 +6,18 @@ from the other arguments, and takes longer than a small call takes the device. S
 a kind is recorded: the functions of torch that it calls, and the kernels that it starts. Later
 calls repeat these steps with their own tensors.
 
-A record holds no tensors. Those of a call are numbered, first its arguments, then the results of
-its steps. A step knows the numbers of its tensors, and everything else is a constant. Therefore a
-recorded function must not read values of tensors, or enter a mode of torch. A call is not recorded
-if a function of torch returns anything but tensors or a part of their layout. It is not recorded
-either if a step takes a tensor that is neither an argument nor a result.
+A record is the text of a function, compiled: a line for each step. Its parameters are the tensors
+of a call, and everything else is a constant. Therefore a recorded function must not read values of
+tensors, or enter a mode of torch. A call is not recorded if a function of torch returns anything
+but tensors or a part of their layout. It is not recorded either if a step takes a tensor that is
+neither an argument nor the result of a step.
 """
 
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import lru_cache, wraps
+from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -37,106 +38,115 @@ LAYOUT = {  # functions of torch that a recorded function may call without a ste
 SEEN, NOT_RECORDABLE = "seen once", "not recordable"
 
 
-class TensorNumber(NamedTuple):
-    """The number of a tensor among those of a call."""
-
-    number: int
-
-
-class Template(NamedTuple):
-    """A tuple, list or dict with a `TensorNumber` for each tensor; `make` makes it of parts."""
-
-    make: Callable[[list[Any]], Any]
-    parts: list[Any]
-
-    def filled(self, tensors: Sequence[Tensor]) -> Any:
-        return self.make(
-            [
-                tensors[x[0]] if type(x) is TensorNumber else
-                x.filled(tensors) if type(x) is Template else x
-                for x in self.parts
-            ]
-        )  # fmt: skip
-
-
 class Step(NamedTuple):
-    """A call of torch, or the start of a kernel."""
+    """A line of a record: a call of torch, or the start of a kernel. `writes`: perhaps to its
+    arguments, so it is needed even if no later step uses its results."""
 
-    function: Callable[..., Any]
-    arguments: Template
-    keywords: dict[str, Any]
-
-
-class Record(NamedTuple):
-    """The steps of a call, and its result (in a tuple)."""
-
-    steps: list[Step]
-    result: Template
-
-    def repeat(self, tensors: list[Tensor]) -> Any:
-        """Repeat the steps with the tensors among the arguments of another call."""
-        with on_device(tensors[0]):
-            for function, arguments, keywords in self.steps:
-                tensors += _tensors(function(*arguments.filled(tensors), **keywords))
-        return self.result.filled(tensors)[0]
+    results: list[str]
+    call: str
+    uses: set[str]
+    writes: bool
 
 
 class Recorder(OwnMode):
-    """Records the steps of the call in its `with` block."""
+    """Records the call in its `with` block, as the lines of a function of Python.
+
+    They call each tensor t0, t1, ... and each constant c0, c1, ..., so that calls which differ only
+    in constants have the same text.
+    """
 
     def __init__(self, arguments: Sequence[Tensor]):
         super().__init__()
         self.complete = True
         self.steps: list[Step] = []
-        self.tensors: list[Tensor] = []  # kept, so that no two have the same id
-        self.numbers: dict[int, int] = {}
-        self._number(arguments)
+        self.constants: dict[str, Any] = {}
+        self.tensors = list(arguments)  # kept, so that no two have the same id
+        self.names = {id(x): f"t{i}" for i, x in enumerate(arguments)}
+        self.parameters = ", ".join(self.names.values())
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        tensors = _tensors(result)
-        if tensors or (result is None and _tensors(args)):
-            self.add(function, args, kwargs or {})
-            self._number(tensors)
+        keywords = kwargs or {}
+        result = function(*args, **keywords)
+        if _has_tensors(result) or (result is None and _has_tensors((args, keywords))):
+            self.add(function, args, keywords, result)
         elif function.__name__ not in LAYOUT:
             self.complete = False
         return result
 
     def add(
-        self, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+        self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any = None
     ) -> None:
-        """Add a step that has been done."""
-        self.complete = self.complete and not _tensors(list(keywords.values()))
-        self.steps.append(Step(function, self._template(args), keywords))
+        """Add a call that has returned `result`."""
+        uses: set[str] = set()
+        texts = [self._text(x, uses) for x in args]
+        texts += [f"{name}={self._text(x, uses)}" for name, x in keywords.items()]
+        call = f"{self._constant(function)}({', '.join(texts)})"
+        listed = result if isinstance(result, (tuple, list)) else [result]
+        writes = result is None or function.__name__.endswith("_") or "out" in keywords
+        if not writes and any(id(x) in self.names for x in listed):
+            return  # `contiguous` of a contiguous tensor
+        results = [self._named(x) for x in listed]
+        if listed is result:
+            call = f"({', '.join(results)},) = {call}"
+        elif result is not None:
+            call = f"{results[0]} = {call}"
+        self.steps.append(Step(results, call, uses, writes))
 
-    def record(self, result: Any) -> Record | None:
-        """Return the record of the call, which returned `result`, or None if it has none."""
-        record = Record(self.steps, self._template((result,)))
-        return record if self.complete else None
+    def record(self, result: Any) -> Callable[..., Any] | None:
+        """Return a function that repeats the call, which returned `result`, or None if it cannot be
+        repeated."""
+        used: set[str] = set()
+        lines = [f"return {self._text(result, used)}"]
+        for step in reversed(self.steps):
+            if step.writes or not used.isdisjoint(step.results):
+                used |= step.uses
+                lines.append(step.call)
+        if not self.complete:
+            return None
+        body = "\n ".join(reversed(lines))
+        exec(_compiled(f"def repeat({self.parameters}):\n {body}"), self.constants)
+        repeat: Callable[..., Any] = self.constants["repeat"]
+        return repeat
 
-    def _number(self, tensors: Sequence[Tensor]) -> None:
-        for x in tensors:
-            self.numbers.setdefault(id(x), len(self.tensors))
-            self.tensors.append(x)
+    def _named(self, x: Any) -> str:
+        if not isinstance(x, Tensor):
+            return "_"
+        self.tensors.append(x)
+        return self.names.setdefault(id(x), f"t{len(self.names)}")
 
-    def _template(self, parts: Any) -> Template:
-        if isinstance(parts, dict):
-            names = list(parts)
-            make = lambda values: dict(zip(names, values, strict=True))  # noqa: E731
-            return Template(make, [self._part(x) for x in parts.values()])
-        return Template(getattr(parts, "_make", type(parts)), [self._part(x) for x in parts])
+    def _constant(self, x: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = x
+        return name
 
-    def _part(self, x: Any) -> Any:
+    def _text(self, x: Any, uses: set[str]) -> str:
+        """Return an expression for an argument or a result."""
         if isinstance(x, Tensor):
-            self.complete = self.complete and id(x) in self.numbers
-            return TensorNumber(self.numbers.get(id(x), 0))
-        if not isinstance(x, (tuple, list, dict)):
-            return x
-        template = self._template(x)
-        variable = any(isinstance(y, (TensorNumber, Template)) for y in template.parts)
-        return template if variable else x
+            self.complete = self.complete and id(x) in self.names
+            uses.add(name := self.names.get(id(x), ""))
+            return name
+        if not _has_tensors(x):
+            return self._constant(x)
+        if isinstance(x, dict):
+            pairs = (f"{self._constant(key)}: {self._text(y, uses)}" for key, y in x.items())
+            return f"{{{', '.join(pairs)}}}"
+        parts = ", ".join(self._text(y, uses) for y in x)
+        if type(x) is list:
+            return f"[{parts}]"
+        return f"({parts},)" if type(x) is tuple else f"{self._constant(type(x))}({parts})"
+
+
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> CodeType:
+    return compile(text, "a replayed call", "exec")
+
+
+def _has_tensors(x: Any) -> bool:
+    if isinstance(x, dict):
+        return any(map(_has_tensors, x.values()))
+    return isinstance(x, Tensor) or (isinstance(x, (tuple, list)) and any(map(_has_tensors, x)))
 
 
 class _Recording(threading.local):
@@ -166,7 +176,7 @@ class Records:
     """The records of the calls of a function, by what they depend on."""
 
     def __init__(self) -> None:
-        self._by_kind: dict[tuple[Any, ...], Record | str] = {}
+        self._by_kind: dict[tuple[Any, ...], Callable[..., Any] | str] = {}
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], *others: Any) -> Any:
         """Return `function(*args)`, by the steps of an earlier call if there was one.
@@ -180,8 +190,9 @@ class Records:
             return function(*args)
         of = (*kind, *_settings(tensors[0]))
         record = self._by_kind.get(of)
-        if type(record) is Record:
-            return record.repeat(tensors)
+        if callable(record):
+            with on_device(tensors[0]):
+                return record(*tensors)
         if record is None:
             if len(self._by_kind) >= MOST_RECORDS:
                 self._by_kind.clear()
@@ -245,13 +256,6 @@ def _can_record(tensors: list[Tensor]) -> bool:
     functions of torch."""
     alone = torch._C._is_torch_function_enabled() and torch._C._len_torch_function_stack() == 0
     return alone and len(set(map(id, tensors))) == len(tensors)
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    """Return the tensors that a function of torch returned."""
-    if isinstance(x, Tensor):
-        return [x]
-    return [y for y in x if isinstance(y, Tensor)] if isinstance(x, (tuple, list)) else []
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
