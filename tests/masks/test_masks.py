@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 import clearhead as ch
 from clearhead import torch_state
 from clearhead.masks import And, Grid, Mask, Or, mask as mask_room, values
-from clearhead.masks.key_group import key_group
+from clearhead.masks.key_group import key_groups
 from clearhead.masks.positions import Everything
 
 # ------------------------------------------------------------------------------- random masks
@@ -113,7 +113,7 @@ def test_cells_and_ranges_are_the_same(asked):
     assert torch.equal(mask.key_ranges(grid).keys_per_query().expand(keep.shape[:3]), keep.sum(-1))
     sizes = dict(Tq=grid.Tq, Tk=grid.Tk, B=grid.B, H=grid.H)
     assert torch.equal(mask.to_bool(**sizes).expand_as(keep), keep)
-    group = key_group(mask, grid, None).to_bool(slice(0, grid.Tq), slice(0, grid.Tk))
+    group = key_groups([mask], grid, None)[0].to_bool(slice(0, grid.Tq), slice(0, grid.Tk))
     assert torch.equal(group.expand_as(keep), keep)
     if band := mask.band(grid):
         distance = torch.arange(grid.Tk) - torch.arange(grid.Tq).unsqueeze(-1)

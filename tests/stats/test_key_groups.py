@@ -1,5 +1,7 @@
 """Masses on groups of keys, by ids and by distance, against dense float64 matrices."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from clearhead.engines.cpu import core, use_level
 from clearhead.inspection.report.role_keys import RoleKeys
 from clearhead.masks import Grid, duplicate_keys, induction_keys, key_group as module
 from clearhead.masks.data import documents
-from clearhead.masks.key_group import key_group
+from clearhead.masks.key_group import key_groups
 from clearhead.stats import sweep
 
 B, H, G, T, D = 2, 4, 2, 419, 8  # several blocks of keys, and a last block of queries that is short
@@ -173,6 +175,30 @@ def test_more_ids_than_the_core_distinguishes_are_refused(monkeypatch):
 
 
 def test_a_group_keeps_bands_and_ids_apart():
-    group = key_group(duplicate_keys(torch.arange(9)) & ch.prefix(4), Grid(9, 9, 1, 1), None)
+    mask = duplicate_keys(torch.arange(9)) & ch.prefix(4)
+    (group,) = key_groups([mask], Grid(9, 9, 1, 1), None)
     assert repr(group.rule) == "~window(before=1, after=None) & ~prefix(1) & prefix(4)"
     assert (~ch.window(before=1, after=None)).band(Grid(9, 9, 1, 1)) == (2**60, -2)
+
+
+def test_a_mask_stores_its_group_until_it_changes():
+    q, k, ids = drawn()
+    mask, grid = documents(ids) & ch.window(before=9), Grid(T, T, B, H)
+    (first,) = key_groups([mask], grid, q.device)
+    assert key_groups([mask], grid, q.device) == [first]
+    assert key_groups([mask], Grid(T, T, B, H + 1), q.device) != [first]
+    look = partial(ch.look, q, k, k, mask=ch.causal)
+    stats = [ch.mass({"own": mask})]
+    before = look(stats=stats).mass["own"]
+    with torch.inference_mode():
+        assert key_groups([mask], grid, q.device) != [first]
+    mask.parts[0].ids.fill_(1)  # one document
+    after = look(stats=stats).mass["own"]
+    assert after.equal(look(stats=[ch.mass({"own": ch.window(before=9)})]).mass["own"])
+    assert not after.equal(before)
+
+
+def test_bits_are_not_stored():
+    mask = ch.dense(keep=torch.rand(7, 7, generator=torch.Generator().manual_seed(0)) > 0.5)
+    (first,) = key_groups([mask], Grid(7, 7, 1, 1), None)
+    assert first.ranges.bits is not None and key_groups([mask], Grid(7, 7, 1, 1), None) != [first]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
+from ..torch_state import is_plain
 from .data import documents
 from .grid import Grid
 from .key_ranges import KeyRanges
@@ -31,7 +32,7 @@ class KeyGroup:
     grid: Grid
     device: torch.device | None
 
-    @property
+    @cached_property
     def band(self) -> tuple[int, int] | None:
         """The `Mask.band` of the rule."""
         return self.rule.band(self.grid)
@@ -60,13 +61,14 @@ class KeyGroup:
         some, full = self.ranges.tile_lists(queries, width)
         return some, [False] * len(full) if self.documents else full
 
-    def numbered_ids(self) -> tuple[Tensor, Tensor] | None:
-        """Return whole numbers in float32 that are equal where all ids are equal.
+    @cached_property
+    def numbered_ids(self) -> tuple[Tensor | None, Tensor | None]:
+        """Whole numbers in float32 that are equal where all ids are equal.
 
-        They are of the queries, (B|1, Tq), and of the keys, (B|1, Tk); None without ids.
+        They are of the queries, (B|1, 1, Tq), and of the keys, (B|1, 1, Tk); None without ids.
         """
         if not self.ids:
-            return None
+            return None, None
         B = max(x.shape[0] for pair in self.ids for x in pair)
         pairs = (torch.cat([x.expand(B, -1) for x in pair], 1) for pair in self.ids)
         numbers = reduce(_numbered_pairs, map(_numbered, pairs))
@@ -76,8 +78,13 @@ class KeyGroup:
                 f"the C++ core distinguishes {MOST_IDS}.",
                 "pass fewer texts at once, or engine='tiled'.",
             )
-        of_query, of_key = numbers.float().split([self.grid.Tq, self.grid.Tk], 1)
+        of_query, of_key = numbers.float().unsqueeze(1).split([self.grid.Tq, self.grid.Tk], 2)
         return of_query, of_key
+
+    def _can_be_stored(self) -> bool:
+        if self.band is not None:
+            return True
+        return type(self.ranges.lo) is Tensor and self.ranges.bits is None
 
 
 def _numbered(ids: Tensor) -> Tensor:
@@ -90,8 +97,28 @@ def _numbered_pairs(a: Tensor, b: Tensor) -> Tensor:
     return _numbered(a * (int(b.max()) + 1) + b)
 
 
-def key_group(mask: Mask, grid: Grid, device: torch.device | None) -> KeyGroup:
-    """Return the keys that a mask allows as a group, whose ids are not turned into ranges."""
+def key_groups(masks: Iterable[Mask], grid: Grid, device: torch.device | None) -> list[KeyGroup]:
+    """Return the keys that each mask allows as a group, whose ids are not turned into ranges.
+
+    A mask stores its last group on a CPU, which is the same in every layer. Ranges with bits, which
+    take O(Tq x Tk) memory, are not stored.
+    """
+    if not is_plain() or not (device is None or device.type == "cpu"):
+        return [_key_group(mask, grid, device) for mask in masks]
+    sizes = grid, device, torch.is_inference_mode_enabled()
+    groups = []
+    for mask in masks:
+        key = sizes, mask.version()
+        key_of_stored, group = mask.__dict__.get("_group", (None, None))
+        if key != key_of_stored:
+            group = _key_group(mask, grid, device)
+            if group._can_be_stored():
+                mask.__dict__["_group"] = key, group
+        groups.append(group)
+    return groups
+
+
+def _key_group(mask: Mask, grid: Grid, device: torch.device | None) -> KeyGroup:
     parts = mask.parts if isinstance(mask, And) else (mask,)
     by_id = tuple(x for x in parts if isinstance(x, documents))
     rules = (x for x in parts if not isinstance(x, documents))

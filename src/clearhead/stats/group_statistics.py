@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid, Mask, everything, prefix
-from ..masks.key_group import KeyGroup, key_group
+from ..masks.key_group import KeyGroup, key_groups
 from ..problem.online_softmax import MASKED, WeightedSum
 from ..problem.problem import Problem
 from .per_key import VALUE, Numbers
@@ -23,6 +23,7 @@ class GroupStatistic(RowStatistic):
     """A sum for each group of keys, by name: masks, or spans (lo, hi) of keys."""
 
     groups: Groups  # masks only, after `__post_init__`
+    masks: ClassVar[list[Mask]]  # of the groups, in the order of the sums
     _spans: ClassVar[Mapping[str, tuple[int, int]]] = {}  # the groups that are spans
 
     def __post_init__(self) -> None:
@@ -35,11 +36,8 @@ class GroupStatistic(RowStatistic):
         masks = {str(name): _group(self.name, name, x) for name, x in self.groups.items()}
         spans = {name: x for name, x in self.groups.items() if not isinstance(x, Mask)}
         object.__setattr__(self, "groups", masks)
+        object.__setattr__(self, "masks", [*masks.values()])
         object.__setattr__(self, "_spans", spans)
-
-    @property
-    def masks(self) -> list[Mask]:
-        return [group for group in self.groups.values() if isinstance(group, Mask)]
 
     def check(self, grid: Grid) -> None:
         for mask in self.masks:
@@ -62,7 +60,7 @@ class GroupStatistic(RowStatistic):
         return replace(self, groups=groups)  # type: ignore[type-var]  # its subclasses are dataclasses
 
     def key_groups(self, p: Problem) -> list[KeyGroup]:
-        return [key_group(mask, p.grid, p.device) for mask in self.masks]
+        return key_groups(self.masks, p.grid, p.device)
 
     def empty(self, p: Problem, queries: int) -> WeightedSum:
         return WeightedSum(zeros(p, queries, len(self.masks)))
@@ -167,11 +165,8 @@ class value_weighted(GroupStatistic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.masks.append(everything)
         self.read_by(positive=True, required=True)
-
-    @property
-    def masks(self) -> list[Mask]:
-        return [*super().masks, everything]
 
     def finish(self, rows: FinishedRows) -> dict[str, Tensor]:
         (sums,) = rows.state.more[self.accumulator]

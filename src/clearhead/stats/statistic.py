@@ -179,8 +179,8 @@ class FinishedRows(NamedTuple):
     factor: Tensor
 
     def weight(self, part: Tensor) -> Tensor:
-        """Convert sums of exp(x - max), (B, H, q, ...), to sums of weights."""
-        return part * self.factor.reshape(*self.factor.shape, *[1] * (part.dim() - 3))
+        """Convert sums of exp(x - max), (B, H, q, n), to sums of weights."""
+        return part * self.factor.unsqueeze(-1)
 
 
 def finish_rows(state: State, sinks: Tensor | None) -> FinishedRows:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ...masks.key_group import KeyGroup
 from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
@@ -203,7 +202,7 @@ def _groups(p: Problem, statistics: tuple[Statistic, ...]) -> list[Group]:
                     rule: MaskArgs = (*x.band, None, None, None)
                 else:
                     rule = (0, 0, x.ranges.lo, x.ranges.hi, x.ranges.bits)
-                groups.append(Group(*rule, numbers, *_ids(x, p)))
+                groups.append(Group(*rule, numbers, *x.numbered_ids))
     return groups
 
 
@@ -212,17 +211,8 @@ def _group_sums(sums: Tensor | None, statistics: tuple[Statistic, ...]) -> dict[
     if sums is None:
         return {}
     grouped = [s for s in statistics if isinstance(s, GroupStatistic)]
-    parts = sums.split([len(s.masks) for s in grouped], -1)
+    parts = [sums] if len(grouped) == 1 else sums.split([len(s.masks) for s in grouped], -1)
     return {s.accumulator: WeightedSum(x) for s, x in zip(grouped, parts, strict=True)}
-
-
-def _ids(group: KeyGroup, p: Problem) -> tuple[Tensor | None, Tensor | None]:
-    """Return the ids of queries, (B, H, Tq), and of keys, (B, H, Tk), that the core compares."""
-    numbered = group.numbered_ids()
-    if numbered is None:
-        return None, None
-    of_query, of_key = (x.unsqueeze(1).expand(p.B, p.H, -1) for x in numbered)
-    return of_query, of_key
 
 
 def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
