@@ -208,30 +208,25 @@ def _examples(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
 
 
 def _histograms(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
+    every = [bins_of(metric) for metric in manifest.metrics]
+    names = [metric["metric"] for metric in manifest.metrics]
+    # What the columns of `counts` are: the histograms of all metrics, one after the other.
+    metric = np.repeat(np.arange(len(every)), [bins.count for bins in every])
+    bin = np.concatenate([np.arange(bins.count) for bins in every])
+    low = np.concatenate([bins.edges()[:-1] for bins in every])
+    high = np.concatenate([bins.edges()[1:] for bins in every])
     for layer, counts in enumerate(folded.counts):
-        start = 0
-        parts = []
-        for number, metric in enumerate(manifest.metrics):
-            bins = bins_of(metric)
-            own = counts[:, start : start + bins.count]
-            start += bins.count
-            of_head, index = own.nonzero(as_tuple=True)
-            edges = np.array(bins.edges())
-            parts.append((of_head, index, own[of_head, index], edges, number))
-        for head in range(len(counts)):
-            for of_head, index, count, edges, number in parts:
-                mine = (of_head == head).numpy()
-                at = index.numpy()[mine]
-                if len(at):
-                    yield {
-                        "layer": np.full(len(at), layer),
-                        "head": np.full(len(at), head),
-                        "metric": [manifest.metrics[number]["metric"]] * len(at),
-                        "bin": at,
-                        "low": edges[at],
-                        "high": edges[at + 1],
-                        "count": count.numpy()[mine],
-                    }
+        head, column = (x.numpy() for x in counts.nonzero(as_tuple=True))
+        if len(head):
+            yield {
+                "layer": np.full(len(head), layer),
+                "head": head,
+                "metric": [names[number] for number in metric[column].tolist()],
+                "bin": bin[column],
+                "low": low[column],
+                "high": high[column],
+                "count": counts.numpy()[head, column],
+            }
 
 
 def bins_of(metric: dict[str, Any]) -> Bins:
