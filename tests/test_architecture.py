@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 # with a reason in the commit.
 BUDGETS = {
     "explorer": 3300,  # and the page of a survey; what heads carry
-    "survey": 2925,  # what heads move, and can forget; random repeats; compressed states; rows
+    "survey": 3330,  # moves, forgets, budgets, needles; random repeats; states; rows
     "demo": 485,  # and where its page begins
     "inspection": 6440,  # attribution, circuits, roles, probe, batches, patches, the next token
     "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache

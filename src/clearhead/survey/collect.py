@@ -76,7 +76,7 @@ class Collector:
         self.must_read_one_text(call, problem)
         uniform = self.uniform(problem, inputs)
         if call.layer == len(self.layers):
-            self.add_layer(call, problem.H)
+            self.add_layer(call, problem)
         layer, examples = self.layers[call.layer], self.examples[call.layer]
         top = cast(TopWeights, self.requests.results_of(TOP, call.statistics)["topk"])
         for number, metric in enumerate(self.metrics):
@@ -132,11 +132,12 @@ class Collector:
         index = index.masked_fill(~counts.unsqueeze(1), H * size)  # beyond all bins
         part += index.flatten().bincount(minlength=H * size + 1)[:-1].view(H, size)
 
-    def add_layer(self, call: Call, H: int) -> None:
-        n, M = len(self.texts), len(self.metrics)
+    def add_layer(self, call: Call, problem: Problem) -> None:
+        n, H, M = len(self.texts), problem.H, len(self.metrics)
         self.layers.append(
             LayerState(
                 module=call.module,
+                key_heads=problem.G,
                 sums=torch.zeros(n, H, M, dtype=torch.float64),
                 queries=torch.zeros(n, M, dtype=torch.int64),
                 uniform=torch.zeros(M, dtype=torch.float64),

@@ -88,9 +88,10 @@ def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
 
 
 class _Folded(NamedTuple):
-    """The states of all shards as one, without texts. `uniform` and `counts` are by layer."""
+    """The states of all shards as one, without texts. The first four are by layer."""
 
     modules: list[str]
+    key_heads: list[int]
     uniform: list[Tensor]
     counts: list[Tensor]
     examples: np.ndarray
@@ -110,9 +111,10 @@ def _fold(out: Path, manifest: Manifest) -> _Folded:
             uniform = [a + b for a, b in zip(folded.uniform, uniform, strict=True)]
             counts = [a + b for a, b in zip(folded.counts, counts, strict=True)]
         no_links = np.zeros(0, LINK)
-        before = folded or _Folded([], [], [], np.zeros(0, EXAMPLE), no_links, no_links, {})
+        before = folded or _Folded([], [], [], [], np.zeros(0, EXAMPLE), no_links, no_links, {})
         folded = _Folded(
             modules,
+            [layer.key_heads for layer in shard.layers],
             uniform,
             counts,
             selected(np.concatenate([before.examples, shard.examples])),
@@ -241,7 +243,9 @@ def _heads(out: Path, manifest: Manifest, folded: _Folded) -> Iterator[Columns]:
     for layer, module in enumerate(folded.modules):
         of_layer = moments[layer]
         rows = []
-        for head in range(len(folded.counts[layer])):
+        H = len(folded.counts[layer])
+        for head in range(H):
+            key_head = head // (H // folded.key_heads[layer])
             start = 0
             for number, metric in enumerate(manifest.metrics):
                 bins = bins_of(metric)
@@ -251,6 +255,7 @@ def _heads(out: Path, manifest: Manifest, folded: _Folded) -> Iterator[Columns]:
                 if not queries:
                     continue
                 row = {"layer": layer, "head": head, "metric": metric["metric"], "module": module}
+                row |= {"key_head": key_head}
                 row |= of_layer.numbers(head, number, bins) | quantiles(counts, bins)
                 row["uniform"] = float(folded.uniform[layer][number]) / queries
                 rows.append(row)

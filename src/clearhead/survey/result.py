@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..errors import BadValue, as_count, did_you_mean
-from . import corpus
+from . import corpus, forgetting
 from .compare import Side, compare
 from .corpus import Shard, read_shard
 from .deciles import decile_range
@@ -190,6 +190,26 @@ class Survey:
     def export_headvis(self, folder: str | Path) -> Path:
         """Write the survey as a folder that the viewer HeadVis reads, and return its path."""
         return export_headvis(self, folder)
+
+    def key_heads(self, recent: int = forgetting.RECENT) -> list[forgetting.KeyHead]:
+        """Return every key head with its error without the keys outside sinks and a window."""
+        return forgetting.key_heads(self, recent)
+
+    def budgets(self, keep: float) -> forgetting.Budgets:
+        """Propose how many keys each key head keeps, if a fraction `keep` of all is kept.
+
+        >>> with ch.intervene(model, survey.budgets(0.25).edits()):  # doctest: +SKIP
+        ...     model(ids)
+        """
+        return forgetting.budgets(self, keep)
+
+    def export_duo_attention(self, folder: str | Path, recent: int = forgetting.RECENT) -> Path:
+        """Write the errors of key heads as a pattern of DuoAttention, and return the folder."""
+        return forgetting.export_duo_attention(self, folder, recent)
+
+    def export_kvpress(self, path: str | Path) -> Path:
+        """Write budgets as a curve for `LUKVPress` of KVPress, an .npy file; return its path."""
+        return forgetting.export_kvpress(self, path)
 
     def context(self, text: int, context: int) -> list[str]:
         """Return the tokens of a context, as written in the text."""

@@ -33,6 +33,7 @@ class LayerState:
 
     Attributes:
         module: the name of the module that calls attention.
+        key_heads: the number of its key heads.
         sums: the sum of each metric over the queries of each text, (n, H, M) in float64.
         queries: the number of these queries, (n, M) in int64.
         uniform: the sum of each metric for uniform weights, (M,) in float64; NaN without one.
@@ -40,6 +41,7 @@ class LayerState:
     """
 
     module: str
+    key_heads: int
     sums: Tensor
     queries: Tensor
     uniform: Tensor
@@ -73,7 +75,7 @@ class State:
             for name, dtype in LAYER.items():
                 tensors[f"{number}.{name}"] = packed(getattr(layer, name).numpy().astype(dtype))
         modules = [layer.module for layer in self.layers]
-        heads = [len(layer.counts) for layer in self.layers]
+        heads = [[len(layer.counts), layer.key_heads] for layer in self.layers]
         return atomic_io.write(path, tensors, {"modules": modules, "heads": heads})
 
 
@@ -85,7 +87,7 @@ def read_state(path: Path, seed: int) -> State:
     tensors, about = atomic_io.read(path)
     texts = tensors["texts"]
     layers = []
-    for number, (module, H) in enumerate(zip(about["modules"], about["heads"], strict=True)):
+    for number, (module, (H, G)) in enumerate(zip(about["modules"], about["heads"], strict=True)):
         sums, queries, uniform, counts = (
             torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype), path))
             for name, dtype in LAYER.items()
@@ -94,6 +96,7 @@ def read_state(path: Path, seed: int) -> State:
         layers.append(
             LayerState(
                 module,
+                G,
                 sums.double().view(len(texts), H, M),
                 queries.view(len(texts), M),
                 uniform,

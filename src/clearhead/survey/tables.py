@@ -28,6 +28,7 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
         "head": ("SMALLINT", "number of the query head in the layer, from 0"),
         "metric": ("VARCHAR", "name of the metric"),
         "module": ("VARCHAR", "module of the model that calls attention"),
+        "key_head": ("SMALLINT", "number of the key head that the query head reads, from 0"),
         "mean": ("DOUBLE", "mean over all queries: the sum of all texts / the number of queries"),
         "low": ("DOUBLE", "95 % interval of the mean, clustered by text; NULL for one text"),
         "high": ("DOUBLE", "upper end of the interval"),

@@ -1,0 +1,308 @@
+"""Propose which keys each key head of a model can forget, from a survey with the metrics `long`.
+
+A key head is read by a group of query heads, and a cache drops a key for all of them. So its error
+is that of the query head with the largest one, and so is its retrieval score.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import groupby, pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import BadValue, writable_folder
+from ..files import atomic_io
+from ..inspection.edits import Edit, knock_out
+from .long import SINKS, WINDOWS, outside
+
+if TYPE_CHECKING:
+    from . import Survey
+
+RECENT = WINDOWS[1]
+THRESHOLD = 0.2  # of the error of a streaming head
+COPIES = 0.1  # the retrieval score of a head that copies (Wu et al. 2024, arXiv 2404.15574)
+RATIOS = 99  # compression ratios of KVPress: 0.01 to 0.99
+
+
+class Mean(NamedTuple):
+    """The mean of a metric for the query head of a key head at which it is largest: `head`.
+
+    `low` and `high` are the ends of its interval over texts; both are the mean for one text.
+    """
+
+    head: int
+    mean: float
+    low: float
+    high: float
+
+
+class KeyHead(NamedTuple):
+    """A key head: its error without the keys outside a window, and its retrieval score.
+
+    The score is 0 if no text of the survey repeats itself.
+    """
+
+    layer: int
+    key_head: int
+    error: Mean
+    retrieval: Mean
+
+    def kind(self, threshold: float = THRESHOLD) -> str:
+        """Return "retrieval", "streaming" or "undecided".
+
+        A retrieval head copies, with a score above `COPIES`, or its error is above the threshold. A
+        streaming head is below both. An interval that includes one of them decides nothing.
+        """
+        if self.retrieval.low > COPIES or self.error.low > threshold:
+            return "retrieval"
+        streams = self.retrieval.high <= COPIES and self.error.high <= threshold
+        return "streaming" if streams else "undecided"
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How many keys each key head keeps of a context.
+
+    Attributes:
+        sizes: for each layer, the number of keys of each key head: the first `SINKS`, and the
+            others from the end. `context` means all.
+        groups: for each layer, how many query heads read a key head.
+        context: the tokens of a context.
+    """
+
+    sizes: dict[int, tuple[int, ...]]
+    groups: dict[int, int]
+    context: int
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of keys that are kept at the end of a context."""
+        sizes = [size for layer in self.sizes.values() for size in layer]
+        return sum(sizes) / (len(sizes) * self.context)
+
+    def uniform(self) -> "Budgets":
+        """Return equal budgets for all key heads, of the same total size."""
+        sizes = [size for layer in self.sizes.values() for size in layer]
+        size, rest = divmod(sum(sizes), len(sizes))
+        equal = iter([size + 1] * rest + [size] * (len(sizes) - rest))
+        return replace(self, sizes=_in_layers(self.sizes, equal))
+
+    def edits(self) -> list[Edit]:
+        """Return the edits that mask the other keys, for `intervene`."""
+        edits: list[Edit] = []
+        for layer, sizes in self.sizes.items():
+            by_size: dict[int, list[int]] = {}
+            group = self.groups[layer]
+            for key_head, size in enumerate(sizes):
+                heads = range(key_head * group, (key_head + 1) * group)
+                by_size.setdefault(size, []).extend(heads)
+            edits += [
+                knock_out(outside(size - SINKS), layers=[layer], heads=heads)
+                for size, heads in by_size.items()
+                if size < self.context
+            ]
+        return edits
+
+
+def key_heads(survey: "Survey", recent: int = RECENT) -> list[KeyHead]:
+    """Return every key head with its error without the keys outside `SINKS` and `recent`.
+
+    A layer whose own mask is such a window has the error 0. Raises `BadValue` if the survey does
+    not have this window.
+    """
+    errors, scores = _errors(survey), _largest(survey, "retrieval")
+    if recent not in errors:
+        raise BadValue(
+            f"recent={recent!r}.",
+            f"this survey has windows of {', '.join(map(str, errors))} keys.",
+            "pass one of these, or survey longer contexts.",
+        )
+    return [
+        KeyHead(layer, number, errors[recent][layer, number], scores[layer, number])
+        for layer, number in scores
+    ]
+
+
+def budgets(survey: "Survey", keep: float) -> Budgets:
+    """Divide a fraction `keep` of all keys among the key heads.
+
+    A key head with a retrieval score of more than `COPIES` keeps all keys: it needs a text that it
+    copies wherever it is, and its error is small, because it seldom copies. The other keys are
+    divided so that the sum of errors is least. Between two windows, and between the largest and the
+    context, the error is taken as linear; where errors are not convex, it is their convex hull.
+
+    Raises `BadValue` for a survey without the metrics `long`, and if `keep` is too small.
+    """
+    curves, layout, context = _curves(survey), _layout(survey), survey.manifest.fixed["context"]
+    least = sum(curve[0][0] for curve in curves) / (len(curves) * context)
+    if not least <= keep <= 1:
+        raise BadValue(
+            f"keep={keep!r}.",
+            f"keep is the fraction of keys to keep, from {least:.3f} to 1: heads that copy keep all"
+            f" keys, and others {SINKS + WINDOWS[0]} or more.",
+            "pass for example keep=0.5.",
+        )
+    sizes = iter(_divided(curves, round(keep * context * len(curves))))
+    groups = {layer: group for layer, (_, group) in layout.items()}
+    numbers = {layer: range(count) for layer, (count, _) in layout.items()}
+    return Budgets(_in_layers(numbers, sizes), groups, context)
+
+
+def _in_layers(
+    layers: Mapping[int, Sequence[Any]], sizes: Iterator[int]
+) -> dict[int, tuple[int, ...]]:
+    """Distribute numbers to layers with this number of elements."""
+    return {layer: tuple(next(sizes) for _ in of) for layer, of in layers.items()}
+
+
+def export_duo_attention(survey: "Survey", folder: str | Path, recent: int = RECENT) -> Path:
+    """Write key heads as a pattern of DuoAttention, and return the folder.
+
+    ``full_attention_heads.tsv`` has a row for each layer, with a number from 0 to 1 for each key
+    head: 1 for a head that copies, and the error of another. Choose the fraction of streaming heads
+    (`sparsity` there): the numbers are not the gates that DuoAttention trains, so its threshold 0.5
+    means something else. ``config.json`` has the sizes of sinks and window.
+    """
+    heads = key_heads(survey, recent)
+    _must_be_regular(survey, "a pattern of DuoAttention")
+    numbers = [1.0 if x.retrieval.mean > COPIES else min(x.error.mean, 1.0) for x in heads]
+    count, _ = _layout(survey)[0]
+    rows = [numbers[start : start + count] for start in range(0, len(numbers), count)]
+    text = "\n".join("\t".join(f"{x:.6f}" for x in row) for row in rows)
+    out = writable_folder(folder, "a pattern is")
+    atomic_io.replace(out / "full_attention_heads.tsv", f"{text}\n".encode())
+    atomic_io.write_json(out / "config.json", {"sink_size": SINKS, "recent_size": recent})
+    return out
+
+
+def export_kvpress(survey: "Survey", path: str | Path) -> Path:
+    """Write budgets as a curve for `LUKVPress` of KVPress, and return the path, an .npy file.
+
+    It has the fractions of keys to drop, (99, layers, key heads), for the total fractions 0.01 to
+    0.99. Where `budgets` refuses so few keys, all heads keep equally many. KVPress chooses the keys
+    of a budget by its own scores, and not by position.
+    """
+    _must_be_regular(survey, "a curve of KVPress")
+    curves, (G, _) = _curves(survey), _layout(survey)[0]
+    context, n = survey.manifest.fixed["context"], len(curves)
+    dropped = np.empty((RATIOS, n), dtype=np.float32)
+    for row in range(RATIOS):
+        total = round((1 - (row + 1) / (RATIOS + 1)) * context * n)
+        enough = total >= sum(curve[0][0] for curve in curves)
+        sizes = np.array(_divided(curves, total)) if enough else np.full(n, total / n)
+        dropped[row] = 1 - sizes / context
+    content = BytesIO()
+    np.save(content, dropped.reshape(RATIOS, -1, G))
+    return atomic_io.replace(Path(path), content.getvalue())
+
+
+def _divided(curves: Sequence[Sequence[tuple[int, float]]], total: int) -> list[int]:
+    """Divide `total` keys among key heads with the least sum of errors.
+
+    Each curve has sizes and errors, both convex: the steepest segments come first.
+
+    >>> _divided([[(20, 0.5), (100, 0.0)], [(20, 0.1), (100, 0.0)]], 140)
+    [100, 40]
+    """
+    sizes = [curve[0][0] for curve in curves]
+    left = total - sum(sizes)
+    segments = sorted(
+        ((b[1] - a[1]) / (b[0] - a[0]), a[0], number, b[0])
+        for number, curve in enumerate(curves)
+        for a, b in pairwise(curve)
+    )
+    for _, _, number, end in segments:
+        more = min(left, end - sizes[number])
+        sizes[number] += more
+        left -= more
+    return sizes
+
+
+def hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the points of the lower convex hull.
+
+    >>> hull([(20, 0.5), (68, 0.6), (260, 0.1), (1024, 0.0)])
+    [(20, 0.5), (260, 0.1), (1024, 0.0)]
+    """
+    chain: list[tuple[int, float]] = []
+    for x, y in points:
+        while len(chain) > 1:
+            (x0, y0), (x1, y1) = chain[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            chain.pop()
+        chain.append((x, y))
+    return chain
+
+
+def _curves(survey: "Survey") -> list[list[tuple[int, float]]]:
+    """Return the errors of each key head by the number of keys that it keeps, as convex curves."""
+    context = survey.manifest.fixed["context"]
+    errors, scores = _errors(survey), _largest(survey, "retrieval")
+    return [
+        [(context, 0.0)]
+        if score.mean > COPIES
+        else hull([*((SINKS + n, of[key].mean) for n, of in errors.items()), (context, 0.0)])
+        for key, score in scores.items()
+    ]
+
+
+def _layout(survey: "Survey") -> dict[int, tuple[int, int]]:
+    """Return for each layer its number of key heads, and of query heads that read each."""
+    rows = survey.query(
+        "select layer, count(distinct key_head), count(distinct head) from heads group by layer "
+        "order by layer"
+    ).rows
+    return {layer: (G, H // G) for layer, G, H in rows}
+
+
+def _errors(survey: "Survey") -> dict[int, dict[tuple[int, int], Mean]]:
+    """Return the error of each key head, for each window outside which a text has keys.
+
+    Raises `BadValue` without one.
+    """
+    known = survey.query("select distinct metric from heads where metric like 'error_%'").rows
+    errors = {
+        size: _largest(survey, f"error_{size}") for size in WINDOWS if (f"error_{size}",) in known
+    }
+    if not errors:
+        raise BadValue(
+            "The survey has no errors of windows.",
+            "key heads are compared by the metrics of 'long', on texts of more than "
+            f"{SINKS + WINDOWS[0]} tokens.",
+            'survey such texts with metrics="long".',
+        )
+    return errors
+
+
+def _largest(survey: "Survey", metric: str) -> dict[tuple[int, int], Mean]:
+    """Return the mean of the query head with the largest one, by layer and key head.
+
+    It is 0 for a layer without such a query.
+    """
+    rows = survey.query(
+        "select layer, key_head, head, mean, coalesce(low, mean), coalesce(high, mean) from heads "
+        "where metric = ? order by layer, key_head, mean desc, head",
+        [metric],
+    ).rows
+    largest = {of: Mean(*next(group)[2:]) for of, group in groupby(rows, itemgetter(0, 1))}
+    return {
+        (layer, number): largest.get((layer, number), Mean(number * group, 0.0, 0.0, 0.0))
+        for layer, (count, group) in _layout(survey).items()
+        for number in range(count)
+    }
+
+
+def _must_be_regular(survey: "Survey", what: str) -> None:
+    counts = {layer: count for layer, (count, _) in _layout(survey).items()}
+    if len({*counts.values()}) > 1 or [*counts] != [*range(len(counts))]:
+        raise BadValue(
+            f"The layers {', '.join(map(str, counts))} have "
+            f"{', '.join(map(str, counts.values()))} key heads.",
+            f"{what} has the same number of key heads in every layer.",
+            "write survey.key_heads() in a format of your own.",
+        )
