@@ -6,11 +6,13 @@ measured, and `result` reads the tables.
 """
 
 from .metric import Batch, Bins, LayerCall, Mass, Metric
+from .needles import Needles
 from .repeats import RandomRepeats
 from .result import Survey
 from .run import survey
 from .tables import Table
 
 __all__ = [
-    "Batch", "Bins", "LayerCall", "Mass", "Metric", "RandomRepeats", "Survey", "Table", "survey"
+    "Batch", "Bins", "LayerCall", "Mass", "Metric", "Needles", "RandomRepeats", "Survey", "Table",
+    "survey",
 ]  # fmt: skip

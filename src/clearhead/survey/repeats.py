@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..errors import BadValue, as_count
 from ..inspection.report.probe import FEWEST_TOKENS
@@ -28,6 +29,10 @@ class RandomRepeats:
         as_count("texts", self.texts, "a survey has texts.", hint, least=1)
         rule = f"at least {FEWEST_TOKENS} tokens are repeated."
         as_count("tokens", self.tokens, rule, hint, least=FEWEST_TOKENS)
+
+    def described(self) -> dict[str, Any]:
+        """Return the settings, for the manifest."""
+        return {"random repeats": asdict(self)}
 
     def drawn(self, reader: Reader, context: int, seed: int) -> Iterator[Text]:
         """Yield the texts. Raises `BadValue` if a text does not fit into a context."""

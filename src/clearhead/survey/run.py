@@ -9,6 +9,7 @@ from torch import nn
 from ..errors import as_count
 from .merge import merge
 from .metric import Metric
+from .needles import Needles
 from .on_ray import work_on_ray
 from .processes import run_workers
 from .ranks import rank_of_environment
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def survey(
     model: "str | Path | TextModel | nn.Module",
-    texts: "str | Path | Iterable[str | Path] | RandomRepeats",
+    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
     *,
     out: str | Path,
     context: int | None = None,
@@ -54,7 +55,8 @@ def survey(
         model: a checkpoint folder or GGUF file, a `hf.Checkpoint`, the included model, or a module
             with its `tokenizer`.
         texts: strings, files, folders, .jsonl and .parquet files with a field "text"; or
-            `clearhead.survey.RandomRepeats`, random tokens that are repeated.
+            `clearhead.survey.RandomRepeats`, random tokens that are repeated, or `Needles`, random
+            tokens that are hidden in texts.
         out: the folder of the survey.
         context: the most tokens of a context; None means 1024, or fewer if the model has fewer.
         tokens: stop after this number of tokens of texts; None reads all.

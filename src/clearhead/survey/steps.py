@@ -9,7 +9,6 @@ All files are written in one move. A step that was interrupted continues where i
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +32,7 @@ from .manifest import (
 )
 from .metric import Metric
 from .metric_sets import chosen_metrics
+from .needles import Needles
 from .progress import token_progress
 from .ranks import ALONE, Rank
 from .reader import Reader, open_reader
@@ -118,7 +118,7 @@ def setup_of_manifest(
 
 def prepare(
     setup: Setup,
-    texts: "str | Path | Iterable[str | Path] | RandomRepeats",
+    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
     out: Path,
     *,
     tokens: int | None = None,
@@ -138,7 +138,7 @@ def prepare(
         (out / folder).mkdir(exist_ok=True)
     context, seed = setup.settings["context"], setup.settings["seed"]
     cutter = Cutter(setup.reader, context, setup.settings["shard tokens"])
-    if isinstance(texts, RandomRepeats):
+    if isinstance(texts, (RandomRepeats, Needles)):
         read = texts.drawn(setup.reader, context, seed)
     else:
         read = read_texts(texts)
@@ -160,8 +160,8 @@ def prepare(
         "skipped": len(cutter.skipped),
         "skipped texts": cutter.skipped[:MOST_SKIPPED],
     }
-    if isinstance(texts, RandomRepeats):
-        about["random repeats"] = asdict(texts)
+    if isinstance(texts, (RandomRepeats, Needles)):
+        about |= texts.described()
     new = Manifest(fixed, about, list(map(describe, setup.metrics)), shards)
     if old is not None:
         must_have_added(old, new, out)
