@@ -73,6 +73,32 @@ def looking(engine: str, mask: ch.Mask) -> float:
     return max(error(getattr(seen, name), getattr(true, name)) for name in wanted)
 
 
+def weighing(engine: str, mask: ch.Mask, queries: int) -> float:
+    """Return the largest error of statistics by a number for every key of every head, and of groups
+    by id and by distance, of the last queries."""
+    q, k, v = draw(S, S)
+    source = torch.Generator().manual_seed(9)
+    numbers, ids = torch.rand(2, 4, S, generator=source), torch.arange(S) % 7
+    groups = {
+        "first": ch.prefix(1), "near": ch.window(before=9, after=0, align="end"),
+        "same": ch.documents(ids, queries=ids[-queries:]),
+    }  # fmt: skip
+    wanted = [
+        ch.mass(groups), ch.weighted(numbers - 0.5, groups), ch.topk(4, by=numbers),
+        ch.received(by=numbers), ch.pooled(3, 5, by=numbers),
+    ]  # fmt: skip
+    with torch.no_grad():
+        there, exact = (moved((q[:, :, -queries:], k, v), x) for x in (False, True))
+        seen = ch.look(*there, mask=mask, stats=wanted, engine=engine)
+        assert torch.equal(seen.out, ch.attention(*there, mask=mask, engine=engine))
+        true = ch.look(*exact, mask=mask, stats=wanted, engine="steps")
+    pairs = [(seen.received, true.received), (seen.pooled, true.pooled)]
+    pairs += [(seen.topk.weights, true.topk.weights)]
+    for name in groups:
+        pairs += [(seen.mass[name], true.mass[name]), (seen.weighted[name], true.weighted[name])]
+    return max(error(x, y) for x, y in pairs)
+
+
 def decoding(engine: str) -> float:
     tensors = draw(1, 3 * S)
     mask = ch.Causal(align="end")
@@ -118,6 +144,10 @@ def main() -> int:
             checks[f"{engine} training {name}"] = lambda e=engine, m=mask: training(e, m, False)
         checks[f"{engine} masked NaN"] = lambda e=engine: training(e, ch.causal, True)
         checks[f"{engine} look"] = lambda e=engine: looking(e, ch.causal)
+        for queries in (S, 1):
+            checks[f"{engine} look by numbers, {queries}"] = lambda e=engine, n=queries: weighing(
+                e, ch.Causal(align="end"), n
+            )
         checks[f"{engine} decoding"] = lambda e=engine: decoding(e)
         if not INTERPRETED:
             checks[f"{engine} graph"] = lambda e=engine: replayed(e, ch.causal)
@@ -131,7 +161,7 @@ def main() -> int:
         right = found <= 8 * max(torch.finfo(DTYPE).eps, 1e-6)
         wrong += not right
         seconds = perf_counter() - begin
-        print(f"{'right' if right else 'WRONG':6} {name:24} {found:8.1e} {seconds:5.1f} s{reason}")
+        print(f"{'right' if right else 'WRONG':6} {name:28} {found:8.1e} {seconds:5.1f} s{reason}")
     print("all right" if not wrong else f"{wrong} of {len(checks)} are wrong", flush=True)
     return int(wrong > 0)
 

@@ -197,7 +197,32 @@ def check_statistics(
         "lse", "max", "entropy", "effective", ch.topk(8), "received", ch.pooled(13, 29),
         ch.mass({"first": ch.prefix(3), "near": near}), ch.exact_rows([0, shape.Tq // 2, -1]),
     ]  # fmt: skip
-    call = draw_call(shape, D, dtype, rule)
+    compare_statistics(engine, device, draw_call(shape, D, dtype, rule), dtype, wanted)
+
+
+def check_weighted(
+    engine: str, device: torch.device, shape: Shape, D: int, dtype: torch.dtype, rule: str
+) -> None:
+    """Statistics by a number for every key of every head, and groups by id and by distance."""
+    source = torch.Generator().manual_seed(4)
+    numbers = torch.rand(B, shape.H, shape.Tk, generator=source)
+    ids = torch.randint(0, 9, (B, shape.Tk), generator=source)
+    groups = {
+        "first": ch.prefix(3), "self": ch.window(before=0, after=0, align="end"),
+        "near": ch.window(before=40, after=0, align="end"),
+        "same": ch.documents(ids, queries=ids[:, -shape.Tq:]) & ~ch.prefix(1),
+    }  # fmt: skip
+    wanted = [
+        ch.mass(groups), ch.weighted(numbers - 0.5, groups),
+        ch.value_weighted({"near": groups["near"]}, by=numbers), ch.topk(8, by=numbers),
+        ch.received(by=numbers), ch.pooled(13, 29, by=numbers),
+    ]  # fmt: skip
+    compare_statistics(engine, device, draw_call(shape, D, dtype, rule), dtype, wanted)
+
+
+def compare_statistics(
+    engine: str, device: torch.device, call: Call, dtype: torch.dtype, wanted: list
+) -> None:
     there = moved(call, device, dtype)
     with torch.no_grad():
         skip_where_declined(engine, there)
@@ -351,6 +376,16 @@ def test_statistics_are_those_of_dense_weights(engine, shape, D, dtype, rule):
 
 
 @on_gpu
+@pytest.mark.first
+@pytest.mark.parametrize("shape, D, dtype, rule", [
+    (SHAPES[0], 64, BF16, "causal"), (SHAPES[0], 64, BF16, "all"), (SHAPES[0], 128, BF16, "causal"),
+    (SHAPES[0], 64, F32, "holes"), (SHAPES[1], 64, BF16, "causal"), (SHAPES[2], 64, F16, "bits"),
+])  # fmt: skip
+def test_statistics_by_numbers_are_those_of_dense_weights(shape, D, dtype, rule):
+    check_weighted("triton", GPU, shape, D, dtype, rule)
+
+
+@on_gpu
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_long_sequence_takes_memory_of_its_length(engine):
     check_long(engine, GPU, 131072, 64, BF16)
@@ -410,6 +445,12 @@ def test_the_checks_of_answers_run_here(engine, rule, dtype):
 @pytest.mark.parametrize("engine", HERE)
 def test_the_checks_of_statistics_run_here(engine, rule):
     check_statistics(engine, CPU, SMALL, 20, F16, rule)
+
+
+@pytest.mark.parametrize("rule", ["causal", "all"])
+@pytest.mark.parametrize("engine", HERE)
+def test_the_checks_of_statistics_by_numbers_run_here(engine, rule):
+    check_weighted(engine, CPU, SMALL, 20, F16, rule)
 
 
 @pytest.mark.parametrize("engine", HERE)

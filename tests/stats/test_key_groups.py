@@ -165,11 +165,11 @@ def test_the_keys_are_those_of_the_roles_of_heads():
     assert duplicate_keys(tokens).to_bool(T, T)[5].nonzero().flatten().tolist() == [1, 3]
 
 
-def test_more_ids_than_the_core_distinguishes_are_refused(monkeypatch):
+def test_more_positions_than_the_kernels_distinguish_are_refused(monkeypatch):
     monkeypatch.setattr(module, "MOST_IDS", 30)
     q, k, ids = drawn()
     stats = [ch.mass({"duplicate": duplicate_keys(ids)})]
-    with pytest.raises(ch.BadValue, match=r"compares 40 different ids"):
+    with pytest.raises(ch.BadValue, match=r"ids of 838 queries and keys"):
         ch.look(q, k, k, mask=ch.causal, stats=stats, engine="cpu")
     ch.look(q, k, k, mask=ch.causal, stats=stats, engine="tiled")
 

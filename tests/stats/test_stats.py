@@ -85,6 +85,7 @@ def dense(problem, inputs, wanted):
     p = problem
     found = {}
     for s in parse_stats(wanted, p.grid):
+        n = x.new_ones(1) if s.factors is None else s.factors.of(p).unsqueeze(2)
         if s.name == "lse":
             sink = x.new_full((1, p.H, 1, 1), NOTHING)
             sink = sink if p.sinks is None else p.sinks.to(x).reshape(1, -1, 1, 1)
@@ -97,21 +98,22 @@ def dense(problem, inputs, wanted):
             entropy = -(w * logs).sum(-1)
             found[s.name] = entropy if s.name == "entropy" else entropy.exp()
         elif s.name == "topk":
-            best, keys = F.pad(x, (0, s.n), value=NOTHING).sort(
+            best, keys = F.pad(x + n.log(), (0, s.n), value=NOTHING).sort(
                 dim=-1, descending=True, stable=True
             )
             best, keys = best[..., : s.n], keys[..., : s.n]
-            weights = F.pad(w, (0, s.n)).gather(-1, keys)
+            weights = F.pad(w * n, (0, s.n)).gather(-1, keys)
             found["topk"] = TopWeights(weights, keys.masked_fill(best == NOTHING, -1))
-        elif s.name == "mass":
-            found["mass"] = {
-                name: (w * mask.key_ranges(p.grid).to_bool()).sum(-1)
+        elif s.name in ("mass", "weighted", "value_weighted"):
+            total = (w * n).sum(-1) if s.name == "value_weighted" else 1.0
+            found[s.name] = {
+                name: (w * n * mask.key_ranges(p.grid).to_bool()).sum(-1) / total
                 for name, mask in s.groups.items()
             }
         elif s.name == "received":
-            found["received"] = w.sum(2)
+            found["received"] = (w * n).sum(2)
         elif s.name == "pooled":
-            found["pooled"] = mean_pool(w, min(s.rows, p.Tq), min(s.cols, p.Tk))
+            found["pooled"] = mean_pool(w * n, min(s.rows, p.Tq), min(s.cols, p.Tk))
         elif s.name == "exact_rows":
             found["exact_rows"] = w[:, :, list(s.queries)]
     return found

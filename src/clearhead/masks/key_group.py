@@ -66,18 +66,20 @@ class KeyGroup:
         """Whole numbers in float32 that are equal where all ids are equal.
 
         They are of the queries, (B|1, 1, Tq), and of the keys, (B|1, 1, Tk); None without ids.
+        Nothing waits for a GPU.
         """
         if not self.ids:
             return None, None
+        count = self.grid.Tq + self.grid.Tk
+        if count > MOST_IDS:
+            raise BadValue(
+                f"A group compares the ids of {count} queries and keys.",
+                f"the kernels distinguish {MOST_IDS}.",
+                "pass fewer queries at once, or engine='tiled'.",
+            )
         B = max(x.shape[0] for pair in self.ids for x in pair)
         pairs = (torch.cat([x.expand(B, -1) for x in pair], 1) for pair in self.ids)
-        numbers = reduce(_numbered_pairs, map(_numbered, pairs))
-        if numbers.numel() > MOST_IDS and (count := int(numbers.max())) >= MOST_IDS:
-            raise BadValue(
-                f"A group compares {count + 1} different ids.",
-                f"the C++ core distinguishes {MOST_IDS}.",
-                "pass fewer texts at once, or engine='tiled'.",
-            )
+        numbers = reduce(lambda a, b: _numbered(a * count + b), map(_numbered, pairs))
         of_query, of_key = numbers.float().unsqueeze(1).split([self.grid.Tq, self.grid.Tk], 2)
         return of_query, of_key
 
@@ -88,13 +90,8 @@ class KeyGroup:
 
 
 def _numbered(ids: Tensor) -> Tensor:
-    """Number the different ids from 0."""
-    return ids.unique(return_inverse=True)[1]
-
-
-def _numbered_pairs(a: Tensor, b: Tensor) -> Tensor:
-    """Number the different pairs of numbers from 0."""
-    return _numbered(a * (int(b.max()) + 1) + b)
+    """Replace ids, (B, n), by numbers below n that are equal where the ids of a text are equal."""
+    return torch.searchsorted(ids.sort(-1).values, ids)
 
 
 def key_groups(masks: Iterable[Mask], grid: Grid, device: torch.device | None) -> list[KeyGroup]:

@@ -32,6 +32,7 @@ from clearhead.engines.gpu.triton.launch_forward import attend
 from clearhead.engines.gpu.triton.operator import FOR_GRADIENTS
 from clearhead.engines.gpu.triton.repair import repair_gradients, repair_output
 from clearhead.engines.gpu.triton.statistics import answer_and_stats
+from clearhead.masks.key_group import duplicate_keys
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats
 
@@ -167,6 +168,19 @@ def count(dtype, Tq, Tk, D, n=8, **keywords):
     answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
 
 
+def count_by_numbers(dtype, T, D, **keywords):
+    print("statistics by numbers and ids", str(dtype).removeprefix("torch."), f"D={D}", *keywords)
+    problem, inputs = problem_of(dtype, T, T, D, **keywords)
+    n, ids = torch.ones(T), torch.zeros(T, dtype=torch.long)
+    groups = {
+        "sink": ch.prefix(1), "near": ch.window(before=40, after=0),
+        "duplicate": duplicate_keys(ids),
+    }  # fmt: skip
+    asked = ["entropy", stats.mass(groups), stats.value_weighted(groups, by=n), stats.topk(2, by=n),
+             stats.pooled(8, 8, by=n)]  # fmt: skip
+    answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
+
+
 if __name__ == "__main__":
     driver.set_active(Absent())
     JITFunction.run = compile_only
@@ -182,6 +196,7 @@ if __name__ == "__main__":
     with_splits(torch.float16, 128)
     with_splits(BF16, 128, Tq=128, mask=ch.Causal(align="end"))
     count(BF16, 512, 512, 64, mask=ch.causal)
+    count_by_numbers(BF16, 512, 64, mask=ch.causal)
     if sys.argv[2:] == ["all"]:
         for dtype in (BF16, FP32):
             for D in (64, 128, 256):
@@ -192,6 +207,7 @@ if __name__ == "__main__":
             forward_and_back(dtype, 17, 512, 128, mask=ch.Causal(align="end"))
             count(dtype, 512, 512, 256, mask=ranges)
         count(BF16, 512, 512, 128, n=64, mask=ch.causal)
+        count_by_numbers(FP32, 512, 256, mask=ranges)
         torch.set_float32_matmul_precision("high")
         forward_and_back(FP32, 512, 512, 256, mask=ch.causal)
     missing = {"attend_tiles", "merge_splits", "row_products", "query_gradients", "key_gradients",

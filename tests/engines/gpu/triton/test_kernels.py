@@ -518,6 +518,45 @@ def test_statistics_around_tiles_and_splits(Tq, Tk):
     assert torch.equal(out, triton(*qkv, mask=mask))
 
 
+@pytest.mark.parametrize("Tq, softcap", [(1, None), (40, 5.0)])
+def test_statistics_by_numbers_and_by_ids(Tq, softcap):
+    q, k, v = draw(B=2, Tq=Tq, Tk=600 if Tq == 1 else 70)
+    Tk = k.shape[2]
+    source = torch.Generator().manual_seed(2)
+    n = torch.rand(q.shape[1], Tk, generator=source)
+    n[:, 3], signed = 0.0, n[0] - 0.5
+    ids, others = torch.randint(0, 3, (2, q.shape[0], Tk), generator=source)
+    same, other = (ch.documents(x, queries=x[:, -Tq:]) for x in (ids, others))
+    near = ch.window(before=9, after=0, align="end")
+    groups = {
+        "same": same & ~ch.prefix(2), "both": same & other & near, "near": near, "span": (2, 33),
+        "two ranges": near | ch.prefix(5), "none": ~ch.everything,
+    }  # fmt: skip
+    statistics = [
+        "received", stats.mass(groups), stats.weighted(signed, groups),
+        stats.value_weighted({"same": same}, by=n), stats.topk(5, by=n), stats.pooled(1, 7, by=n),
+    ]  # fmt: skip
+    keywords = dict(mask=ch.Causal(align="end"), softcap=softcap)
+    out, computed = look(q, k, v, statistics=statistics, **keywords)
+    true = truth(q, k, v, statistics=statistics, **keywords)
+    assert_same(computed, true, 1e-5, 4e-6, keys_of="float64")
+    assert torch.equal(out, triton(q, k, v, **keywords))
+    by_key = look(q, k, v, statistics=[stats.received(by=signed)], **keywords)[1]["received"]
+    torch.testing.assert_close(by_key, computed["received"] * signed)
+
+
+def test_a_number_that_is_nan_reaches_only_queries_that_see_its_key():
+    q, k, v = draw(Tq=40, Tk=40)
+    n = torch.rand(40, generator=torch.Generator().manual_seed(3))
+    n[33], n[35] = float("nan"), float("inf")
+    late = {"all": ch.everything, "late": ch.window(before=3, after=0), "early": (0, 9)}
+    sums = look(q, k, v, mask=ch.causal, statistics=[stats.weighted(n, late)])[1]["weighted"]
+    assert sums["all"][..., 33:].isnan().all() and not sums["all"][..., :33].isnan().any()
+    assert sums["late"].isnan().any((0, 1)).nonzero().flatten().tolist() == [33, 34, 35, 36]
+    assert sums["late"].isinf().any((0, 1)).nonzero().flatten().tolist() == [37, 38]
+    assert sums["early"].isfinite().all()
+
+
 @pytest.mark.parametrize("n", [1, 2, 7, 16, 40])
 def test_ties_go_to_the_lower_key(n):
     """Scores have few different values, so that ties are inside the n, at its edge, across
@@ -676,7 +715,12 @@ def test_a_cuda_graph_replays_statistics():
 def test_statistics_do_not_wait_for_the_device(mask, monkeypatch):
     """As in a capture, after a first call: no operation makes the host wait for a GPU."""
     q, k, v = draw()
-    wanted = ["entropy", ch.topk(3), "received", ch.pooled(4, 4), ch.exact_rows([0, 5, -1])]
+    n = torch.rand(53)
+    same = ch.documents(torch.arange(53) % 5, torch.arange(37) % 5)
+    wanted = [
+        "entropy", ch.topk(3, by=n), "received", ch.pooled(4, 4, by=n), ch.exact_rows([0, 5, -1]),
+        ch.weighted(n, {"same": same, "near": ch.window(before=3, align="end")}),
+    ]  # fmt: skip
     asked = {"mask": mask, "stats": wanted, "engine": "triton"}
     first = ch.look(q, k, v, **asked)
     monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)

@@ -49,7 +49,7 @@ class RowSums(NamedTuple):
 
     `max` and `sum` are without the sink (problem/online_softmax.py), `share` and `lse` with it. A
     weight is exp2((x - max) unit) share. `max` and `best` are in units of the rule, `moment` in
-    units of log 2. `masses` is (..., GROUPS), `best` and `where` are (..., TOP).
+    units of log 2. `groups` is (groups, splits, B, H, Tq), `best` and `where` are (..., TOP).
     """
 
     max: Any = None
@@ -57,17 +57,45 @@ class RowSums(NamedTuple):
     share: Any = None
     lse: Any = None
     moment: Any = None
-    masses: Any = None
+    groups: Any = None
     best: Any = None
     where: Any = None
 
 
-class Groups(NamedTuple):
-    """The key ranges of groups of keys, (B|1, H|1, Tq|1, groups x ranges)."""
+class Group(NamedTuple):
+    """A group of keys. Query t looks at a key of the group if the key is in one of its ranges, and
+    has the id of the query.
 
-    lo: Cells
-    hi: Cells
-    ranges: int
+    The ranges are [t - before, t + after], or (B|1, H|1, Tq|1, ranges), or None of them for all
+    keys. The ids are (B|1, 1, Tq, 1) and (B|1, 1, 1, Tk), or None.
+
+    A distance n is stored as 4 n + 2, which is never 1 or a multiple of 16. For these, Triton would
+    compile the kernel again.
+    """
+
+    before: int | None = None
+    after: int | None = None
+    lo: Cells | None = None
+    hi: Cells | None = None
+    ranges: int = 1
+    query_ids: Cells | None = None
+    key_ids: Cells | None = None
+
+
+class Grouped(NamedTuple):
+    """Groups of keys whose weights are summed, times the factors of the keys, (B|1, H|1, 1, Tk), or
+    times 1 if they are None."""
+
+    groups: tuple[Group, ...]
+    factors: Cells | None
+
+
+class PerKey(NamedTuple):
+    """What statistics know of each key: its groups, and what is added to a logit before it is
+    ranked for `best`, (B|1, H|1, 1, Tk), in units of the rule."""
+
+    grouped: tuple[Grouped, ...]
+    top_offsets: Cells | None
 
 
 # The kernel is not compiled again for values that change from one step of decoding to the next, or
@@ -75,12 +103,11 @@ class Groups(NamedTuple):
 # one.
 @triton.jit(do_not_specialize=["tiles", "splits", "begin", "chunk"])
 def attend_tiles(
-    q, k, v, out, sums, groups, rule, sizes, flag, tiles, splits, begin, chunk,
+    q, k, v, out, sums, per_key, rule, sizes, flag, tiles, splits, begin, chunk,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
-    MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
-    WITH_OUT: tl.constexpr,
+    MOMENT: tl.constexpr, TOP: tl.constexpr, WITH_OUT: tl.constexpr,
 ):  # fmt: skip
     if flag is not None and rule.careful is not None:  # 0 if the output is right (repair.py)
         if tl.load(flag) == 0:
@@ -116,7 +143,7 @@ def attend_tiles(
         tl.zeros([M], tl.float32),
         tl.zeros([M, BLOCK_DV], tl.float32),
         tl.zeros([M], tl.float32),
-        tl.zeros([M, GROUPS], tl.float32),
+        no_sums(per_key, M),
         tl.full([M, TOP], float("-inf"), tl.float32),
         tl.full([M, TOP], -1, tl.int32),
     )
@@ -134,22 +161,22 @@ def attend_tiles(
         if rule.bits is not None:
             full_stop = full_start
         state = walk(
-            state, start, full_start, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, DROPS, PRECISION, MOMENT, GROUPS,
-            TOP, WITH_OUT,
+            state, start, full_start, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, HEADS, N, True, DROPS, PRECISION, MOMENT, TOP,
+            WITH_OUT,
         )  # fmt: skip
         state = walk(
-            state, full_start, full_stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, False, DROPS, PRECISION, MOMENT, GROUPS,
-            TOP, WITH_OUT,
+            state, full_start, full_stop, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, HEADS, N, False, DROPS, PRECISION, MOMENT, TOP,
+            WITH_OUT,
         )  # fmt: skip
         state = walk(
-            state, full_stop, stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True, DROPS, PRECISION, MOMENT, GROUPS,
-            TOP, WITH_OUT,
+            state, full_stop, stop, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t,
+            lo, hi, D, DV, BLOCK_D, BLOCK_DV, HEADS, N, True, DROPS, PRECISION, MOMENT, TOP,
+            WITH_OUT,
         )  # fmt: skip
 
-    top, total, acc, moment, masses, best, where = state
+    top, total, acc, moment, of_groups, best, where = state
     if flag is not None and rule.careful is None:
         if tl.max(nonfinite_rows(acc).to(tl.int32), 0) > 0:
             tl.store(flag, 1)
@@ -160,9 +187,10 @@ def attend_tiles(
         tl.store(sums.sum + at, total, mask=real)
     if MOMENT:
         tl.store(sums.moment + at, moment, mask=real)
-    if sums.masses is not None:
-        column = tl.arange(0, GROUPS)
-        tl.store(sums.masses + at[:, None] * GROUPS + column[None, :], masses, mask=real[:, None])
+    if sums.groups is not None:
+        count = splits.to(tl.int64) * sizes.B * sizes.H * sizes.Tq
+        for i in tl.static_range(len(of_groups)):
+            tl.store(sums.groups + i * count + at, of_groups[i], mask=real)
     if sums.best is not None:
         column = tl.arange(0, TOP)
         tl.store(sums.best + at[:, None] * TOP + column[None, :], best, mask=real[:, None])
@@ -198,11 +226,10 @@ def beside_parts(parts, heads, Tq, splits, DV: tl.constexpr):
 
 @triton.jit
 def walk(
-    state, start, stop, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, lo, hi,
+    state, start, stop, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t, lo, hi,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    N: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
-    WITH_OUT: tl.constexpr,
+    HEADS: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, MOMENT: tl.constexpr, TOP: tl.constexpr, WITH_OUT: tl.constexpr,
 ):  # fmt: skip
     """Update the state by the tiles of N keys from `start` to `stop`."""
     for begin in range(start, stop, N):
@@ -214,14 +241,14 @@ def walk(
         if MASKED and rule.bits is not None:  # ranges alone do not show which tiles are empty
             if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
                 state = take(
-                    state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
-                    D, DV, BLOCK_D, BLOCK_DV, MASKED, DROPS, PRECISION, MOMENT, GROUPS, TOP,
-                    WITH_OUT,
+                    state, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t, begin, keys,
+                    allowed, D, DV, BLOCK_D, BLOCK_DV, HEADS, MASKED, DROPS, PRECISION, MOMENT,
+                    TOP, WITH_OUT,
                 )  # fmt: skip
         else:
             state = take(
-                state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
-                D, DV, BLOCK_D, BLOCK_DV, MASKED, DROPS, PRECISION, MOMENT, GROUPS, TOP,
+                state, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t, begin, keys,
+                allowed, D, DV, BLOCK_D, BLOCK_DV, HEADS, MASKED, DROPS, PRECISION, MOMENT, TOP,
                 WITH_OUT,
             )  # fmt: skip
     return state
@@ -229,13 +256,13 @@ def walk(
 
 @triton.jit
 def take(
-    state, queries, k, v, rule, sizes, groups, hashes, b, g, h, t, keys, allowed,
+    state, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t, begin, keys, allowed,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    MASKED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
-    MOMENT: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, WITH_OUT: tl.constexpr,
+    HEADS: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    MOMENT: tl.constexpr, TOP: tl.constexpr, WITH_OUT: tl.constexpr,
 ):  # fmt: skip
     """Update the state by one tile of keys: logits (M, N), powers of 2, and weighted values."""
-    top, total, acc, moment, masses, best, where = state
+    top, total, acc, moment, of_groups, best, where = state
     key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
     products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, _ = logits(products, rule, b, h, t, keys, allowed, MASKED)
@@ -251,19 +278,17 @@ def take(
         below = tl.maximum(exponents, -1000.0)
         moment = rescale * (moment + shift * total) + tl.sum(powers * below, 1)
     total = total * rescale + tl.sum(powers, 1)
-    if groups is not None:
-        masses = masses * rescale[:, None]
-        for i in tl.static_range(GROUPS):
-            inside = powers < 0.0
-            for j in range(0, groups.ranges):
-                at = (i * groups.ranges + j) * groups.lo.k
-                lo = tl.load(groups.lo.at + line_offsets(groups.lo, b, h, t) + at)
-                hi = tl.load(groups.hi.at + line_offsets(groups.hi, b, h, t) + at)
-                inside = inside | ((keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None]))
-            mass = tl.sum(tl.where(inside, powers, 0.0), 1)
-            masses += tl.where(tl.arange(0, GROUPS)[None, :] == i, mass[:, None], 0.0)
+    if per_key is not None:
+        of_groups = add_groups(
+            of_groups, per_key, rescale, powers, sizes, b, h, t, begin, keys, HEADS, MASKED
+        )
     if TOP > 1:
-        best, where = keep_largest(best, where, x, keys, TOP)
+        ranked = x
+        if per_key is not None:
+            if per_key.top_offsets is not None:
+                offsets = load_per_key(per_key.top_offsets, b, h, keys, sizes.Tk, HEADS, MASKED)
+                ranked = tl.where(x == float("-inf"), x, x + offsets)
+        best, where = keep_largest(best, where, ranked, keys, TOP)
 
     if WITH_OUT:
         values = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, MASKED)
@@ -275,7 +300,81 @@ def take(
             acc = add_masked(acc, powers, values, seen, PRECISION)
         else:
             acc = product(powers.to(values.dtype), values, acc, PRECISION)
-    return new_top, total, acc, moment, masses, best, where
+    return new_top, total, acc, moment, of_groups, best, where
+
+
+@triton.jit
+def no_sums(per_key, M: tl.constexpr):
+    """Return a sum of 0 for each group, (M,) each."""
+    sums = ()
+    if per_key is not None:
+        for i in tl.static_range(len(per_key.grouped)):
+            for _ in tl.static_range(len(per_key.grouped[i].groups)):
+                sums += (tl.zeros([M], tl.float32),)  # type: ignore[assignment]
+    return sums
+
+
+@triton.jit
+def add_groups(
+    sums, per_key, rescale, powers, sizes, b, h, t, begin, keys,
+    HEADS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the powers of a tile, times the factors of their keys, to the sums of their groups."""
+    updated = ()
+    for i in tl.static_range(len(per_key.grouped)):
+        groups = per_key.grouped[i].groups
+        terms = powers
+        if per_key.grouped[i].factors is not None:
+            factors = per_key.grouped[i].factors
+            numbers = load_per_key(factors, b, h, keys, sizes.Tk, HEADS, MASKED)
+            # A key of weight 0 adds 0, even if its factor is NaN.
+            terms = tl.where(powers == 0.0, 0.0, powers * numbers)
+        for j in tl.static_range(len(groups)):
+            total = sums[len(updated)] * rescale
+            total = add_group(total, groups[j], terms, sizes, b, h, t, begin, keys, MASKED)
+            updated += (total,)  # type: ignore[assignment]
+    return updated
+
+
+@triton.jit
+def add_group(total, group, terms, sizes, b, h, t, begin, keys, MASKED: tl.constexpr):
+    """Add the terms of a tile that are in a group. Tiles outside its ranges cost nothing."""
+    N: tl.constexpr = keys.shape[0]
+    if group.key_ids is not None:
+        of_query = tl.load(group.query_ids.at + line_offsets(group.query_ids, b, h, t))
+        of_key = load_per_key(group.key_ids, b, h, keys, sizes.Tk, 1, MASKED)
+        terms = tl.where(of_key == of_query[:, None], terms, 0.0)
+    if group.before is None and group.lo is None:
+        total += tl.sum(terms, 1)
+    else:
+        for i in range(0, group.ranges):
+            if group.before is not None:
+                lo, hi = t - (group.before >> 2), t + (group.after >> 2) + 1
+            else:
+                at = line_offsets(group.lo, b, h, t) + i * group.lo.k
+                lo = tl.load(group.lo.at + at).to(tl.int32)
+                at = line_offsets(group.hi, b, h, t) + i * group.hi.k
+                hi = tl.load(group.hi.at + at).to(tl.int32)
+            if (tl.min(lo) < begin + N) & (tl.max(hi) > begin):
+                # Relative to `begin`, because Triton would compare `keys` in 64 bits.
+                key = tl.arange(0, N)[None, :]
+                inside = (key >= (lo - begin)[:, None]) & (key < (hi - begin)[:, None])
+                total += tl.sum(tl.where(inside, terms, 0.0), 1)
+    return total
+
+
+@triton.jit
+def load_per_key(view, b, h, keys, Tk, HEADS: tl.constexpr, BOUND: tl.constexpr):
+    """Load a number for each key: (1, N), or (M, N) if the rows have several heads. With `BOUND`,
+    numbers beyond Tk are 0."""
+    at = view.at + b.to(tl.int64) * view.b + (keys.to(tl.int64) * view.k)[None, :]
+    if HEADS == 1:
+        at += tl.max(h, 0).to(tl.int64) * view.h
+    else:
+        at += (h.to(tl.int64) * view.h)[:, None]
+    if BOUND:
+        return tl.load(at, mask=(keys < Tk)[None, :], other=0.0)
+    return tl.load(at)
 
 
 @triton.jit

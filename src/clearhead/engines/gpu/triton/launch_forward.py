@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...operators import KernelArgs, with_rows
 from .arguments import Sizes, kernel_rule, rows, sizes_of
-from .forward import Groups, Out, RowSums, attend_tiles, merge_splits
+from .forward import Out, PerKey, RowSums, attend_tiles, merge_splits
 from .start import start
 
 # A split has at least LEAST_SPLIT keys, and LEAST_OF_QUERY keys for each query of its tile. For a
@@ -155,13 +155,13 @@ def attend(
     v: Tensor | None,
     rule: KernelArgs,
     wanted: frozenset[str],
-    groups: Groups | None = None,
-    n_groups: int = 0,
+    per_key: PerKey | None = None,
     top: int = 0,
     again: Again | None = None,
 ) -> tuple[Tensor | None, dict[str, Tensor], int]:
     """Compute the output (None without values), the `wanted` members of `RowSums`, and the number
-    of splits. `share` and `lse` are (B, H, Tq), the other members (splits, B, H, Tq, ...).
+    of splits. `share` and `lse` are (B, H, Tq), `groups` is (groups, splits, B, H, Tq), and the
+    other members are (splits, B, H, Tq, ...).
 
     A value of NaN must not reach the rows that do not see it. Kernels that see to this take longer
     for the tiles that a mask cuts. So they run first without it, and raise a flag if a result is
@@ -179,10 +179,10 @@ def attend(
     tile = forward_tiles(H, G, Tq, block, q.dtype, q.device, biased, banded)
     splits, begin, chunk = splits_of(rule, sizes, tile) if again is None else (1, 0, sizes.Tk)
     top_block = max(2, power_of_2(top)) if top else 1
-    group_block = power_of_2(n_groups)
+    n_groups = 0 if per_key is None else sum(len(x.groups) for x in per_key.grouped)
     row, of_splits = (B, H, Tq), (splits, B, H, Tq)
     shapes = {
-        "share": row, "lse": row, "masses": (*of_splits, group_block),
+        "share": row, "lse": row, "groups": (n_groups, *of_splits),
         "best": (*of_splits, top_block), "where": (*of_splits, top_block),
     }  # fmt: skip
     computed = {
@@ -213,12 +213,12 @@ def attend(
     with on_device(q):
         start(
             attend_tiles, tiles * splits * parts * G * B, q.get_device(),
-            rows(q), rows(k), None if v is None else rows(v), where, sums, groups, of_kernel,
+            rows(q), rows(k), None if v is None else rows(v), where, sums, per_key, of_kernel,
             sizes, flag, tiles, splits, begin, chunk,
             D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
             HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
             BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
-            MOMENT="moment" in wanted, GROUPS=group_block, TOP=top_block, WITH_OUT=v is not None,
+            MOMENT="moment" in wanted, TOP=top_block, WITH_OUT=v is not None,
             warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
         if merges:

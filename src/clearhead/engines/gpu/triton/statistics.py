@@ -8,18 +8,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ....masks.key_ranges import KeyRanges
+from ....masks.key_group import KeyGroup
 from ....problem.online_softmax import Accumulator, State, WeightedSum, anchor, moved
 from ....problem.problem import Inputs, Problem
 from ....problem.tiles import runs_of
-from ....stats import Partial, Statistic, exact_rows, mass, pooled, topk
+from ....stats import Partial, Statistic, exact_rows, pooled, topk
+from ....stats.group_statistics import GroupStatistic
 from ....stats.row_statistics import Moment
 from ....stats.statistic import WeightSums, bin_of, empty_rows, empty_sums, finish_rows
 from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
 from ...operators import in_kernels, with_rows
-from .arguments import args_of, cells, cells_if, kernel_rule, rows, sizes_of
-from .forward import Groups
+from .arguments import FAR, args_of, cells, cells_if, kernel_rule, rows, sizes_of
+from .forward import Group, Grouped, PerKey
 from .launch_backward import seen_from
 from .launch_forward import attend, dot_precision, head_block, on_device, power_of_2
 from .start import start
@@ -38,11 +39,9 @@ def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> 
 
 
 def _fits(statistic: Statistic, p: Problem) -> bool:
-    if statistic.by is not None:
-        return False
-    if isinstance(statistic, mass):  # the kernels read groups as ranges, without bits and ids
+    if isinstance(statistic, GroupStatistic):  # the kernels read groups without bits
         groups = statistic.key_groups(p)
-        return not any(x.documents or x.ranges.bits is not None for x in groups)
+        return all(x.band is not None or x.ranges.bits is None for x in groups)
     return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP
 
 
@@ -52,19 +51,18 @@ def answer_and_stats(
     """Compute the statistics of all queries over all keys, and with `with_out` the output in the
     same sweep. Without it the values are not read."""
     rule = args_of(p)
+    natural = kernel_rule(rule).natural
     empty = empty_rows(p, statistics, p.Tq)
-    groups = [x.ranges for s in statistics if isinstance(s, mass) for x in s.key_groups(p)]
     top = cast("TopScores | None", empty.more.get("top"))
+    per_key = _per_key(p, statistics, natural)
     wanted = {"max", "sum"}
     wanted |= {"moment"} if "moment" in empty.more else set()
-    wanted |= {"masses"} if groups else set()
+    wanted |= {"groups"} if per_key is not None and per_key.grouped else set()
     wanted |= {"best", "where"} if top is not None else set()
     out, sums_of_splits, _ = attend(
-        inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted),
-        _stacked(groups) if groups else None, len(groups),
+        inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted), per_key,
         0 if top is None else max(top.keys.shape[-1], 1),
     )  # fmt: skip
-    natural = kernel_rule(rule).natural
     p = p.without_dropout
     state = _state(sums_of_splits, natural, empty)
     sums = None
@@ -81,9 +79,12 @@ def _state(computed: dict[str, Tensor], natural: float, empty: State) -> State:
     more: dict[str, Accumulator] = {}
     if "moment" in empty.more:
         more["moment"] = Moment(computed["moment"] * LN2)
-    if "groups" in empty.more:
-        (sums,) = empty.more["groups"]
-        more["groups"] = WeightedSum(computed["masses"][..., : sums.shape[-1]])
+    first = 0
+    for name, x in empty.more.items():
+        if isinstance(x, WeightedSum):  # in the order of `_per_key`
+            sums = computed["groups"][first : first + x.total.shape[-1]]
+            more[name] = WeightedSum(sums.movedim(0, -1))
+            first += len(sums)
     splits = State(computed["max"] * natural, computed["sum"], more)
     top = splits.max.amax(0)
     # All splits at once; `merge` would merge them pair by pair.
@@ -96,18 +97,37 @@ def _state(computed: dict[str, Tensor], natural: float, empty: State) -> State:
     return State(top, summed.sum, more)
 
 
-def _stacked(groups: list[KeyRanges]) -> Groups:
-    """Concatenate the ranges of all groups, padded by empty ranges to the same number for each."""
-    most = max(g.lo.shape[-1] for g in groups)
-    count = power_of_2(len(groups))
-    shape = torch.broadcast_shapes(*(g.lo.shape[:3] for g in groups))
-    device = groups[0].lo.device
-    lo = torch.zeros(*shape, count, most, dtype=torch.int32, device=device)
-    hi = torch.zeros_like(lo)
-    for i, group in enumerate(groups):
-        n = group.lo.shape[-1]
-        lo[..., i, :n], hi[..., i, :n] = group.lo, group.hi
-    return Groups(cells(lo.flatten(3)), cells(hi.flatten(3)), most)
+def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> PerKey | None:
+    """Return what the kernel reads of each key for statistics; None if they need nothing."""
+    grouped, top_offsets = [], None
+    for s in statistics:
+        if isinstance(s, GroupStatistic):
+            groups = tuple(_group(x, p) for x in s.key_groups(p))
+            grouped.append(Grouped(groups, cells_if(_numbers(s, p))))
+        elif isinstance(s, topk) and (numbers := _numbers(s, p)) is not None:
+            top_offsets = cells(numbers.log() / natural)
+    return PerKey(tuple(grouped), top_offsets) if grouped or top_offsets is not None else None
+
+
+def _group(group: KeyGroup, p: Problem) -> Group:
+    result, band = Group(), group.band
+    if band is None:
+        lo, hi = group.ranges.lo, group.ranges.hi
+        result = Group(lo=cells(lo), hi=cells(hi), ranges=lo.shape[-1])
+    elif min(band) < p.Tq + p.Tk:  # otherwise it has all keys
+        before, after = (4 * max(-FAR // 4, min(n, FAR // 4)) + 2 for n in band)
+        result = Group(before, after)
+    of_query, of_key = group.numbered_ids
+    if of_query is not None and of_key is not None:
+        result = result._replace(
+            query_ids=cells(of_query.unsqueeze(3)), key_ids=cells(of_key.unsqueeze(2))
+        )
+    return result
+
+
+def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
+    """Return the numbers by which a statistic multiplies weights, (B, H, 1, Tk)."""
+    return None if statistic.factors is None else statistic.factors.of(p).unsqueeze(2)
 
 
 def _sum_weights(
@@ -119,8 +139,9 @@ def _sum_weights(
     if not top.numel() or not p.Tk:
         return sums
     block_d = head_block(p.D)
-    maps = [(s.query_bins(p), s.key_bins(p)) for s in statistics if isinstance(s, pooled)]
-    q_bins, k_bins = maps[0] if maps else (1, 1)
+    maps = [s for s in statistics if isinstance(s, pooled)]
+    q_bins, k_bins = (maps[0].query_bins(p), maps[0].key_bins(p)) if maps else (1, 1)
+    factors = cells_if(_numbers(maps[0], p)) if maps else None
     M, N = _tile(p, block_d, q_bins)
     tiles = math.ceil(p.Tk / N)
     first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
@@ -138,8 +159,9 @@ def _sum_weights(
                 parts = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
             start(
                 sum_weights, tiles * p.H * p.B, q.get_device(),
-                rows(q), rows(k), top, share, sums.get("received"), parts, cells_if(first),
-                cells_if(last), of_kernel, sizes, tiles, q_bins, k_bins, slots, **how,
+                rows(q), rows(k), top, share, sums.get("received"), parts, factors,
+                cells_if(first), cells_if(last), of_kernel, sizes, tiles, q_bins, k_bins, slots,
+                **how,
             )  # fmt: skip
             if parts is not None:
                 sums["pooled"] = _pooled(parts, p.Tk, k_bins, N)

@@ -15,13 +15,14 @@ from .tile import allowed_cells, key_range, load_keys, load_rows
 
 @triton.jit(do_not_specialize=["tiles"])
 def sum_weights(
-    q, k, top, share, received, pooled, first, last, rule, sizes, tiles, q_bins, k_bins, slots,
+    q, k, top, share, received, pooled, factors, first, last, rule, sizes, tiles, q_bins, k_bins,
+    slots,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum the weights that N keys of one head receive: `received`, (B, H, Tk), over all queries,
-    and `pooled`, (B, H, q_bins, tiles, slots), over each bin of queries. A slot is a bin of keys
-    that overlaps the tile."""
+    and `pooled`, (B, H, q_bins, tiles, slots), over each bin of queries, times the `factors` of the
+    keys, (B|1, H|1, 1, Tk), or None. A slot is a bin of keys that overlaps the tile."""
     program = tl.program_id(0)
     tile = program % tiles
     program = program // tiles
@@ -72,6 +73,11 @@ def sum_weights(
         acc = tl.sum(cells, 0)
         total += acc
         if pooled is not None:
+            if factors is not None:  # a key of weight 0 adds 0, even if its factor is NaN
+                line = b.to(tl.int64) * factors.b + one_head.to(tl.int64) * factors.h
+                at = factors.at + line + keys.to(tl.int64) * factors.k
+                factor = tl.load(at, mask=keys < sizes.Tk, other=0.0)
+                acc = tl.where(acc == 0.0, 0.0, acc * factor)
             line = ((at_head // sizes.Tq * q_bins + q_bin) * tiles + tile) * slots
             for slot in range(0, slots):
                 inside = key_bin == tl.min(key_bin, 0) + slot
