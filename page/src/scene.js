@@ -16,10 +16,11 @@ export class Scene {
   /** @type {any[]} */ targets;
   /** @type {number} */ width;
   /** @type {number} */ height;
+  /** @type {number} */ bottom;
   /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Values}} */ map;
 
   constructor(width, height) {
-    Object.assign(this, { width, height, shapes: [], targets: [] });
+    Object.assign(this, { width, height, bottom: height, shapes: [], targets: [] });
   }
 
   rect(x, y, width, height, /** @type {Ink} */ { fill, stroke, hatch, opacity = 1, radius = 0, line = 1, dash } = {}) {

@@ -5,7 +5,7 @@ import { drawHeadLine, drawHeads, fillHeads } from "./heads.js";
 import { keyToken, queryToken } from "./labels.js";
 import { byId, count, make, percent, precise } from "./marks.js";
 import { drawLines } from "./pictures/lines.js";
-import { drawMap } from "./pictures/map.js";
+import { drawMap, withMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
 import { CARRIES, drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
 import { drawWalk, walkOptions } from "./pictures/walk.js";
@@ -16,7 +16,8 @@ import { chosen, pageData, screen, store, walk } from "./store.js";
 
 // The title and the description of a view's tab, and the function that draws its scene.
 export const TABS = {
-  text: { word: "Text", says: "The words, shaded by the weights of the selected one", draw: drawText },
+  text: { word: "Text", says: "The words, shaded by the weights of the selected one",
+    draw: (width, height) => withMap(drawText(width, height)) },
   lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
   map: { word: "Map", draw: drawMap,
     says: "All weights: a row for each query, a column for each key" },

@@ -60,6 +60,19 @@ def test_no_arc_crosses_a_word(tab, width):
     assert drawn >= 10
 
 
+def test_room_below_the_words_has_the_map_of_the_head(tab):
+    places = "layer: 0, head: 7, query: 14, key: null, others: []"
+    for height, has_map in ((720, False), (1000, True)):
+        tab.set_viewport_size({"width": 1400, "height": height})
+        tab.evaluate(f"go({{ view: 'text', {places} }})")
+        cells = "picture.shapes.filter((it) => it.kind === 'cells')"
+        assert tab.evaluate(f"{cells}.length") == has_map
+    [top, end, bottom] = tab.evaluate(
+        f"(({{ y, cellHeight, rows }}) => [y, y + cellHeight * rows, picture.bottom])({cells}[0])"
+    )
+    assert bottom < top < end <= tab.evaluate("picture.height")
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("view", ["text", "map", "lines"])
 def test_every_compared_head_is_in_sight(tab, view, size):

@@ -56,3 +56,29 @@ def test_pieces_touch_and_the_pointer_shows_the_spelling(browser, tmp_path):
             "#picture"
         ).get_attribute("title"), view
     tab.close()
+
+
+ARABIC = [
+    Token("⟨D8⟩", "Ø", 145),
+    Token("ذ", "°", 108, True),
+    Token("هب", "هب", 32210, True),
+    Token(" إلى", "ĠØ¥", 31122),
+]
+
+
+def test_a_text_that_is_written_from_the_right(browser, tmp_path):
+    q = torch.randn(1, 1, len(ARABIC), 4)
+    trace = ch.explain(q, q, q, mask=ch.causal, tokens=ARABIC)
+    page = html.write_page(trace, tmp_path / "page.html", query=3)
+    tab = browser.new_page(viewport={"width": 1280, "height": 720})
+    tab.goto(page.as_uri())
+    words = tab.locator("#strip .word")
+    boxes = [words.nth(i).bounding_box() for i in range(len(ARABIC))]
+    targets = tab.evaluate("clearhead.store.picture.targets.slice(0, 4)")
+    for name, places in (("strip", boxes), ("picture", targets)):
+        assert all(b["x"] + b["width"] < a["x"] + 9 for a, b in pairwise(places)), name
+    assert boxes[0]["x"] > 1000 and targets[0]["x"] > 500
+    tab.locator("#strip").focus()
+    tab.keyboard.press("ArrowRight")  # to the word at the right, which is the one before
+    assert tab.evaluate("clearhead.chosen.query") == 2
+    tab.close()

@@ -16,6 +16,7 @@ import { zoomedSide } from "./zoom.js";
 const LARGEST_CELL = 80, DIGITS_FROM = 30; // pixels of the largest cell, and of the least with digits
 const LABEL = 14; // pixels from one label to the next
 const TITLE = 20; // pixels
+const LEAST_BELOW = 190; // pixels of a map below other parts
 
 // Blocked cells are minus infinity: in the step itself (in the maps of a report, too), or for weights in
 // the step `masked`.
@@ -69,6 +70,16 @@ export function drawMap(width, height) {
   // If there is room beside the map and the legend: the row and the column of the query.
   const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
   if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+  return scene;
+}
+
+// Adds the map of the head below a scene that has one side, if there is room.
+export function withMap(/** @type {Scene} */ scene) {
+  const [side, ...others] = sides(), top = scene.bottom + 12, room = scene.height - top - 6;
+  if (others.length || chosen.difference || room < LEAST_BELOW) return scene;
+  const { trace, head } = side, { weights } = trace;
+  mapPanel(scene, side, weights.grid(head), blockedIn(trace, weights, head), shareColour, 0, top, scene.width, room,
+    "All weights of this head: a row for each query, a column for each key");
   return scene;
 }
 

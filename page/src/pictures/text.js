@@ -8,7 +8,7 @@ import { byId, clip, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, largestAt, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
-import { bare, isLineEnd, isPronoun, isWord } from "../words.js";
+import { bare, isFromRight, isLineEnd, isPronoun, isWord } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
 /** @import { Snapshot } from "../data.js" */
@@ -35,7 +35,8 @@ export function buildStrip() {
   new ResizeObserver(fadeStrip).observe(strip);
   strip.addEventListener("keydown", (event) => {
     const kept = shownTrace().kept, at = kept.indexOf(queryOr());
-    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 10, PageUp: -10,
+    const right = strip.dir === "rtl" ? -1 : 1;
+    const by = { ArrowRight: right, ArrowDown: 1, ArrowLeft: -right, ArrowUp: -1, PageDown: 10, PageUp: -10,
       Home: -1e9, End: 1e9 }[event.key];
     if (!by) return;
     event.preventDefault();
@@ -49,6 +50,7 @@ export function fillStrip() {
   const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
   const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
   strip.filled = queries;
+  strip.dir = isFromRight(queries) ? "rtl" : "ltr";
   byId("unknown").textContent = unknownInWords();
   const runs = [];
   words.forEach((_, i) => {
@@ -62,7 +64,7 @@ export function fillStrip() {
   const wrapped = (run) => (run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0]);
   const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [];
   const guess = next ? [make("span", { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
-    `→ ${next[0]} ${percent(next[1])}`)] : [];
+    strip.dir === "rtl" ? "← " : "→ ", make("bdi", {}, next[0]), " ", make("bdi", {}, percent(next[1])))] : [];
   strip.replaceChildren(...runs.map(wrapped), ...guess);
 }
 
@@ -259,13 +261,16 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
   const blocked = query === null ? [] : trace.blocked(head, query);
   // As many lines as fit: at least those of the query and of its largest weight.
   const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
-  const boxes = new Map();
+  const boxes = new Map(), fromRight = isFromRight(trace.keys);
   let top = y - line, before = -1;
   const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
   for (const i of kept) {
     top += line;
     if (i > before + 1) cut(top - gutter / 2);
-    for (const word of lines[i]) boxes.set(word.position, { ...word, x: x + word.left, y: top });
+    for (const word of lines[i]) {
+      const left = fromRight ? width - word.left - word.width : word.left, before = fromRight ? word.after : word.before;
+      boxes.set(word.position, { ...word, x: x + left, y: top, before });
+    }
     before = i;
   }
   if (before < lines.length - 1) cut(top + high + gutter / 2);
@@ -420,7 +425,7 @@ export function drawText(width, height) {
     drawWeightBar(scene, 0, bottom + 10, 150, isByContribution(trace, head, query) ? "share of what the head carries" : "weight");
     bottom += 36;
   }
-  scene.height = Math.max(height, bottom);
+  Object.assign(scene, { height: Math.max(height, bottom), bottom });
   return scene;
 }
 

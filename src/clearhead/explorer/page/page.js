@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 77ef7391819bc60470ce6e70b74a917c8086cce5b3ca446d2570f23820ba7019; do not edit.
+// Made by `make page` from the sources e189061b2dac1a4b2a6c81e3add60117fc63ecc310d5788b074fee5dff44644b; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -653,6 +653,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
   var isWord = (token2) => /^\p{L}/u.test(bare(token2));
   var isPronoun = (word) => PRONOUNS.has(bare(word));
+  var isFromRight = (tokens) => /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
   var isLineEnd = (token2) => token2?.includes("↵") ?? false;
 
   // src/state.js
@@ -1181,10 +1182,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     width;
     /** @type {number} */
     height;
+    /** @type {number} */
+    bottom;
     /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Values}} */
     map;
     constructor(width, height) {
-      Object.assign(this, { width, height, shapes: [], targets: [] });
+      Object.assign(this, { width, height, bottom: height, shapes: [], targets: [] });
     }
     rect(x, y, width, height, { fill, stroke, hatch, opacity = 1, radius = 0, line = 1, dash } = {}) {
       this.shapes.push({ kind: "rect", x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash });
@@ -1562,10 +1565,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     new ResizeObserver(fadeStrip).observe(strip);
     strip.addEventListener("keydown", (event) => {
       const kept = shownTrace().kept, at = kept.indexOf(queryOr());
+      const right = strip.dir === "rtl" ? -1 : 1;
       const by = {
-        ArrowRight: 1,
+        ArrowRight: right,
         ArrowDown: 1,
-        ArrowLeft: -1,
+        ArrowLeft: -right,
         ArrowUp: -1,
         PageDown: 10,
         PageUp: -10,
@@ -1582,6 +1586,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
     const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
     strip.filled = queries;
+    strip.dir = isFromRight(queries) ? "rtl" : "ltr";
     byId("unknown").textContent = unknownInWords();
     const runs = [];
     words.forEach((_, i) => {
@@ -1605,7 +1610,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const guess = next ? [make(
       "span",
       { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
-      `→ ${next[0]} ${percent(next[1])}`
+      strip.dir === "rtl" ? "← " : "→ ",
+      make("bdi", {}, next[0]),
+      " ",
+      make("bdi", {}, percent(next[1]))
     )] : [];
     strip.replaceChildren(...runs.map(wrapped), ...guess);
   }
@@ -1774,13 +1782,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const row = difference ?? shades(trace, head, query);
     const blocked = query === null ? [] : trace.blocked(head, query);
     const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
-    const boxes = /* @__PURE__ */ new Map();
+    const boxes = /* @__PURE__ */ new Map(), fromRight = isFromRight(trace.keys);
     let top = y - line, before = -1;
     const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
     for (const i of kept) {
       top += line;
       if (i > before + 1) cut(top - gutter / 2);
-      for (const word of lines[i]) boxes.set(word.position, { ...word, x: x + word.left, y: top });
+      for (const word of lines[i]) {
+        const left = fromRight ? width - word.left - word.width : word.left, before2 = fromRight ? word.after : word.before;
+        boxes.set(word.position, { ...word, x: x + left, y: top, before: before2 });
+      }
       before = i;
     }
     if (before < lines.length - 1) cut(top + high + gutter / 2);
@@ -1933,7 +1944,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       drawWeightBar(scene, 0, bottom + 10, 150, isByContribution(trace, head, query) ? "share of what the head carries" : "weight");
       bottom += 36;
     }
-    scene.height = Math.max(height, bottom);
+    Object.assign(scene, { height: Math.max(height, bottom), bottom });
     return scene;
   }
   function manySides(scene, shown, width, height) {
@@ -1951,6 +1962,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var DIGITS_FROM = 30;
   var LABEL = 14;
   var TITLE = 20;
+  var LEAST_BELOW = 190;
   function blockedIn(trace, step, head, fine = true) {
     const masked = step.isShare && trace.step("masked");
     const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
@@ -2017,6 +2029,24 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
     const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
     if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+    return scene;
+  }
+  function withMap(scene) {
+    const [side, ...others] = sides(), top = scene.bottom + 12, room = scene.height - top - 6;
+    if (others.length || chosen.difference || room < LEAST_BELOW) return scene;
+    const { trace, head } = side, { weights } = trace;
+    mapPanel(
+      scene,
+      side,
+      weights.grid(head),
+      blockedIn(trace, weights, head),
+      shareColour,
+      0,
+      top,
+      scene.width,
+      room,
+      "All weights of this head: a row for each query, a column for each key"
+    );
     return scene;
   }
   function arrangement(all, stepOf, width, height) {
@@ -3190,7 +3220,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
 
   // src/views.js
   var TABS = {
-    text: { word: "Text", says: "The words, shaded by the weights of the selected one", draw: drawText },
+    text: {
+      word: "Text",
+      says: "The words, shaded by the weights of the selected one",
+      draw: (width, height) => withMap(drawText(width, height))
+    },
     lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
     map: {
       word: "Map",

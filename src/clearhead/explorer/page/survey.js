@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 77ef7391819bc60470ce6e70b74a917c8086cce5b3ca446d2570f23820ba7019; do not edit.
+// Made by `make page` from the sources e189061b2dac1a4b2a6c81e3add60117fc63ecc310d5788b074fee5dff44644b; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -17,10 +17,10 @@ from ..metrics import logits_of
 from .findings import Layer, NextToken, Writer
 
 WRITERS, LEAST_WRITTEN = 8, 0.25  # listed heads, and what one writes relative to the first
-# The clearest writer: the least probability of the token; the least fraction of all positive parts
-# that it writes from its key; the least fall of the probability without it; and the number of heads
+# The clearest writer: the least probability of the token; the least weight of its key, and the least
+# fraction of all positive parts that it writes from there; the least fall of the probability without it; and the number of heads
 # whose fall is measured.
-LEAST_PROBABILITY, LARGE_PART, LEAST_FALL, TRIED = 0.1, 0.02, 0.01, 3
+LEAST_PROBABILITY, LEAST_WEIGHT, LARGE_PART, LEAST_FALL, TRIED = 0.1, 0.3, 0.02, 0.01, 3
 
 
 def find_next_token(
@@ -96,6 +96,9 @@ def _is_clear(writer: Writer, parts: LogitAttribution, layers: Sequence[Layer], 
     last = layer.received.shape[-1] - 1
     keys = layer.key_tokens
     is_sink = writer.key == 0 and (keys is None or keys[0].strip() != token.strip())
-    looks_there = int(layer.top_keys[writer.head, -1, 0]) == writer.key
+    looks_there = (
+        int(layer.top_keys[writer.head, -1, 0]) == writer.key
+        and float(layer.top_weights[writer.head, -1, 0]) >= LEAST_WEIGHT
+    )
     is_large = writer.from_key >= LARGE_PART * total
     return looks_there and is_large and writer.key < last and not is_sink
