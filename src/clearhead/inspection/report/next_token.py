@@ -17,9 +17,9 @@ from ..metrics import logits_of
 from .findings import Layer, NextToken, Writer
 
 WRITERS, LEAST_WRITTEN = 8, 0.25  # listed heads, and what one writes relative to the first
-# The clearest writer: the least probability of the token; the least weight of its key, and the least
-# fraction of all positive parts that it writes from there; the least fall of the probability without it; and the number of heads
-# whose fall is measured.
+# The clearest writer: the least probability of the token; the least weight of its key, and the
+# least fraction of all positive parts that it writes from there; the least fall of the probability
+# without it; and the number of heads whose fall is measured.
 LEAST_PROBABILITY, LEAST_WEIGHT, LARGE_PART, LEAST_FALL, TRIED = 0.1, 0.3, 0.02, 0.01, 3
 
 
