@@ -584,7 +584,7 @@ def test_a_compiled_model_has_one_graph_for_every_length(how):
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=counter, dynamic=True if how == "dynamic" else None)
     with torch.no_grad():
-        for T in (5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+        for T in (5, 7, 11, 13, 37):
             x = ids(T=T)
             torch.testing.assert_close(
                 compiled(x, use_cache=False)[0], model(x, use_cache=False)[0]

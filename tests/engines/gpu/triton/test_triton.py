@@ -34,6 +34,7 @@ ALL = "tests/engines/test_engines.py"
 # in their last bits, so dK and dV, from transposed tiles, have other weights than forward.
 SAME_BOTH_WAYS = {"OPENBLAS_CORETYPE": "Nehalem"} if platform.machine() == "x86_64" else {}
 ON_EVERY_CORE = "--numprocesses=logical", "--maxprocesses=8"
+OTHERS = "tests/engines/gpu/test_fused.py", "tests/engines/gpu/test_replay.py"
 EXACT = f"{ALL}::test_engine_is_as_exact_as_torch"
 
 
@@ -54,16 +55,13 @@ def interpret(*arguments: str) -> None:
 
 @needs_triton
 @pytest.mark.timeout(300)
-def test_as_exact_as_torch_interpreted():
-    """A few problems that together use every feature; the slow tests run all problems."""
+def test_as_exact_as_torch_and_the_repair_interpreted():
+    """A few problems that together use every feature, and some repairs and replays, in one process;
+    the slow tests run all."""
     wide = "float32 and (scattered or grouped or prefix or (no and batch) or dropout)"
-    interpret(EXACT, "-k", f"triton and (({wide}) or (once and (float32 or bfloat16)))")
-
-
-@needs_triton
-@pytest.mark.timeout(300)
-def test_the_repair_of_torchs_kernels_interpreted():
-    interpret("tests/engines/gpu/test_fused.py", "tests/engines/gpu/test_replay.py")
+    few = f"triton and (({wide}) or (once and (float32 or bfloat16)))"
+    others = "(test_fused and not (queries or values or dout)) or (test_replay and not sums)"
+    interpret(EXACT, *OTHERS, "-k", f"({few}) or {others}")
 
 
 @pytest.mark.slow
@@ -77,7 +75,7 @@ def test_the_tests_of_all_engines_interpreted():
 @needs_triton
 @pytest.mark.timeout(1800)
 def test_kernels_interpreted():
-    interpret("tests/engines/gpu/triton/test_kernels.py", *ON_EVERY_CORE)
+    interpret("tests/engines/gpu/triton/test_kernels.py", *OTHERS, *ON_EVERY_CORE)
 
 
 @pytest.mark.slow
@@ -92,8 +90,9 @@ COMPILE = str(Path(__file__).parent / "compile_kernels.py")
 
 @needs_triton
 @pytest.mark.timeout(300)
-def test_kernels_compile_for_a_gpu():
-    python(COMPILE, "90", interpret=False)
+@pytest.mark.parametrize("which", ["first", pytest.param("few", marks=pytest.mark.slow)])
+def test_kernels_compile_for_a_gpu(which):
+    python(COMPILE, "90", which, interpret=False)
 
 
 @pytest.mark.slow
