@@ -1,4 +1,4 @@
-"""Measure what the host does for a call of the Triton engine, without a GPU:
+"""Measure what the host does for a call of the engines for a GPU, without a GPU:
 
     python -m bench.host
 
@@ -27,32 +27,46 @@ class NothingStarts:
         return lambda *arguments: None
 
 
-def measure_host(rounds: int = ROUNDS, calls: int = CALLS) -> dict[str, float]:
-    """Return the microseconds of processor time of a step of decoding, a training step and a
-    `look`: the least of some rounds.
-
-    `TRITON_INTERPRET` must be 1 when triton is imported, so that the engine accepts a CPU.
-    """
+def calls_of_engines() -> dict[str, Callable[[], Any]]:
+    """Return the calls to measure, by name. With `fused`, torch's kernel for a CPU computes."""
     import clearhead as ch
-    from clearhead.engines.gpu.triton import start
 
-    q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 64, 16)
+    q, k, v = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 64, 16), torch.randn(1, 2, 64, 16)
     x = [torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3)]
     seed, plain = torch.randn(1, 2, 32, 16), [y.detach() for y in x]
-    wanted = ["entropy", ch.topk(8), "received", ch.pooled(8, 8)]
 
-    def train() -> None:
-        out = ch.attention(*x, mask=ch.causal, engine="triton")
+    def decode(engine: str) -> None:
+        ch.attention(q, k, v, mask=ch.Causal(align="end"), engine=engine)
+
+    def train(engine: str) -> None:
+        out = ch.attention(*x, mask=ch.causal, engine=engine)
         torch.autograd.grad(out, x, seed)
 
-    runs: dict[str, Callable[[], Any]] = {
-        "decoding": lambda: ch.attention(q, k, k, mask=ch.Causal(align="end"), engine="triton"),
-        "training step": train,
-        "look": lambda: ch.look(*plain, mask=ch.causal, stats=wanted, engine="triton"),
+    def look(*wanted: Any) -> None:
+        ch.look(*plain, mask=ch.causal, stats=wanted, engine="triton")
+
+    return {
+        "decoding": lambda: decode("triton"),
+        "decoding, fused": lambda: decode("fused"),
+        "causal, fused": lambda: ch.attention(*plain, mask=ch.causal, engine="fused"),
+        "training step": lambda: train("triton"),
+        "training step, fused": lambda: train("fused"),
+        "look, lse": lambda: look("lse"),
+        "look, entropy": lambda: look("entropy"),
+        "look": lambda: look("entropy", ch.topk(8), "received", ch.pooled(8, 8)),
     }
+
+
+def measure_host(rounds: int = ROUNDS, calls: int = CALLS) -> dict[str, float]:
+    """Return the microseconds of processor time of each call: the least of some rounds.
+
+    `TRITON_INTERPRET` must be 1 when triton is imported, so that the engines accept a CPU.
+    """
+    from clearhead.engines.gpu.triton import start
+
     compiled, start._compiled = start._compiled, NothingStarts()  # type: ignore[assignment]  # a stub
     try:
-        return {name: _least(run, rounds, calls) for name, run in runs.items()}
+        return {name: _least(run, rounds, calls) for name, run in calls_of_engines().items()}
     finally:
         start._compiled = compiled
 
@@ -71,4 +85,4 @@ if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     for name, microseconds in measure_host().items():
-        print(f"{name:14} {microseconds:7.0f} us")
+        print(f"{name:21} {microseconds:7.0f} us")

@@ -14,13 +14,13 @@ import os; os.environ["TRITON_INTERPRET"] = "1"
 from bench.host import measure_host
 from clearhead.engines.gpu.triton import start
 before = start._compiled
-print(sorted(name for name, us in measure_host(1, 2).items() if us > 0), start._compiled is before)
+print(sum(us > 0 for us in measure_host(1, 2).values()), start._compiled is before)
 """
 
 
-def test_three_calls_are_measured_and_nothing_starts():
+def test_eight_calls_are_measured_and_nothing_starts():
     """The cache of compiled kernels is the same afterwards."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", MEASURE], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.stdout == "['decoding', 'look', 'training step'] True\n", done.stderr[-2000:]
+    assert done.stdout == "8 True\n", done.stderr[-2000:]

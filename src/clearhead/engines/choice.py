@@ -7,6 +7,7 @@ problem or raises an error with its reasons, and never falls back.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from .devices import CPU
 from .engine import Engine, Results
 from .gpu.flex import Flex
 from .gpu.fused import Fused
-from .gpu.replay import Records, do_not_record
+from .gpu.replay import MOST_RECORDS, Records, do_not_record, settings
 from .gpu.triton import Triton
 from .reference import Steps
 from .sdpa import Sdpa
@@ -42,6 +43,7 @@ CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
 FUSED, TRITON, FLEX = Fused(), Triton(), Flex()
 REPLAYED = FUSED.name, TRITON.name  # the other engines set modes of torch
 BY_LAYOUT = LogSumExp, Largest, Entropy, Effective, topk, received, pooled, exact_rows
+_chosen: dict[tuple[Any, ...] | None, Engine] = {}
 _records = Records()
 BY_NAME: tuple[Engine, ...] = (CORE, FUSED, SDPA, TRITON, FLEX, TILED, STEPS)
 ENGINES = tuple(engine for engine in BY_NAME if engine.name in CPU.engines)
@@ -72,8 +74,17 @@ def choose(problem: Problem, engine: str) -> Engine:
 
     Raises `BadValue` if the name is unknown, or if the named engine, or every engine, declines.
     """
+    p, kind = problem, _kind(problem, engine)
+    sizes = p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv, p.grad
+    of = kind and (*kind, *sizes, *settings(p.device, p.dtype))
+    if of in _chosen:
+        return _chosen[of]
     chosen, declined = first_capable(problem, engine)
     if chosen is not None:
+        if of is not None:
+            if len(_chosen) >= MOST_RECORDS:
+                _chosen.clear()
+            _chosen[of] = chosen
         return chosen
     listed = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in declined.items())
     if engine == "auto":
@@ -156,20 +167,22 @@ def answer(
     return engine.results(problem, inputs, statistics)
 
 
+def _kind(p: Problem, engine: str) -> tuple[Any, ...] | None:
+    """Return what decides how a call is computed on a GPU (or by Triton's interpreter) besides the
+    layouts of its tensors and `settings`; None if more than that decides."""
+    if torch.compiler.is_compiling() or (p.device.type != "cuda" and engine not in REPLAYED):
+        return None
+    if not (p.bias is p.sinks is None and not p.dropout and is_undisturbed()):
+        return None
+    band = p.mask.band(p.grid)
+    return None if band is None else (type(p.mask), band, p.scale, p.softcap, engine)
+
+
 def may_replay(p: Problem, engine: str, statistics: tuple[Statistic, ...]) -> bool:
     """Return whether the steps of a call follow from the layouts of its tensors, so that a later
-    call may repeat them: without gradients, on a GPU (or by Triton's interpreter), with a mask that
-    is a band."""
-    if torch.compiler.is_compiling() or (p.device.type != "cuda" and engine not in REPLAYED):
-        return False
-    plain = not p.grad and p.bias is p.sinks is None and not p.dropout
-    return (
-        plain
-        and is_undisturbed()
-        and not torch._C._is_any_autocast_enabled()
-        and all(type(s) in BY_LAYOUT for s in statistics)
-        and p.mask.band(p.grid) is not None
-    )
+    call may repeat them."""
+    plain = not p.grad and all(type(s) in BY_LAYOUT for s in statistics)
+    return plain and not torch._C._is_any_autocast_enabled() and _kind(p, engine) is not None
 
 
 def replay(
@@ -185,7 +198,6 @@ def replay(
         assert out is not None
         return out, stats
 
-    of_mask = type(p.mask), p.mask.band(p.grid)
     computed: tuple[Tensor, dict[str, Result]]
-    computed = _records.call(run, inputs, *of_mask, p.scale, p.softcap, engine, statistics)
+    computed = _records.call(run, inputs, _kind(p, engine), statistics)
     return computed

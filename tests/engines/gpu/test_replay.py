@@ -5,13 +5,14 @@ a GPU.
 """
 
 import os
+from typing import NamedTuple
 
 import pytest
 import torch
 
 import clearhead as ch
 from clearhead.engines import choice
-from clearhead.engines.gpu.replay import Recorder, Records, do_not_record
+from clearhead.engines.gpu.replay import Recorder, Records, do_not_record, start_recorded
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="test_triton.py runs it, interpreted"
@@ -130,6 +131,28 @@ def test_a_record_has_the_needed_steps_and_no_tensor():
     called = {getattr(c, "__name__", None) for c in record.__globals__.values()}
     assert {"new_zeros", "mul", "sum", "unsqueeze"} <= called
     assert record.__code__.co_nlocals == 3 + 4  # not exp, which nothing uses
+
+
+def test_a_compiled_kernel_takes_addresses_and_plain_tuples():
+    class Pair(NamedTuple):
+        at: object
+        stride: int
+
+    started = []
+    launch = lambda *args: started.append(args)  # noqa: E731
+
+    def run(x):
+        start_recorded(launch, (Pair(x, 5), 7, Pair(None, 1)), True)
+        start_recorded(launch, (Pair(x, 5),), False)
+        return x
+
+    records = Records()
+    for seed in range(3):
+        x = draw(3, 5, seed=seed)[0]
+        records.call(run, (x,))
+    assert started[4] == ((x.data_ptr(), 5), 7, Pair(None, 1))
+    assert type(started[4][0]) is tuple and type(started[4][2]) is Pair
+    assert started[5][0].at is x
 
 
 # ----------------------------------------------------------------------------------- the engines

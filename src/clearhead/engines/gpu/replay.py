@@ -75,10 +75,16 @@ class Recorder(OwnMode):
             self.complete = False
         return result
 
+    def start(self, launch: Any, args: tuple[Any, ...], compiled: bool) -> None:
+        """Add the start of a kernel."""
+        uses: set[str] = set()
+        texts = ", ".join(self._text(x, uses, addresses=compiled) for x in args)
+        self.steps.append(Step([], f"{self._constant(launch)}({texts})", uses, True))
+
     def add(
-        self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any = None
+        self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any
     ) -> None:
-        """Add a call that has returned `result`."""
+        """Add a call of torch that has returned `result`."""
         uses: set[str] = set()
         texts = [self._text(x, uses) for x in args]
         texts += [f"{name}={self._text(x, uses)}" for name, x in keywords.items()]
@@ -121,21 +127,23 @@ class Recorder(OwnMode):
         self.constants[name] = x
         return name
 
-    def _text(self, x: Any, uses: set[str]) -> str:
-        """Return an expression for an argument or a result."""
+    def _text(self, x: Any, uses: set[str], addresses: bool = False) -> str:
+        """Return an expression for an argument or a result. With `addresses`, as a compiled kernel
+        reads it: tensors are addresses, and named tuples tuples."""
         if isinstance(x, Tensor):
             self.complete = self.complete and id(x) in self.names
             uses.add(name := self.names.get(id(x), ""))
-            return name
+            return f"{name}.data_ptr()" if addresses else name
         if not _has_tensors(x):
             return self._constant(x)
         if isinstance(x, dict):
             pairs = (f"{self._constant(key)}: {self._text(y, uses)}" for key, y in x.items())
             return f"{{{', '.join(pairs)}}}"
-        parts = ", ".join(self._text(y, uses) for y in x)
+        parts = ", ".join(self._text(y, uses, addresses) for y in x)
         if type(x) is list:
             return f"[{parts}]"
-        return f"({parts},)" if type(x) is tuple else f"{self._constant(type(x))}({parts})"
+        is_plain = addresses or type(x) is tuple
+        return f"({parts},)" if is_plain else f"{self._constant(type(x))}({parts})"
 
 
 @lru_cache(maxsize=256)
@@ -156,14 +164,18 @@ class _Recording(threading.local):
 _recording = _Recording()
 
 
-def start_recorded(launch: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Start a kernel by `launch(*args)`, as a step of the call that is being recorded, if any."""
+def start_recorded(launch: Callable[..., Any], args: tuple[Any, ...], compiled: bool) -> Any:
+    """Start a kernel by `launch(*args)`, as a step of the call that is being recorded, if any.
+
+    A `compiled` kernel takes addresses; the one that compiles at its start, and Triton's
+    interpreter, take tensors.
+    """
     if _recording.by is None:
         return launch(*args)
-    with torch._C.DisableTorchFunction():  # Triton's interpreter calls torch
-        compiled = launch(*args)
-    _recording.by.add(launch, args, {})
-    return compiled
+    with torch._C.DisableTorchFunction():  # the interpreter calls torch
+        result = launch(*args)
+    _recording.by.start(launch, args, compiled)
+    return result
 
 
 def do_not_record() -> None:
@@ -182,13 +194,13 @@ class Records:
         """Return `function(*args)`, by the steps of an earlier call if there was one.
 
         What the function does may depend on the layouts of the tensors among `args`, on the other
-        `args` and on `others`, which are hashable, and on `_settings`.
+        `args` and on `others`, which are hashable, and on `settings`.
         """
         kind: list[Any] = [*others]
         tensors: list[Tensor] = []
         if _recording.by is not None or not _describe(args, kind, tensors):
             return function(*args)
-        of = (*kind, *_settings(tensors[0]))
+        of = (*kind, *settings(tensors[0].device, tensors[0].dtype))
         record = self._by_kind.get(of)
         if callable(record):
             with on_device(tensors[0]):
@@ -239,11 +251,12 @@ def _describe(args: Sequence[Any], kind: list[Any], tensors: list[Tensor]) -> bo
     return True
 
 
-def _settings(x: Tensor) -> tuple[Any, ...]:
-    """Return the device, and the settings of torch that decide which kernels compute a call."""
+def settings(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the device, the dtype, and what settings of torch decide about kernels for them."""
     return (
-        x.device,
-        x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision,
+        device,
+        dtype,
+        dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision,
         torch._C._get_cudnn_sdp_enabled(),
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import clearhead as ch
 from clearhead import stats, torch_state
 from clearhead.engines import TRITON
+from clearhead.engines.gpu.replay import Records
 from clearhead.masks import Grid
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options, make_problem
@@ -39,6 +40,13 @@ def draw(B=1, H=2, G=1, Tq=37, Tk=53, D=16, Dv=24, dtype=torch.float32, seed=0):
     source = torch.Generator().manual_seed(seed)
     shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)
     return tuple(torch.randn(s, generator=source).to(dtype) for s in shapes)
+
+
+@pytest.fixture(autouse=True)
+def new_calls(monkeypatch):
+    """No call repeats the steps of an earlier one (test_replay.py tests that), since some tests
+    replace functions that choose the steps."""
+    monkeypatch.setattr(Records, "call", lambda self, run, args, *others: run(*args))
 
 
 def steps(*qkv, **keywords):

@@ -34,10 +34,10 @@ def start(
     compiled = _compiled.get(of)
     if compiled is not None:
         values = (constants[name] for name in kernel.arg_names[len(args) :])
-        start_recorded(compiled[programs, 1, 1], (*args, *values))
+        start_recorded(compiled[programs, 1, 1], (*args, *values), True)
         return
     options = {"num_warps": warps, "num_stages": stages, **FUSED}
-    compiled = start_recorded(partial(kernel[(programs,)], **constants, **options), args)
+    compiled = start_recorded(partial(kernel[(programs,)], **constants, **options), args, False)
     if isinstance(compiled, triton.compiler.CompiledKernel):  # the interpreter compiles nothing
         _compiled[of] = compiled
 
