@@ -98,8 +98,11 @@ def _wait(
     children: list[subprocess.Popen[bytes]], out: Path, manifest: Manifest, progress: bool | None
 ) -> None:
     """Wait until all processes have ended, and show how many tokens are done."""
-    waiting = {entry.file: entry.tokens for entry in manifest.shards}
-    with token_progress(sum(waiting.values()), progress) as advance:
+    entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
+    waiting = {entry.file: entry.tokens for entry in entries}
+    total = sum(entry.tokens for entry in manifest.shards)
+    before = total - sum(waiting.values())
+    with token_progress(total, progress, before) as advance:
         while any([child.poll() is None for child in children]):
             for file in [name for name in waiting if (out / state.FOLDER / name).exists()]:
                 advance(waiting.pop(file))

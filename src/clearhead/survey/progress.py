@@ -8,21 +8,23 @@ from datetime import timedelta
 
 
 @contextmanager
-def token_progress(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
+def token_progress(
+    total: int, progress: bool | None, before: int = 0
+) -> Iterator[Callable[[int], None]]:
     """Yield a function that adds a number of tokens.
 
-    In a terminal it moves a bar; elsewhere, with ``progress=True``, it prints a line every 30
+    `before` is the number that earlier runs did; it does not count for the rate. In a terminal it moves a bar; elsewhere, with ``progress=True``, it prints a line every 30
     seconds. None shows the bar only in a terminal.
     """
     if sys.stderr.isatty() and progress is not False:
-        yield from _bar(total)
+        yield from _bar(total, before)
     elif progress:
-        yield _Lines(total).add
+        yield _Lines(total, before).add
     else:
         yield lambda tokens: None
 
 
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
+def _bar(total: int, before: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -30,7 +32,7 @@ def _bar(total: int) -> Iterator[Callable[[int], None]]:
     columns = "survey", BarColumn(), count, TimeRemainingColumn()
     started, done = time.monotonic(), 0
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bar:
-        task = bar.add_task("", total=total, rate="-")
+        task = bar.add_task("", total=total, completed=before, rate="-")
 
         def add(tokens: int) -> None:
             nonlocal done
@@ -44,8 +46,8 @@ def _bar(total: int) -> Iterator[Callable[[int], None]]:
 class _Lines:
     EVERY = 30.0  # seconds
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
+    def __init__(self, total: int, before: int) -> None:
+        self.total, self.done, self.before = total, before, before
         self.started = self.printed = time.monotonic()
 
     def add(self, tokens: int) -> None:
@@ -54,7 +56,7 @@ class _Lines:
         if now - self.printed < self.EVERY and self.done < self.total:
             return
         self.printed = now
-        rate = self.done / max(now - self.started, 1e-9)
+        rate = (self.done - self.before) / max(now - self.started, 1e-9)
         left = timedelta(seconds=round((self.total - self.done) / rate))
         line = f"{self.done:,} of {self.total:,} tokens, {rate:,.0f} tokens/s, {left} left"
         print(line, file=sys.stderr, flush=True)

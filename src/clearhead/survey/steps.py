@@ -177,8 +177,10 @@ def work(setup: Setup, out: Path, *, rank: Rank = ALONE, progress: bool | None =
     manifest = setup.must_fit(out)
     own, others = rank.split(range(len(manifest.shards)))
     total = sum(manifest.shards[number].tokens for number in own)
-    with token_progress(total, progress) as advance, torch_threads(setup.threads):
-        for number in own:
+    waiting = [x for x in own if not is_readable(out / state.FOLDER / manifest.shards[x].file)]
+    before = total - sum(manifest.shards[number].tokens for number in waiting)
+    with token_progress(total, progress, before) as advance, torch_threads(setup.threads):
+        for number in waiting:
             compute_shard(setup, out, manifest.shards[number], advance)
     with torch_threads(setup.threads):
         for number in others:
