@@ -13,8 +13,9 @@ def token_progress(
 ) -> Iterator[Callable[[int], None]]:
     """Yield a function that adds a number of tokens.
 
-    `before` is the number that earlier runs did; it does not count for the rate. In a terminal it moves a bar; elsewhere, with ``progress=True``, it prints a line every 30
-    seconds. None shows the bar only in a terminal.
+    `before` is the number that earlier runs did; it does not count for the rate. In a terminal it
+    moves a bar; elsewhere, with ``progress=True``, it prints a line every 30 seconds. None shows
+    the bar only in a terminal.
     """
     if sys.stderr.isatty() and progress is not False:
         yield from _bar(total, before)
