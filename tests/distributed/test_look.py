@@ -7,6 +7,7 @@ import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call
 from clearhead.distributed.look import look_over_ranks
+from clearhead.errors import BadValue
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS
@@ -87,3 +88,67 @@ def test_gathered_statistics_are_complete_on_every_rank():
                 tuple(a.values()) if isinstance(a, dict) else a,
                 tuple(b.values()) if isinstance(b, dict) else b,
             )
+
+
+def weighted_by(numbers):
+    return [
+        ch.weighted(numbers - 1, {**GROUPS, "span": (4, 9)}),
+        ch.value_weighted({"start": ch.prefix(3), "span": (4, 9)}, by=numbers),
+        ch.topk(3, by=numbers),
+        ch.received(by=numbers),
+        ch.pooled(5, 4, by=numbers),
+    ]
+
+
+@pytest.mark.parametrize("per", ["key", "head and key", "batch, head and key"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_numbers_per_key_are_those_of_the_whole_text(layout, per):
+    case = PROBLEMS["grouped"](torch.float64, 0)
+    (B, H, Tq, _), Tk = case.q.shape, case.k.shape[2]
+    sizes = {"key": (Tk,), "head and key": (H, Tk), "batch, head and key": (B, H, Tk)}
+    numbers = torch.rand(sizes[per], generator=torch.Generator().manual_seed(1)) + 0.1
+    numbers[..., 2] = 0
+    asked, world = weighted_by(numbers), 2
+    one = ch.look(*case.tensors, stats=asked, **case.keywords)
+    queries, keys = (LAYOUTS[layout](size, world) for size in (Tq, Tk))
+
+    def rank(transport):
+        at, on = queries.positions[transport.rank], keys.positions[transport.rank]
+        call = Call(Options(**case.keywords), queries, keys)
+        q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
+        return look_over_ranks(transport, call, q, k, v, asked, gather=True)
+
+    for part in on_ranks(world, rank):
+        for name in one.names:
+            a, b = getattr(part, name), getattr(one, name)
+            if isinstance(b, dict):
+                assert a.keys() == b.keys()
+                a, b = tuple(a.values()), tuple(b.values())
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_ranks_with_other_numbers_per_key_are_named():
+    case = PROBLEMS["grouped"](torch.float64, 0)
+    Tk = case.k.shape[2]
+    queries, keys = (contiguous(x.shape[2], 2) for x in (case.q, case.k))
+
+    def rank(transport):
+        at, on = queries.positions[transport.rank], keys.positions[transport.rank]
+        numbers = torch.ones(Tk) + transport.rank
+        call = Call(Options(**case.keywords), queries, keys)
+        q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
+        with pytest.raises(BadValue, match="different calls: stats is"):
+            look_over_ranks(transport, call, q, k, v, [ch.weighted(numbers)])
+
+    on_ranks(2, rank)
+
+
+def test_norms_of_values_outside_a_model_are_refused():
+    case = PROBLEMS["grouped"](torch.float64, 0)
+
+    def rank(transport):
+        call = Call(Options(**case.keywords))
+        with pytest.raises(BadValue, match="'value' outside a model"):
+            look_over_ranks(transport, call, *case.tensors, [ch.topk(2, by="value")])
+
+    on_ranks(1, rank)

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import AttentionError, BadValue
 from ..masks import Mask
 from ..masks.mask import Unchanged
+from ..stats.per_key import PerKey
 from .layouts import Layout
 from .transport import Transport, summary
 
@@ -243,6 +244,8 @@ def _content(x: object) -> Iterator[bytes]:
     if isinstance(x, Tensor):
         yield f"{tuple(x.shape)} {x.dtype}".encode()
         yield x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(x, PerKey):
+        yield from _content(x.norm if x.numbers is None else x.numbers)
     elif is_dataclass(x):
         yield type(x).__name__.encode()
         for field in fields(x):

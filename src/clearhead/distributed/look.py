@@ -27,7 +27,6 @@ from ..stats import (
     TopWeights,
     exact_rows,
     map_tensors,
-    mass,
     parse_stats,
     pooled,
     sweep,
@@ -69,7 +68,7 @@ def look(
 
     Args:
         stats: as in `clearhead.look`. Queries and keys are positions of the whole sequence, also in
-            groups of `mass`.
+            groups of keys. Numbers per key (`by`) are those of all keys, the same on every rank.
         gather: whether every rank gets the statistics of all positions instead of its own.
         q, k, v and the other arguments: as in `distributed.attention`.
 
@@ -111,12 +110,6 @@ def look_over_ranks(
 def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
     """Raise `BadValue` for statistics that cannot be merged over ranks."""
     for s in statistics:
-        if s.by is not None:
-            raise BadValue(
-                f"The statistic {s!r} was requested over ranks.",
-                "ranks merge only statistics without `by`.",
-                "request it on one machine, or without `by`.",
-            )
         if s.sweep != "first" and s.name not in (*SHARED, "received"):
             raise BadValue(
                 f"The statistic {s.name} was requested over ranks.",
@@ -195,11 +188,16 @@ def _partial(
 
 
 def _cut(statistic: Statistic, grid: Grid, at: Positions, on: Positions) -> Statistic:
-    """Restrict a statistic to a block, whose groups of keys are at absolute positions."""
-    if not isinstance(statistic, mass):
-        return statistic
-    masks = zip(statistic.groups, statistic.masks, strict=True)
-    return mass({name: Cut(mask, grid, at, on) for name, mask in masks})
+    """Restrict a statistic to a block, whose groups and numbers of keys are at absolute
+    positions."""
+    cut = statistic.with_masks(lambda mask: Cut(mask, grid, at, on))
+    return cut if cut.by is None else cut.with_numbers(_numbers(cut, on))
+
+
+def _numbers(statistic: Statistic, on: Positions) -> Tensor:
+    """Return the numbers that multiply the weights of the keys at some positions, (B|1, H|1, k)."""
+    assert statistic.factors is not None and statistic.factors.numbers is not None
+    return on.cut(statistic.factors.numbers, 2)
 
 
 @torch.no_grad()
@@ -260,7 +258,7 @@ class _SecondSweep:
         statistics: tuple[Statistic, ...],
     ) -> None:
         self.ring, self.inputs, self.lse = ring, inputs, lse
-        self.names = [s.name for s in statistics]
+        self.statistics = {s.name: s for s in statistics}
         p, grid = ring.problem, ring.routes.grid
         maps = [
             (min(s.rows, grid.Tq), min(s.cols, grid.Tk))
@@ -281,7 +279,7 @@ class _SecondSweep:
             received = self.received.new_zeros(p.B, p.H, part.k.shape[2])
             for block in ring.blocks(owner, self.inputs.q, part):
                 self.add(block, received)
-            if "received" not in self.names:
+            if "received" not in self.statistics:
                 continue
             if step == 0:
                 ring.add_to(rank, self.received, received)
@@ -292,20 +290,23 @@ class _SecondSweep:
             returning.append((source, pending))
         for source, pending in returning:
             ring.add_to(source, self.received, pending.wait().k)
-        results: dict[str, Result] = {"received": self.received}
-        if "pooled" in self.names:
+        results: dict[str, Result] = {}
+        if "received" in self.statistics:
+            own = ring.routes.keys.positions[rank]
+            results["received"] = self.times_numbers("received", self.received, own)
+        if "pooled" in self.statistics:
             Tq = ring.routes.grid.Tq
             in_bin = bin_of(torch.arange(Tq), Tq, self.bins).bincount(minlength=self.bins)
             total = self.on_all_ranks(self.map)
             results["pooled"] = total / in_bin.clamp(min=1).to(total).unsqueeze(-1)
-        if "exact_rows" in self.names:
+        if "exact_rows" in self.statistics:
             results["exact_rows"] = self.on_all_ranks(self.rows)
         return results
 
     def add(self, block: Block, received: Tensor) -> None:
         """Add the weights of a block to `received`, (B, H, k), of the keys of its part, to the map
         and to the exact rows."""
-        on, p = block.on.tensor(received.device), self.ring.problem
+        on = block.on.tensor(received.device)
         into = bin_of(on, self.ring.routes.grid.Tk, self.key_bins)
         for queries, bin, exact in self.strips(block.at):
             lse = self.lse[block.at][:, :, queries]
@@ -313,10 +314,19 @@ class _SecondSweep:
             weights = part.finish()["received"]
             assert isinstance(weights, Tensor)
             received[:, :, block.keys] += weights
-            pooled = weights.new_zeros(p.B, p.H, self.key_bins).index_add_(2, into, weights)
-            self.map[:, :, bin] += pooled
+            if "pooled" in self.statistics:
+                of_map = self.times_numbers("pooled", weights, block.on)
+                self.map[:, :, bin].index_add_(2, into, of_map)
             for n in exact:
                 self.rows[:, :, n, on] = weights
+
+    def times_numbers(self, name: str, weights: Tensor, on: Positions) -> Tensor:
+        """Multiply sums of weights, (B, H, k), by the numbers that a statistic has for the keys."""
+        statistic = self.statistics[name]
+        if statistic.by is None:
+            return weights
+        products = weights * _numbers(statistic, on).to(weights)
+        return products.masked_fill(weights == 0, 0.0)
 
     def strips(self, at: Positions) -> Iterator[tuple[slice, int, list[int]]]:
         """Yield strips of queries, as indices into `at`, with their bin and the exact rows that

@@ -45,6 +45,12 @@ def full_output(out: Tensor) -> Tensor:
     return out.clone() if ranks is None else ranks.unshard(out.detach())
 
 
+def of_all_keys(x: Tensor) -> Tensor:
+    """Return the numbers of all keys, (B, H, Tk), from those of the keys here."""
+    ranks = ambient().ranks
+    return x if ranks is None else ranks.unshard(x, 2)
+
+
 def statistics_of(
     problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
 ) -> dict[str, Result]:

@@ -52,7 +52,7 @@ class ValueNorms:
             root = vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)
             parameter = projection.parameter
             layer = self._layers[name] = _Layer(root, parameter, _version(parameter))
-            heads = out.detach().reshape(p.B, p.H, p.Tq, p.Dv)
+            heads = out.detach().reshape(p.B, p.H, out.shape[-2], p.Dv)
             self._unverified[projection.module] = projection, heads
         return layer.root.to(p.device, p.wide)
 
@@ -79,12 +79,12 @@ def _version(parameter: Tensor) -> int:
 
 @torch.no_grad()
 def norms(root: Tensor, p: Problem, inputs: Inputs, first: PerText | None = None) -> Tensor:
-    """Compute |v W_O|, (B, H, Tk), from the root of W_O.
+    """Compute |v W_O|, (B, H, k), from the root of W_O, of the keys that are here.
 
     With `first`, the key of each text's first token, it is |(v - v_first) W_O|.
     """
     per_key_head = root.unflatten(0, (p.G, p.H // p.G))
-    values = inputs.v.detach().reshape(p.B, p.G, 1, p.Tk, p.Dv).to(p.wide)
+    values = inputs.v.detach().reshape(p.B, p.G, 1, inputs.v.shape[-2], p.Dv).to(p.wide)
     if first is not None:
         key = torch.tensor(first, device=p.device).reshape(-1, 1, 1, 1, 1)
         values = values - values.gather(3, key.expand(p.B, p.G, 1, 1, p.Dv))

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadValue, as_index
 from ..functional.ambient import EditedCall, Editor, editing, listening
-from ..functional.sharding import full_output, must_not_be_sharded, statistics_of
+from ..functional.sharding import full_output, must_not_be_sharded, of_all_keys, statistics_of
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import edges_in_call
@@ -109,7 +109,8 @@ class Watcher:
         statistics, rows = self.aligned(problem, at), None
         root = None
         if self.values is not None:
-            must_not_be_sharded("watch with statistics of values")
+            if any(isinstance(s, Varying) or _norm_of(s) == RELATIVE_VALUE for s in statistics):
+                must_not_be_sharded('watch with "varying" or "relative_value"')
             root = self.values.root(name, problem, out)
             statistics = _with_norms(statistics, root, problem, inputs, at)
         if self.rows is not None:
@@ -250,7 +251,7 @@ def _with_norms(
     """Return the statistics with the norms of the call's values that they name."""
     first = per_text(lambda key: min(max(-key, 0), p.Tk - 1), at.first_key)
     numbers = {
-        norm: norms(root, p, inputs, first if norm == RELATIVE_VALUE else None)
+        norm: of_all_keys(norms(root, p, inputs, first if norm == RELATIVE_VALUE else None))
         for norm in {_norm_of(s) for s in statistics} - {None}
     }
     return tuple(
