@@ -27,7 +27,8 @@ def model_of(kind):
     }  # fmt: skip
     ch.hf.register()
     torch.manual_seed(0)
-    model = t.AutoModelForCausalLM.from_config(sizes[kind]()).eval()
+    config = sizes[kind]()
+    model = t.AutoModelForCausalLM.from_config(config, attn_implementation="clearhead").eval()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(10.0 if kind == "gpt2" else 4.0) if p.dim() > 1 else p.add_(torch.rand_like(p))
@@ -66,8 +67,15 @@ def by_hooks(model, kind, sender, receiver, of, positions, mine, others):
     frozen = [(at, "output", replaced_by(clean[at])) for at in range(layer + 1, receiver[0])]
     sent = (layer, "output", replaced_by(other, head))
     run(mine, sent, *frozen, (receiver[0], of, recorder(received)))
-    columns = torch.arange(11) if positions is None else torch.tensor(positions)
-    read = replaced_by(received, receiver[1], columns)
+
+    def read(x):
+        """`positions` are the same for all texts, or listed for each."""
+        for b in range(len(x)):
+            every = range(x.shape[1]) if positions is None else positions
+            columns = every[b] if isinstance(every[0], list) else list(every)
+            x[b, columns, receiver[1]] = received[0][b, columns, receiver[1]]
+        return x
+
     logits = run(mine, (receiver[0], of, read))
     model.set_attn_implementation("clearhead")
     return logits
@@ -82,14 +90,17 @@ def edit_of(model, sender, receiver, of, others, **where):
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers", "of", "positions"),
-    pairs(["gpt2", "llama"], [(0, 3), (1, 2)], READS, [None, [4, 10]]),
+    ("kind", "layers", "of", "positions", "padding"),
+    pairs(["gpt2", "llama"], [(0, 3), (1, 2)], READS, [None, [4, 10]], ["none", "left", "right"]),
 )
-def test_as_hooks_on_eager_attention(kind, layers, of, positions):
+def test_as_hooks_on_eager_attention(kind, layers, of, positions, padding):
     model, receiver = model_of(kind), (layers[1], READS[of])
-    (mine, _), (others, _) = (inputs(kind, seed, "none") for seed in (1, 2))
+    (mine, real), (others, _) = (inputs(kind, seed, padding) for seed in (1, 2))
+    columns = positions
+    if positions is not None and padding != "none":  # the second text has 8 tokens
+        positions, columns = [4, 7], [[4, 7], [7, 10] if padding == "left" else [4, 7]]
     sender = layers[0], 3
-    right = by_hooks(model, kind, sender, receiver, of, positions, mine, others)
+    right = by_hooks(model, kind, sender, receiver, of, columns, mine, others)
     edit = edit_of(model, sender, receiver, of, others, positions=positions)
     with torch.no_grad():
         plain = model(**mine).logits
@@ -97,8 +108,78 @@ def test_as_hooks_on_eager_attention(kind, layers, of, positions):
         with ch.intervene(model, [patch]) as done:
             logits = model(**mine).logits
     assert done.times(0) == 1 and "path" in repr(edit)
+    logits, right, plain = (x[real] for x in (logits, right, plain))
     effect = (right - plain).abs().max()
     assert effect > 1e-4 and (logits - right).abs().max() < 0.03 * effect
+
+
+@torch.no_grad()
+def test_a_value_at_a_named_position_is_changed_in_every_step_of_a_generation():
+    model = model_of("llama")
+    (mine, _), (others, _) = (inputs("llama", seed, "none") for seed in (1, 2))
+    edit = edit_of(model, (0, 3), (2, 1), "value", others, positions=[2])
+    steps = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    steps |= {"output_logits": True, "return_dict_in_generate": True}
+    with ch.intervene(model, [edit.as_patch(model, mine)]) as done:
+        found = model.generate(**mine, **steps)
+    assert done.times(0) == 3
+    for step, logits in enumerate(found.logits):  # without a cache, on the text so far
+        text, other = found.sequences[:, : 11 + step], others["input_ids"]
+        whole = {"input_ids": text}, {"input_ids": torch.cat([other, text[:, 11:]], 1)}
+        right = by_hooks(model, "llama", (0, 3), (2, 1), "value", [2], *whole)[:, -1]
+        effect = (right - model(text).logits[:, -1]).abs().max()
+        assert effect > 1e-4 and (logits - right).abs().max() < 0.03 * effect
+
+
+@torch.no_grad()
+def test_queries_of_a_prompt_do_not_fit_the_steps_of_a_generation():
+    model = model_of("llama")
+    (mine, _), (others, _) = (inputs("llama", seed, "none") for seed in (1, 2))
+    patch = edit_of(model, (0, 3), (2, 1), "query", others).as_patch(model, mine)
+    with ch.intervene(model, [patch]), pytest.raises(BadValue, match=r"Tq, D|\(1, 8\)"):
+        model.generate(**mine, max_new_tokens=2, do_sample=False, pad_token_id=0)
+
+
+@torch.no_grad()
+def test_after_a_cache_only_new_tokens_are_sent_and_read():
+    from transformers import DynamicCache
+
+    model = model_of("llama")
+    tokens = inputs("llama", 1, "none")[0]["input_ids"]
+
+    past = DynamicCache(config=model.config)
+    model(tokens[:, :7], past_key_values=past)
+    rest = {"input_ids": tokens[:, 7:], "past_key_values": past}
+
+    edit = ch.edits.path(ch.edits.zero_ablate(layers=[0], heads=[3]), (2, 1), "key")
+    patch = edit.as_patch(model, rest)
+    assert past.get_seq_length() == 7  # the runs read copies
+    with ch.intervene(model, [patch]):
+        found = model(**rest).logits
+
+    def zero(x):
+        x[:, 7:, 3] = 0
+        return x
+
+    keys, clean = [], []
+    model.set_attn_implementation("eager")
+    with hooked(model, "llama", 1, "output", lambda x: clean.append(x.clone()) or x):
+        plain = model(tokens).logits[:, 7:]
+    with ExitStack() as hooks:  # without a cache, whose keys of earlier tokens stay
+        hooks.enter_context(hooked(model, "llama", 0, "output", zero))
+        hooks.enter_context(hooked(model, "llama", 1, "output", lambda x: clean[0]))
+        hooks.enter_context(hooked(model, "llama", 2, "key", lambda x: keys.append(x) or x))
+        model(tokens)
+
+    def read(x):
+        x[:, 7:, 1] = keys[0][:, 7:, 1]
+        return x
+
+    with hooked(model, "llama", 2, "key", read):
+        right = model(tokens).logits[:, 7:]
+    model.set_attn_implementation("clearhead")
+    effect = (right - plain).abs().max()
+    assert effect > 1e-4 and (found - right).abs().max() < 0.03 * effect
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
