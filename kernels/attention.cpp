@@ -172,11 +172,17 @@ Code decode(const Problem& p, const Level& level, int64_t threads) {
   return DONE;
 }
 
-Code prefill(const Problem& p, const Level& level, int64_t threads) {
+struct PrefillTasks {
+  std::vector<PrefillTask> tasks;
+  int64_t most_rows = 0;  // of a task
+};
+
+// Splits the queries of all heads into tasks.
+PrefillTasks prefill_tasks(const Problem& p, int64_t threads) {
   int64_t shared = p.H / p.G;  // query heads of a key head, which use its packed keys together
   int64_t fit = TASK_BYTES / ((p.D + p.Dv + 32) * 4);
   fit = std::min(MAX_ROWS, std::max<int64_t>(2 * QUERY_BLOCK, fit));
-  int64_t left = p.B * p.H * p.Tq, largest = 0;
+  int64_t left = p.B * p.H * p.Tq;
   // A row's result does not depend on the other rows of its task, so the split into tasks may
   // depend on the number of threads. A task takes half of the remaining rows per thread. So the
   // last tasks are small, and threads of unequal speed finish together (guided self-scheduling:
@@ -184,7 +190,7 @@ Code prefill(const Problem& p, const Level& level, int64_t threads) {
   auto rows = [&] {
     return threads == 1 ? fit : std::min(fit, std::max(WORTH_PACKING, left / (2 * threads)));
   };
-  std::vector<PrefillTask> tasks;
+  PrefillTasks split;
   for (int64_t b = 0; b < p.B; b++)
     for (int64_t head = 0, heads; head < p.H; head += heads) {
       heads = std::max<int64_t>(1, rows() / std::min<int64_t>(p.Tq, 2 * QUERY_BLOCK));
@@ -193,13 +199,20 @@ Code prefill(const Problem& p, const Level& level, int64_t threads) {
       for (int64_t end = p.Tq, queries; end > 0; end -= queries) {
         int64_t tasks_left = ceil_div(end, std::max<int64_t>(1, rows() / heads));
         queries = std::min(end, round_up(ceil_div(end, tasks_left), QUERY_BLOCK));
-        tasks.push_back({b, head, heads, end - queries, queries});
-        largest = std::max(largest, heads * queries);
+        split.tasks.push_back({b, head, heads, end - queries, queries});
+        split.most_rows = std::max(split.most_rows, heads * queries);
         left -= heads * queries;
       }
     }
-  auto task = [&](int64_t i, char* block, Queue&) { level.prefill(p, tasks[size_t(i)], block); };
-  return run_tasks(threads, int64_t(tasks.size()), level.prefill_scratch(p, largest), task);
+  return split;
+}
+
+Code prefill(const Problem& p, const Level& level, int64_t threads) {
+  const auto [tasks, rows] = prefill_tasks(p, threads);
+  auto task = [&, &tasks = tasks](int64_t i, char* block, Queue&) {
+    level.prefill(p, tasks[size_t(i)], block);
+  };
+  return run_tasks(threads, int64_t(tasks.size()), level.prefill_scratch(p, rows), task);
 }
 
 int64_t threads_for(const Problem& p) {
@@ -276,6 +289,23 @@ Code sum_weights(const Problem& p, const WeightSums& sums) {
     with->sum_weights(p, sums, {b, h, start(range), start(range + 1)}, block);
   };
   return run_tasks(threads_for(p), p.B * p.H * ranges, with->weight_sums_scratch(p), task);
+}
+
+Code largest_parts(const Problem& p, const LargestParts& parts) {
+  if (Code code = check(p)) return code;
+  const Level* with = level();
+  if (!with) return NO_LEVEL;
+  if (p.dtype != FLOAT32 || p.dropout) return BAD_DTYPE;
+  if (parts.n < 1) return BAD_SIZES;
+  if (!parts.directions.data || !parts.parts.data || !parts.keys.data) return BAD_TENSOR;
+  if (!p.B || !p.H || !p.Tq) return DONE;
+  int64_t threads = threads_for(p);
+  const auto [tasks, rows] = prefill_tasks(p, threads);
+  auto task = [&, &tasks = tasks](int64_t i, char* block, Queue&) {
+    with->list_parts(p, parts, tasks[size_t(i)], block);
+  };
+  size_t scratch = with->largest_parts_scratch(p, parts, rows);
+  return run_tasks(threads, int64_t(tasks.size()), scratch, task);
 }
 
 // A task has one head, or one key split of a head if there are few heads. If a broadcast bias gets

@@ -74,6 +74,15 @@ struct WeightSums {
   MatrixView exact;            // float32 (b, h, n, k)
 };
 
+// The n largest parts of every query by absolute value, the largest first, and their keys, float32
+// and int64 (b, h, q, n); 0 and -1 if there are fewer. A part is the weight of a key times the
+// product of its value and the query's direction.
+struct LargestParts {
+  TensorView directions;  // (b, h, q), with Dv numbers
+  int64_t n;
+  MatrixView parts, keys;
+};
+
 // Gradients of the outputs, and of the inputs. Those of the inputs are added to buffers of zeros,
 // float32; but dq has the dtype of q if `key_splits` is 1. dk and dv are per query head; the caller
 // sums the heads of a key head. The gradient of an unused output has null data. Without a gradient
@@ -113,7 +122,7 @@ struct Problem {
 constexpr int QUERY_BLOCK = 24;         // queries that are computed together over a block of keys
 constexpr int64_t MAX_KEY_SPLITS = 32;  // in one decode
 
-// Prefill: a range of queries of some heads with the same key head, over all keys.
+// Prefill or largest parts: a range of queries of some heads with the same key head, over all keys.
 struct PrefillTask { int64_t b, head, heads, query, queries; };
 
 // Decode: all queries of one key head over one split of the keys (split-KV, Flash-Decoding).
@@ -145,6 +154,8 @@ struct Level {
                        const float* states);
   size_t (*weight_sums_scratch)(const Problem&);
   void (*sum_weights)(const Problem&, const WeightSums&, const WeightSumsTask&, char* scratch);
+  size_t (*largest_parts_scratch)(const Problem&, const LargestParts&, int64_t rows);
+  void (*list_parts)(const Problem&, const LargestParts&, const PrefillTask&, char* scratch);
   size_t (*backward_scratch)(const Problem&);
   int64_t (*backward_rows)(const Problem&);  // the most queries of a backward task
   void (*deltas)(const Problem&, const Gradients&, int64_t b, int64_t h);
@@ -183,6 +194,7 @@ extern bool (*interrupted)();
 
 Code attend(const Problem& problem);
 Code sum_weights(const Problem& problem, const WeightSums& sums);
+Code largest_parts(const Problem& problem, const LargestParts& parts);  // float32
 Code backward(const Problem& problem, const Gradients& gradients);
 const char* describe(int code);  // the meaning of a code
 

@@ -97,6 +97,13 @@ int sum_weights_of(nb::handle q, nb::handle k, nb::handle v, nb::handle args, nb
   });
 }
 
+int largest_parts_of(nb::handle q, nb::handle k, nb::handle v, nb::handle args, nb::handle parts) {
+  return call([&] {
+    Problem p = read_problem({q, k, v, nb::none(), nb::none(), nb::none()}, args);
+    return [p, l = read_largest_parts(parts, p)] { return largest_parts(p, l); };
+  });
+}
+
 int backward_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
                      nb::handle rounding, nb::handle args, nb::handle gradients) {
   return call([&] {
@@ -253,6 +260,7 @@ NB_MODULE(_kernels, m) {
         nb::arg(), nb::arg());
   m.def("logit_scale", &logit_scale);
   m.def("sum_weights", &sum_weights_of);
+  m.def("largest_parts", &largest_parts_of);
   m.def("backward", &backward_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional,
         optional, nb::arg(), nb::arg());
   m.attr("NO_DATA") = int(NO_DATA);

@@ -21,6 +21,7 @@ constexpr Fields FIELDS[] = {
      "top_weights"},
     {"Group", "before after lo hi bits factors query_ids key_ids"},
     {"Sums", "max share received map_rows map_cols map map_factors exact_row exact"},
+    {"LargestParts", "directions parts keys"},
     {"Gradients",
      "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias of_these_keys"},
 };
@@ -197,6 +198,18 @@ inline WeightSums read_weight_sums(nanobind::handle from, const Problem& p) {
   s.exact_row = x.indices();
   s.exact = x.matrix(FLOAT32, ANY, p.Tk);
   return s;
+}
+
+inline LargestParts read_largest_parts(nanobind::handle from, const Problem& p) {
+  LargestParts l{};
+  Members x(from, p);
+  l.directions = x.vectors(FLOAT32, p.Tq, p.Dv);
+  l.parts = x.matrix(FLOAT32, p.Tq, ANY, &l.n);
+  int64_t n_keys = 0;
+  l.keys = x.matrix(INT64, p.Tq, ANY, &n_keys);
+  const bool contiguous = l.n == 1 || (l.parts.x == 1 && l.keys.x == 1);
+  if (n_keys != l.n || !contiguous) throw BAD_TENSOR;
+  return l;
 }
 
 inline Gradients read_gradients(nanobind::handle from, const Problem& p) {

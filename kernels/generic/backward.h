@@ -47,11 +47,11 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A> class Backward : BlockScores<A> {
   using Base = BlockScores<A>;
   using typename Base::Row, typename Base::Unit, typename Base::E;
-  using Base::KEY_BLOCK, Base::PANEL, Base::SCORE_STRIDE, Base::p_, Base::task_, Base::logits_,
+  using Base::KEY_BLOCK, Base::SCORE_STRIDE, Base::p_, Base::task_, Base::logits_,
       Base::n_rows_, Base::n_blocks_, Base::row_, Base::q_, Base::k_, Base::s_, Base::cap_slope_,
       Base::hull_, Base::key_block_, Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of,
       Base::query_row, Base::key_row, Base::find_ranges, Base::pack_groups, Base::pack_panels,
-      Base::any_query_sees_block, Base::sees_block, Base::scores, Base::score_tile_for,
+      Base::any_query_sees_block, Base::sees_block, Base::scores, Base::value_scores,
       Base::value_tile_for, Base::visible_to, Base::PER_UNIT, Base::WEIGHT_STRIDE;
   // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, 2026-11-21).
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
@@ -98,9 +98,9 @@ template <class A> class Backward : BlockScores<A> {
            int64_t rows)
       : Base(p, task, arena, rows), g_(g), dropout_(p), keys_(p.D), values_(p.Dv) {
     int64_t all_rows = n_blocks_ * QUERY_BLOCK;
-    value_steps_ = Base::unit_count(p.Dv);
-    dout_ = arena.allocate<Unit>(all_rows * value_steps_);
-    v_ = arena.allocate<Unit>(KEY_BLOCK * value_steps_);
+    const int64_t value_steps = Base::unit_count(p.Dv);
+    dout_ = arena.allocate<Unit>(all_rows * value_steps);
+    v_ = arena.allocate<Unit>(KEY_BLOCK * value_steps);
     q_columns_ = arena.allocate<Unit>(all_rows / PER_UNIT * keys_.stride());
     dout_columns_ = arena.allocate<Unit>(all_rows / PER_UNIT * values_.stride());
     k_columns_ = arena.allocate<Unit>(KEY_BLOCK / PER_UNIT * keys_.stride());
@@ -125,7 +125,7 @@ template <class A> class Backward : BlockScores<A> {
       for (int64_t i = 0; i < n_blocks_; i++) {
         if (!sees_block(i)) continue;
         scores(i);
-        value_scores(i);
+        value_products(i);
         logit_gradients(i);
         if constexpr (PER_UNIT == 2) round_to_pairs(i);
         accumulate_grads(i);
@@ -178,21 +178,12 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
-  // Pass 3: computes dP = dO V^T over the keys that the rows of a tile see.
-  void value_scores(int64_t i) {
-    int rows = rows_of(i);
-    for (int r = 0; r < rows; r += SCORE_ROWS) {
-      int here = min(SCORE_ROWS, rows - r);
-      KeyRange range = visible_to(i * QUERY_BLOCK + r, here);
-      if (range.empty()) continue;
-      for (int64_t k = range.lo / W * W, next; k < range.hi; k = next) {
-        int64_t panel = k / PANEL * PANEL;
-        next = min(panel + PANEL, round_up(range.hi, W));
-        score_tile_for(here, int(next - k) / W)(dout_ + (i * QUERY_BLOCK + r) * value_steps_,
-                                                v_ + panel * value_steps_ + (k - panel),
-                                                value_steps_, dp_ + r * SCORE_STRIDE + k, nullptr);
-      }
-    }
+  // Pass 3: computes dP = dO V^T.
+  void value_products(int64_t i) {
+    const int rows = rows_of(i);
+    for (int r = 0; r < rows; r += SCORE_ROWS)
+      value_scores(i * QUERY_BLOCK + r, min(SCORE_ROWS, rows - r), dout_, v_,
+                   dp_ + r * SCORE_STRIDE);
   }
 
   // Pass 4: replaces the scores by weights, and dP by the gradients of the logits.
@@ -371,7 +362,6 @@ template <class A> class Backward : BlockScores<A> {
   const Gradients& g_;
   Dropout dropout_;
   Columns keys_, values_;
-  int64_t value_steps_;
   Unit *dout_, *v_;  // as groups, as panels
   Unit *q_columns_, *dout_columns_, *k_columns_;
   E* no_row_;              // zeros

@@ -1,5 +1,5 @@
 // The scores of blocks of queries over blocks of keys: the common part of prefill.h, weight_sums.h
-// (the second sweep) and backward.h.
+// (the second sweep), largest_parts.h and backward.h.
 //
 // The rows of a task are some queries of one head, or of several heads with the same key head. They
 // are computed in blocks of QUERY_BLOCK rows and KEY_BLOCK keys. Pairs of blocks in which no row
@@ -107,6 +107,18 @@ template <class A> class BlockScores : protected Products<A> {
   const E* key_row(const TensorView& x, int64_t key) const {
     int64_t g = task_.head / (p_.H / p_.G);
     return row_at<E>(x, task_.b, g, key);
+  }
+
+  // Each query block prefetches a part of the next block's keys and values into L2. Otherwise
+  // packing would wait for L3 (bench/LOG.md, "packing waits").
+  void prefetch_next_block(int64_t block, bool values) const {
+    int64_t next = key_block_.lo / KEY_BLOCK * KEY_BLOCK + KEY_BLOCK;
+    int64_t each = (KEY_BLOCK + n_blocks_ - 1) / n_blocks_;
+    int64_t from = next + block * each, to = min(min(from + each, next + KEY_BLOCK), hull_.hi);
+    for (int64_t key = from; key < to; key++) {
+      prefetch_row(key_row(p_.k, key), p_.D);
+      if (values) prefetch_row(key_row(p_.v, key), p_.Dv);
+    }
   }
 
   // Pass 1a: packs rows of q (or of the gradient of the output) as groups. One transposition
@@ -221,6 +233,20 @@ template <class A> class BlockScores : protected Products<A> {
     for (int i = 0; i < n; i++) any |= visible[i];
     if (!any) return {width, 0};
     return {__builtin_ctzll(any) / W * W, (63 - __builtin_clzll(any)) / W * W + W};
+  }
+
+  // Pass 2b: computes the products of vectors of a tile of rows, packed like queries, with the
+  // values, packed like keys, over the keys that these rows see. `row` is a multiple of SCORE_ROWS.
+  void value_scores(int64_t row, int rows, const Unit* vectors, const Unit* values,
+                    float* to) const {
+    const int64_t steps = unit_count(p_.Dv);
+    KeyRange range = visible_to(row, rows);
+    for (int64_t k = range.lo / W * W, next; k < range.hi; k = next) {
+      int64_t panel = k / PANEL * PANEL;
+      next = min(panel + PANEL, round_up(range.hi, W));
+      score_tile_for(rows, int(next - k) / W)(
+          vectors + row * steps, values + panel * steps + (k - panel), steps, to + k, nullptr);
+    }
   }
 
   // Applies cap, bias and mask to a row of scores. The score of a hidden key becomes -infinity, so

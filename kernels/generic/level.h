@@ -11,6 +11,7 @@
 #include "ceilings.h"
 #include "decode.h"
 #include "dtype.h"
+#include "largest_parts.h"
 #include "logits.h"
 #include "prefill.h"
 #include "weight_sums.h"
@@ -62,6 +63,9 @@ inline void sum_weights(const Problem& p, const WeightSums& sums, const WeightSu
   with_arithmetic(p, [&]<class A>(A) { WeightSummer<A>::run(p, sums, task, scratch); });
 }
 
+// In float32 only: pairs of bf16 would round the vectors.
+using FloatParts = PartLister<ArithmeticOf<float>>;
+
 inline size_t backward_scratch(const Problem& p) {
   return with_arithmetic(p, [&]<class A>(A) { return Backward<A>::scratch(p); });
 }
@@ -91,6 +95,8 @@ constexpr Level make_level(const char* name, const char* what) {
           .merge_splits = merge_splits,
           .weight_sums_scratch = weight_sums_scratch,
           .sum_weights = sum_weights,
+          .largest_parts_scratch = FloatParts::scratch,
+          .list_parts = FloatParts::run,
           .backward_scratch = backward_scratch,
           .backward_rows = backward_rows,
           .deltas = deltas,

@@ -39,8 +39,8 @@ template <class A> class Prefill : GroupSums<A> {
       Base::n_blocks_, Base::row_, Base::blocks_, Base::q_, Base::k_, Base::s_, Base::lane_max_,
       Base::hull_, Base::key_block_, Base::begin_, Base::end_, Base::rows_of, Base::key_row,
       Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
-      Base::sees_block, Base::scores, Base::visible_to, Base::n_groups_, Base::weights_,
-      Base::start_groups, Base::add_to_groups, Base::group_sum;
+      Base::sees_block, Base::scores, Base::prefetch_next_block, Base::visible_to,
+      Base::n_groups_, Base::weights_, Base::start_groups, Base::add_to_groups, Base::group_sum;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -83,7 +83,7 @@ template <class A> class Prefill : GroupSums<A> {
       pack_panels(p_.k, p_.D, k_);
       if (writes_out_) pack_values();
       for (int64_t i = 0; i < n_blocks_; i++) {
-        prefetch_next_block(i);
+        prefetch_next_block(i, writes_out_);
         if (!sees_block(i)) continue;
         scores(i);
         if (dropout_.active()) softmax<false, true, false>(i);
@@ -104,18 +104,6 @@ template <class A> class Prefill : GroupSums<A> {
       for (int64_t i = 0; i < n_blocks_ * PADDED_ROWS; i++) moment_[i] = 0;
     for (int64_t i = 0; i < n_rows_ * stats_.n_top; i++) top_scores_[i] = -INF, top_keys_[i] = -1;
     start_groups();
-  }
-
-  // Each query block prefetches a part of the next block's keys and values into L2. Otherwise
-  // packing would wait for L3 (bench/LOG.md, "packing waits").
-  void prefetch_next_block(int64_t block) const {
-    int64_t next = key_block_.lo / KEY_BLOCK * KEY_BLOCK + KEY_BLOCK;
-    int64_t each = (KEY_BLOCK + n_blocks_ - 1) / n_blocks_;
-    int64_t from = next + block * each, to = min(min(from + each, next + KEY_BLOCK), hull_.hi);
-    for (int64_t key = from; key < to; key++) {
-      prefetch_row(key_row(p_.k, key), p_.D);
-      if (writes_out_) prefetch_row(key_row(p_.v, key), p_.Dv);
-    }
   }
 
   Unit* column(Unit* v, int64_t j) const {

@@ -38,6 +38,9 @@ def logit_scale(q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...]) -> float
 def sum_weights(
     q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...], sums: tuple[Any, ...]
 ) -> int: ...
+def largest_parts(
+    q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...], parts: tuple[Any, ...]
+) -> int: ...
 def backward(
     q: Tensor,
     k: Tensor,

@@ -122,20 +122,18 @@ def test_the_parts_are_the_same_where_gradients_are_off(without_gradients):
     assert torch.equal(found.heads, expected.heads) and torch.equal(found.mlps, expected.mlps)
 
 
-@pytest.mark.parametrize(("block", "keys"), [(2, 4), (3, 3), (32, 1024)])
-def test_the_largest_sources_are_those_of_every_query(monkeypatch, block, keys):
-    sizes = {"BLOCK": block, "TILE_KEYS": keys, "TILE_CELLS": 3 * keys * 2}
-    for name, size in sizes.items():
-        monkeypatch.setattr(f"clearhead.inspection.logit_parts.{name}", size)
-    found = ch.logit_attribution(randomised(Small("pre")), ids(), 4)
+@pytest.mark.parametrize("target", [4, "next"])
+def test_the_largest_sources_are_those_of_every_query(target):
+    found = ch.logit_attribution(randomised(Small("pre")), ids(), target)
     parts, keys = found.largest_sources(3)
-    assert parts.shape == keys.shape == (2, 3, 7, 3)
-    for layer, head, query in product(range(2), range(3), range(7)):
+    T = 7 - (target == "next")
+    assert parts.shape == keys.shape == (2, 3, T, 3)
+    for layer, head, query in product(range(2), range(3), range(T)):
         sources = found.sources(layer, head, query)
         want = sources.abs().argsort(descending=True)[:3]
         seen = min(3, query + 1)
         assert keys[layer, head, query].tolist() == want[:seen].tolist() + [-1] * (3 - seen)
-        assert torch.allclose(parts[layer, head, query], sources[want])
+        assert torch.allclose(parts[layer, head, query], sources[want], atol=1e-6)
     with pytest.raises(BadValue, match="n=8"):
         found.largest_sources(8)
 

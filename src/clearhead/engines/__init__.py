@@ -21,6 +21,7 @@ from .choice import (
     replay,
     statistics_of,
 )
+from .parts import LargestParts, largest_parts
 
 __all__ = [
     "BY_NAME",
@@ -32,10 +33,12 @@ __all__ = [
     "STEPS",
     "TILED",
     "TRITON",
+    "LargestParts",
     "answer",
     "choose",
     "compute_stats",
     "first_capable",
+    "largest_parts",
     "may_replay",
     "named",
     "order",

@@ -10,14 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..engines import largest_parts
 from ..errors import BadValue, as_count, as_index
 from ..functional.matrix import Matrix
-from ..problem.online_softmax import MASKED
 from ..problem.problem import Inputs, Problem, repeat_heads
-from ..problem.tiles import key_tiles, query_tiles
-
-TILE_CELLS, TILE_KEYS = 2**20, 1024  # of a tile over all heads; its keys
-BLOCK = 32  # keys whose largest part is compared first
 
 
 class Source(NamedTuple):
@@ -26,6 +22,13 @@ class Source(NamedTuple):
     problem: Problem
     inputs: Inputs
     direction: Tensor  # (H, T, Dv): the derivative of the logit by each value
+
+    def largest(self, n: int) -> tuple[Tensor, Tensor]:
+        """Find the n largest parts and their keys, (H, T, n), for the queries with a direction."""
+        T = self.direction.shape[1]
+        padded = F.pad(self.direction, (0, 0, 0, self.problem.Tq - T)).unsqueeze(0)
+        parts, keys = largest_parts(self.problem, self.inputs, padded, n)
+        return parts[0, :, :T], keys[0, :, :T]
 
 
 class LargestSources(NamedTuple):
@@ -97,14 +100,13 @@ class LogitAttribution:
     def largest_sources(self, n: int = 5) -> LargestSources:
         """Find the n largest sources of every head at every query, without a matrix of all pairs.
 
-        It computes the weights again in plain torch, tile by tile, and skips tiles that are masked.
-        So memory is O(T), and the time about 7 forward passes of attention in the core. Raises
+        The C++ core computes it in one sweep, which takes about as long as attention itself; for
+        other devices and float64 plain torch does, about 7 times slower. Memory is O(T). Raises
         `BadValue` for an n below 1 or above Tk.
         """
         Tk = self._sources[0].problem.Tk
         n = as_count("n", n, f"there are {Tk} tokens.", f"pass 1 to {Tk}.", 1, Tk)
-        with torch.no_grad():
-            layers = [_largest(source, self.heads.shape[2], n) for source in self._sources]
+        layers = [source.largest(n) for source in self._sources]
         parts, keys = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
         return LargestSources(parts, keys)
 
@@ -130,51 +132,3 @@ class LogitAttribution:
         lines = [f"  {float(x):+8.3f}  {name}" for name, x in largest]
         head = f"{L} layers x {H} heads, {T} positions; the largest parts at the last position:"
         return "\n".join([head, *lines, f"  {float(self.logit[-1]):+8.3f}  the logit"])
-
-
-def _largest(source: Source, T: int, n: int) -> LargestSources:
-    """Find the n largest parts of a layer's heads at the first T queries, (H, T, n)."""
-    p, inputs, direction = source
-    values = repeat_heads(inputs.v, p.H)[0].to(direction.dtype)
-    lse = Matrix(p, inputs).lse.reshape(p.H, p.Tq, 1)
-    lse = lse.masked_fill(lse == MASKED, 0.0)  # of a fully masked query
-    width = min(TILE_KEYS, -(-p.Tk // BLOCK) * BLOCK)
-    height = max(1, TILE_CELLS // (p.H * width))
-    tiles = []
-    for queries in query_tiles(range(T), height):
-        q, along = inputs.q[:, :, queries].to(p.wide), direction[:, queries]
-        size = queries.stop - queries.start
-        best = LargestSources(
-            along.new_zeros(p.H, size, n), torch.full((p.H, size, n), -1, device=p.device)
-        )
-        for columns, tile in key_tiles(p, queries, width):
-            scores = tile.logits(q, inputs.k[:, :, columns], queries, columns)[0][0]
-            products = along @ values[:, columns].mT
-            products = products.mul_((scores - lse[:, queries]).exp_().to(products.dtype))
-            best = _larger(best, _largest_of_tile(products, columns.start, n))
-        tiles.append(best)
-    parts, keys = (torch.cat(of_tiles, 1) for of_tiles in zip(*tiles, strict=True))
-    return LargestSources(parts, keys.masked_fill(parts == 0, -1))
-
-
-def _largest_of_tile(parts: Tensor, start: int, n: int) -> LargestSources:
-    """Find the n largest of (H, q, k) by absolute value; there may be fewer.
-
-    They are in the n blocks of keys with the largest maxima, and torch.topk sorts only these.
-    """
-    width = parts.shape[-1]
-    blocks = F.pad(parts, (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
-    largest = blocks.abs().amax(-1).topk(min(n, blocks.shape[2]), sorted=False).indices
-    some = blocks.gather(2, largest.unsqueeze(-1).expand(-1, -1, -1, BLOCK))
-    at = torch.arange(BLOCK, device=parts.device) + start + largest.unsqueeze(-1) * BLOCK
-    return _largest_of(some.flatten(2), at.flatten(2), n)
-
-
-def _larger(a: LargestSources, b: LargestSources) -> LargestSources:
-    parts, keys = (torch.cat(pair, -1) for pair in zip(a, b, strict=True))
-    return _largest_of(parts, keys, a.parts.shape[-1])
-
-
-def _largest_of(parts: Tensor, keys: Tensor, n: int) -> LargestSources:
-    order = parts.abs().topk(min(n, parts.shape[-1]), dim=-1).indices
-    return LargestSources(parts.gather(-1, order), keys.gather(-1, order))

@@ -1,0 +1,90 @@
+"""The largest parts of each query: weights times products of the values with a direction.
+
+The part of key j at query i is ``w[i, j] * (v[j] @ direction[i])``. With the output projection in
+the directions, it is what a head writes toward a token from one source.
+
+The C++ core computes it in one sweep. Otherwise torch computes the weights again tile by tile,
+after a sweep for their log-sum-exp. Memory is O(Tq + Tk).
+
+Letters: B batch, H query heads, Tq queries, Tk keys, Dv value size.
+"""
+
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..problem.online_softmax import MASKED
+from ..problem.problem import Inputs, Problem, repeat_heads
+from ..problem.tiles import key_tiles, query_tiles
+from .choice import CORE, statistics_of
+from .cpu.parts import core_largest_parts, lists_parts
+
+TILE_CELLS, TILE_KEYS = 2**20, 1024  # of a tile over all heads; its keys
+BLOCK = 32  # keys whose largest part is compared first
+
+
+class LargestParts(NamedTuple):
+    """The largest parts of each query by absolute value, and their keys, (B, H, Tq, n) both.
+
+    If fewer differ from 0, the other entries are 0 and -1.
+    """
+
+    parts: Tensor
+    keys: Tensor
+
+
+@torch.no_grad()
+def largest_parts(problem: Problem, inputs: Inputs, directions: Tensor, n: int) -> LargestParts:
+    """Find the n largest parts of each query, for `directions` of shape (B, H, Tq, Dv)."""
+    p = problem.without_dropout
+    if not CORE.why_not(p) and lists_parts(p, inputs, directions):
+        return LargestParts(*core_largest_parts(p, inputs, directions, n))
+    return _by_torch(p, inputs, directions, n)
+
+
+def _by_torch(p: Problem, inputs: Inputs, directions: Tensor, n: int) -> LargestParts:
+    values = repeat_heads(inputs.v, p.H).to(directions.dtype)
+    lse = cast(Tensor, statistics_of(p, inputs, ["lse"])["lse"]).unsqueeze(-1)
+    lse = lse.masked_fill(lse == MASKED, 0.0)  # of a fully masked query
+    width = min(TILE_KEYS, -(-p.Tk // BLOCK) * BLOCK)
+    height = max(1, TILE_CELLS // (p.B * p.H * width))
+    tiles = []
+    for queries in query_tiles(range(p.Tq), height):
+        q, along = inputs.q[:, :, queries].to(p.wide), directions[:, :, queries]
+        size = (p.B, p.H, queries.stop - queries.start, n)
+        best = LargestParts(along.new_zeros(size), torch.full(size, -1, device=p.device))
+        for columns, tile in key_tiles(p, queries, width):
+            scores = tile.logits(q, inputs.k[:, :, columns], queries, columns)[0]
+            weights = (scores - lse[:, :, queries]).exp_().to(values.dtype)
+            products = along @ values[:, :, columns].mT
+            # A masked key adds 0, even if its value is NaN.
+            parts = products.mul_(weights).masked_fill_(weights == 0, 0)
+            best = _larger(best, _largest_of_tile(parts, columns.start, n))
+        tiles.append(best)
+    parts, keys = (torch.cat(of_tiles, 2) for of_tiles in zip(*tiles, strict=True))
+    return LargestParts(parts, keys.masked_fill(parts == 0, -1))
+
+
+def _largest_of_tile(parts: Tensor, start: int, n: int) -> LargestParts:
+    """Find the n largest of (B, H, q, k) by absolute value; there may be fewer.
+
+    They are in the n blocks of keys with the largest maxima, and torch.topk sorts only these.
+    """
+    width = parts.shape[-1]
+    blocks = F.pad(parts, (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1).topk(min(n, blocks.shape[-2]), sorted=False).indices
+    some = blocks.gather(-2, largest.unsqueeze(-1).expand(*largest.shape, BLOCK))
+    at = torch.arange(BLOCK, device=parts.device) + start + largest.unsqueeze(-1) * BLOCK
+    return _largest_of(some.flatten(-2), at.flatten(-2), n)
+
+
+def _larger(a: LargestParts, b: LargestParts) -> LargestParts:
+    parts, keys = (torch.cat(pair, -1) for pair in zip(a, b, strict=True))
+    return _largest_of(parts, keys, a.parts.shape[-1])
+
+
+def _largest_of(parts: Tensor, keys: Tensor, n: int) -> LargestParts:
+    order = parts.abs().topk(min(n, parts.shape[-1]), dim=-1).indices
+    return LargestParts(parts.gather(-1, order), keys.gather(-1, order))
