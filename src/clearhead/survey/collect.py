@@ -41,11 +41,11 @@ def state_of(
     """
     collector = Collector(metrics, shard, seed)
     watcher = Watcher(reader.module, collector.receive)
-    with watcher.hooked():
-        for batch in shard.batches(batch_tokens):
-            watcher.use(collector.begin(batch))
+    for batch in shard.batches(batch_tokens):
+        watcher.use(collector.begin(batch))
+        with watcher.hooked():
             reader.run(batch.ids)
-            advance(batch.ids.numel())
+        advance(batch.ids.numel())
     watcher.check_recorded()
     return collector.state()
 
@@ -65,6 +65,8 @@ class Collector:
     def begin(self, batch: Batch) -> tuple[Statistic, ...]:
         """Begin a batch. Returns the statistics to compute."""
         self.batch = batch
+        for metric in self.metrics:
+            metric.begin(batch)
         self.requests = Requests([*self.metrics, TOP], batch)
         self.rows = torch.searchsorted(self.texts, torch.tensor(batch.texts))
         self.order = HashOrder(self.seed, batch)

@@ -62,6 +62,7 @@ def fixed_values(
         "tokens after each context": after,
         **settings,
         "metrics": {metric.name: metric.version for metric in metrics},
+        **{name: value for metric in metrics for name, value in metric.settings.items()},
         "threads of a worker": threads,
         "device": device,
         "instruction level": cpu.level() or "none" if cpu.core is not None else "none",

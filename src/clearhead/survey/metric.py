@@ -15,6 +15,7 @@ Letters: B contexts, H query heads, T tokens of a context.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -121,6 +122,8 @@ class Metric:
         version: increase it if the numbers change; a survey with another version is refused.
         bins: the bins of its histogram.
         examples: whether examples of queries are stored for it.
+        settings: values on which its numbers depend, besides the model; a survey with others is
+            refused.
     """
 
     name: str = ""
@@ -129,6 +132,10 @@ class Metric:
     version: int = 1
     bins: Bins = FRACTION
     examples: bool = True
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def begin(self, batch: Batch) -> None:
+        """Begin a batch, before the model runs; for a metric with a run of its own."""
 
     def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
         """Return the statistics that `values` reads, as in ``watch(stats=...)``."""

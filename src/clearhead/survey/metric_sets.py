@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Iterable
 
 from ..errors import BadType, BadValue, did_you_mean
+from .attribution import attribution
 from .basic import basic
 from .long import long
 from .metric import Metric
@@ -15,6 +16,7 @@ SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
     "basic": lambda reader, context: basic(context),
     "values": values,
     "long": long,
+    "attribution": attribution,
 }
 
 

@@ -27,6 +27,7 @@ class Reader:
         name: the name of the model.
         path: its folder or file; None for a model in memory.
         module: the module that runs on a context.
+        predictor: the module that returns logits of the next token; None without one.
         tokenizer: of transformers; None for a model with its own.
         text_model: the model, if it has its own tokenizer or its own way to run.
         words: the token of each id.
@@ -35,6 +36,7 @@ class Reader:
     name: str
     path: Path | None
     module: nn.Module
+    predictor: nn.Module | None
     tokenizer: Any
     text_model: TextModel | None
     words: Sequence[str]
@@ -128,12 +130,15 @@ def open_reader(model: "str | Path | TextModel | nn.Module | Reader", tokenizer:
             )
         config = getattr(model, "config", None)
         module: Any = model
+        predictor: nn.Module | None = model
         if getattr(config, "is_encoder_decoder", False):
-            module = module.get_encoder()
+            module, predictor = module.get_encoder(), None
         elif isinstance(getattr(model, "base_model", None), nn.Module):
             module = module.base_model  # without the head that computes logits
         words = Vocabulary(TokenTexts(tokenizer))
-        return Reader(type(model).__name__, None, module.eval(), tokenizer, None, words)
+        model.eval()
+        name = type(model).__name__
+        return Reader(name, None, module, predictor, tokenizer, None, words)
     if not hasattr(model, "tokens_and_inputs"):
         raise BadType(
             f"survey got {kind_of(model)} for a model.",
@@ -141,7 +146,7 @@ def open_reader(model: "str | Path | TextModel | nn.Module | Reader", tokenizer:
             "pass one of these.",
         )
     own = getattr(model, "tokenizer", None)
-    return Reader(model.name, model.path, model.module, own, model, model.words)
+    return Reader(model.name, model.path, model.module, model.predictor, own, model, model.words)
 
 
 def _short(*parts: str) -> str:
