@@ -62,40 +62,52 @@ class RowSums(NamedTuple):
     where: Any = None
 
 
+# Triton 3.6 cannot compare a tuple, or find its length, if it contains None. So what is missing
+# below is an empty tuple.
+NOTHING: tuple[()] = ()
+
+
+class Ranges(NamedTuple):
+    """The key ranges of a group, (B|1, H|1, Tq|1, number) both."""
+
+    lo: Cells
+    hi: Cells
+    number: int
+
+
+class Ids(NamedTuple):
+    """Ids of the queries, (B|1, 1, Tq, 1), and of the keys, (B|1, 1, 1, Tk)."""
+
+    of_queries: Cells
+    of_keys: Cells
+
+
 class Group(NamedTuple):
-    """A group of keys. Query t looks at a key of the group if the key is in one of its ranges, and
-    has the id of the query.
+    """A group of keys. Query t looks at a key of the group if the key is in [t - before, t + after]
+    or in one of the ranges, and has the id of the query. Without these, it has all keys.
 
-    The ranges are [t - before, t + after], or (B|1, H|1, Tq|1, ranges), or None of them for all
-    keys. The ids are (B|1, 1, Tq, 1) and (B|1, 1, 1, Tk), or None.
-
-    A distance n is stored as 4 n + 2, which is never 1 or a multiple of 16. For these, Triton would
-    compile the kernel again.
+    A distance n of (before, after) is stored as 4 n + 2, which is never 1 or a multiple of 16. For
+    these, Triton would compile the kernel again.
     """
 
-    before: int | None = None
-    after: int | None = None
-    lo: Cells | None = None
-    hi: Cells | None = None
-    ranges: int = 1
-    query_ids: Cells | None = None
-    key_ids: Cells | None = None
+    band: tuple[int, ...] = NOTHING
+    ranges: Ranges | tuple[()] = NOTHING
+    ids: Ids | tuple[()] = NOTHING
 
 
 class Grouped(NamedTuple):
-    """Groups of keys whose weights are summed, times the factors of the keys, (B|1, H|1, 1, Tk), or
-    times 1 if they are None."""
+    """Groups of keys whose weights are summed, times the factors of the keys, (B|1, H|1, 1, Tk)."""
 
     groups: tuple[Group, ...]
-    factors: Cells | None
+    factors: Cells | tuple[()]
 
 
 class PerKey(NamedTuple):
     """What statistics know of each key: its groups, and what is added to a logit before it is
     ranked for `best`, (B|1, H|1, 1, Tk), in units of the rule."""
 
-    grouped: tuple[Grouped, ...]
-    top_offsets: Cells | None
+    grouped: tuple[Grouped, ...] = NOTHING
+    top_offsets: Cells | tuple[()] = NOTHING
 
 
 # The kernel is not compiled again for values that change from one step of decoding to the next, or
@@ -278,16 +290,14 @@ def take(
         below = tl.maximum(exponents, -1000.0)
         moment = rescale * (moment + shift * total) + tl.sum(powers * below, 1)
     total = total * rescale + tl.sum(powers, 1)
-    if per_key is not None:
-        of_groups = add_groups(
-            of_groups, per_key, rescale, powers, sizes, b, h, t, begin, keys, HEADS, MASKED
-        )
+    of_groups = add_groups(
+        of_groups, per_key, rescale, powers, sizes, b, h, t, begin, keys, HEADS, MASKED
+    )
     if TOP > 1:
         ranked = x
-        if per_key is not None:
-            if per_key.top_offsets is not None:
-                offsets = load_per_key(per_key.top_offsets, b, h, keys, sizes.Tk, HEADS, MASKED)
-                ranked = tl.where(x == float("-inf"), x, x + offsets)
+        if len(per_key.top_offsets) > 0:
+            offsets = load_per_key(per_key.top_offsets, b, h, keys, sizes.Tk, HEADS, MASKED)
+            ranked = tl.where(x == float("-inf"), x, x + offsets)
         best, where = keep_largest(best, where, ranked, keys, TOP)
 
     if WITH_OUT:
@@ -307,10 +317,9 @@ def take(
 def no_sums(per_key, M: tl.constexpr):
     """Return a sum of 0 for each group, (M,) each."""
     sums = ()
-    if per_key is not None:
-        for i in tl.static_range(len(per_key.grouped)):
-            for _ in tl.static_range(len(per_key.grouped[i].groups)):
-                sums += (tl.zeros([M], tl.float32),)  # type: ignore[assignment]
+    for i in tl.static_range(len(per_key.grouped)):
+        for _ in tl.static_range(len(per_key.grouped[i].groups)):
+            sums += (tl.zeros([M], tl.float32),)  # type: ignore[assignment]
     return sums
 
 
@@ -324,8 +333,8 @@ def add_groups(
     for i in tl.static_range(len(per_key.grouped)):
         groups = per_key.grouped[i].groups
         terms = powers
-        if per_key.grouped[i].factors is not None:
-            factors = per_key.grouped[i].factors
+        factors = per_key.grouped[i].factors
+        if len(factors) > 0:
             numbers = load_per_key(factors, b, h, keys, sizes.Tk, HEADS, MASKED)
             # A key of weight 0 adds 0, even if its factor is NaN.
             terms = tl.where(powers == 0.0, 0.0, powers * numbers)
@@ -339,27 +348,38 @@ def add_groups(
 @triton.jit
 def add_group(total, group, terms, sizes, b, h, t, begin, keys, MASKED: tl.constexpr):
     """Add the terms of a tile that are in a group. Tiles outside its ranges cost nothing."""
-    N: tl.constexpr = keys.shape[0]
-    if group.key_ids is not None:
-        of_query = tl.load(group.query_ids.at + line_offsets(group.query_ids, b, h, t))
-        of_key = load_per_key(group.key_ids, b, h, keys, sizes.Tk, 1, MASKED)
+    if len(group.ids) > 0:
+        of_query = tl.load(group.ids.of_queries.at + line_offsets(group.ids.of_queries, b, h, t))
+        of_key = load_per_key(group.ids.of_keys, b, h, keys, sizes.Tk, 1, MASKED)
         terms = tl.where(of_key == of_query[:, None], terms, 0.0)
-    if group.before is None and group.lo is None:
-        total += tl.sum(terms, 1)
+    if len(group.ranges) > 0:
+        for i in range(0, group.ranges.number):
+            lo = load_bound(group.ranges.lo, b, h, t, i)
+            hi = load_bound(group.ranges.hi, b, h, t, i)
+            total = add_range(total, terms, lo, hi, begin)
+    elif len(group.band) > 0:
+        lo, hi = t - (group.band[0] >> 2), t + (group.band[1] >> 2) + 1
+        total = add_range(total, terms, lo, hi, begin)
     else:
-        for i in range(0, group.ranges):
-            if group.before is not None:
-                lo, hi = t - (group.before >> 2), t + (group.after >> 2) + 1
-            else:
-                at = line_offsets(group.lo, b, h, t) + i * group.lo.k
-                lo = tl.load(group.lo.at + at).to(tl.int32)
-                at = line_offsets(group.hi, b, h, t) + i * group.hi.k
-                hi = tl.load(group.hi.at + at).to(tl.int32)
-            if (tl.min(lo) < begin + N) & (tl.max(hi) > begin):
-                # Relative to `begin`, because Triton would compare `keys` in 64 bits.
-                key = tl.arange(0, N)[None, :]
-                inside = (key >= (lo - begin)[:, None]) & (key < (hi - begin)[:, None])
-                total += tl.sum(tl.where(inside, terms, 0.0), 1)
+        total += tl.sum(terms, 1)
+    return total
+
+
+@triton.jit
+def load_bound(view, b, h, t, i):
+    """Load the bound of range i of each row."""
+    return tl.load(view.at + line_offsets(view, b, h, t) + i * view.k).to(tl.int32)
+
+
+@triton.jit
+def add_range(total, terms, lo, hi, begin):
+    """Add the terms of the keys in [lo, hi) of each row, for a tile whose first key is `begin`."""
+    N: tl.constexpr = terms.shape[1]
+    if (tl.min(lo) < begin + N) & (tl.max(hi) > begin):
+        # Relative to `begin`, because Triton would compare keys in 64 bits.
+        key = tl.arange(0, N)[None, :]
+        inside = (key >= (lo - begin)[:, None]) & (key < (hi - begin)[:, None])
+        total += tl.sum(tl.where(inside, terms, 0.0), 1)
     return total
 
 

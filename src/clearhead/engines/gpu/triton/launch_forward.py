@@ -155,7 +155,7 @@ def attend(
     v: Tensor | None,
     rule: KernelArgs,
     wanted: frozenset[str],
-    per_key: PerKey | None = None,
+    per_key: PerKey = PerKey(),  # noqa: B008 (it cannot be changed)
     top: int = 0,
     again: Again | None = None,
 ) -> tuple[Tensor | None, dict[str, Tensor], int]:
@@ -179,7 +179,7 @@ def attend(
     tile = forward_tiles(H, G, Tq, block, q.dtype, q.device, biased, banded)
     splits, begin, chunk = splits_of(rule, sizes, tile) if again is None else (1, 0, sizes.Tk)
     top_block = max(2, power_of_2(top)) if top else 1
-    n_groups = 0 if per_key is None else sum(len(x.groups) for x in per_key.grouped)
+    n_groups = sum(len(x.groups) for x in per_key.grouped)
     row, of_splits = (B, H, Tq), (splits, B, H, Tq)
     shapes = {
         "share": row, "lse": row, "groups": (n_groups, *of_splits),

@@ -19,8 +19,8 @@ from ....stats.statistic import WeightSums, bin_of, empty_rows, empty_sums, fini
 from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
 from ...operators import in_kernels, with_rows
-from .arguments import FAR, args_of, cells, cells_if, kernel_rule, rows, sizes_of
-from .forward import Group, Grouped, PerKey
+from .arguments import FAR, Cells, args_of, cells, cells_if, kernel_rule, rows, sizes_of
+from .forward import NOTHING, Group, Grouped, Ids, PerKey, Ranges
 from .launch_backward import seen_from
 from .launch_forward import attend, dot_precision, head_block, on_device, power_of_2
 from .start import start
@@ -57,7 +57,7 @@ def answer_and_stats(
     per_key = _per_key(p, statistics, natural)
     wanted = {"max", "sum"}
     wanted |= {"moment"} if "moment" in empty.more else set()
-    wanted |= {"groups"} if per_key is not None and per_key.grouped else set()
+    wanted |= {"groups"} if per_key.grouped else set()
     wanted |= {"best", "where"} if top is not None else set()
     out, sums_of_splits, _ = attend(
         inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted), per_key,
@@ -97,31 +97,30 @@ def _state(computed: dict[str, Tensor], natural: float, empty: State) -> State:
     return State(top, summed.sum, more)
 
 
-def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> PerKey | None:
-    """Return what the kernel reads of each key for statistics; None if they need nothing."""
-    grouped, top_offsets = [], None
+def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> PerKey:
+    """Return what the kernel reads of each key for statistics."""
+    grouped: list[Grouped] = []
+    top_offsets: Cells | tuple[()] = NOTHING
     for s in statistics:
+        numbers = _numbers(s, p)
         if isinstance(s, GroupStatistic):
             groups = tuple(_group(x, p) for x in s.key_groups(p))
-            grouped.append(Grouped(groups, cells_if(_numbers(s, p))))
-        elif isinstance(s, topk) and (numbers := _numbers(s, p)) is not None:
+            grouped.append(Grouped(groups, NOTHING if numbers is None else cells(numbers)))
+        elif isinstance(s, topk) and numbers is not None:
             top_offsets = cells(numbers.log() / natural)
-    return PerKey(tuple(grouped), top_offsets) if grouped or top_offsets is not None else None
+    return PerKey(tuple(grouped), top_offsets)
 
 
 def _group(group: KeyGroup, p: Problem) -> Group:
     result, band = Group(), group.band
     if band is None:
         lo, hi = group.ranges.lo, group.ranges.hi
-        result = Group(lo=cells(lo), hi=cells(hi), ranges=lo.shape[-1])
+        result = Group(ranges=Ranges(cells(lo), cells(hi), lo.shape[-1]))
     elif min(band) < p.Tq + p.Tk:  # otherwise it has all keys
-        before, after = (4 * max(-FAR // 4, min(n, FAR // 4)) + 2 for n in band)
-        result = Group(before, after)
+        result = Group(band=tuple(4 * max(-FAR // 4, min(n, FAR // 4)) + 2 for n in band))
     of_query, of_key = group.numbered_ids
     if of_query is not None and of_key is not None:
-        result = result._replace(
-            query_ids=cells(of_query.unsqueeze(3)), key_ids=cells(of_key.unsqueeze(2))
-        )
+        result = result._replace(ids=Ids(cells(of_query.unsqueeze(3)), cells(of_key.unsqueeze(2))))
     return result
 
 
