@@ -103,9 +103,9 @@ def visits(browser, folder):
             tab = free_tab(browser, **options)
             plain.append(tab)
         else:
-            context = new_context(browser, **options)
+            context = new_context(browser, **options) if options else browser.contexts[0]
             tab = context.new_page()
-            opened.append(context)
+            opened.append(context if options else tab)
             if prepare is not None:
                 prepare(tab)
         for event, listener in listeners.items():
@@ -114,8 +114,8 @@ def visits(browser, folder):
         return tab
 
     yield open_page
-    for context in opened:
-        context.close()
+    for tab_or_context in opened:
+        tab_or_context.close()
     for tab in plain:
         for event, listener in listeners.items():
             tab.remove_listener(event, listener)
