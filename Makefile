@@ -64,7 +64,7 @@ bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in 
 	$(BIN)/clearhead bench --out out/bench.json
 
 pictures: .venv/look .venv/test  ## Draw the pictures of the README and the documentation again.
-	$(BIN)/python docs/pictures.py
+	$(BIN)/python -m docs.pictures
 
 docs: .venv/docs  ## Run the lessons and write the documentation to out/docs.
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html -c docs . out/docs

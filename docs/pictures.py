@@ -1,11 +1,12 @@
 """The pictures of the README and of the documentation.
 
-    python docs/pictures.py     # needs the extras plot and test, and Chromium
+    python -m docs.pictures     # needs the extras plot, hf and test, and Chromium
 
 The charts show the figures in `bench/results/`, one file for an instruction set, which
 `clearhead bench prefill decode training --out bench/results/LEVEL.json` wrote.
 """
 
+import html
 import json
 import tempfile
 from pathlib import Path
@@ -16,6 +17,8 @@ from playwright.sync_api import sync_playwright
 
 import clearhead as ch
 from clearhead import demo
+from clearhead.inspection.report import Report, summary
+from examples.smollm2 import cached, fetch
 
 ROOT = Path(__file__).parents[1]
 PICTURES = Path(__file__).parent / "pictures"
@@ -23,6 +26,8 @@ STORY = (
     "Once upon a time there was a quiet queen and a young wizard. She danced in the castle because "
     "she was proud. He gave his books to her."
 )
+SENTENCE = "When Mary and John went to the store, John gave a drink to"
+SMOLLM2 = cached()
 # The case in the results -> what it is called in the chart.
 CASES = {
     "fp32 full": "2048 tokens, float32",
@@ -41,18 +46,37 @@ PEERS = {
 }
 
 
-def explorer(path: Path) -> None:
-    """The page of the storyteller as it opens."""
-    found = ch.report(demo.load(), STORY, effects=True, progress=False)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
+def explorer(found: Report, path: Path) -> None:
+    """A page as it opens."""
+    with tempfile.TemporaryDirectory() as folder:
         page = ch.views.html.write_report(found, Path(folder) / "page.html")
+        photograph(page.as_uri(), path, ready="typeof clearhead !== 'undefined'")
+
+
+def terminal(found: Report, path: Path) -> None:
+    """What `clearhead look` prints about a text."""
+    command = f'$ clearhead look "{found.text}" --model {SMOLLM2.name}'
+    printed = html.escape(f"{command}\n\n{summary(found)}")
+    style = (
+        "display: inline-block; margin: 0; padding: 18px; font: 14px/1.45 monospace; "
+        "background: #fcfbf8; color: #1c2024"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "terminal.html"
+        page.write_text(f'<meta charset="utf-8"><pre style="{style}">{printed}</pre>', "utf-8")
+        photograph(page.as_uri(), path, part="pre")
+
+
+def photograph(address: str, path: Path, ready: str = "true", part: str | None = None) -> None:
+    """Save a page in a window of 1280 x 720, or one element of it, as a picture."""
+    with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         tab = browser.new_page(
             reduced_motion="reduce", viewport={"width": 1280, "height": 720}, color_scheme="light"
         )
-        tab.goto(page.as_uri())
-        tab.wait_for_function("() => typeof clearhead !== 'undefined'")
-        tab.screenshot(path=path)
+        tab.goto(address)
+        tab.wait_for_function(f"() => {ready}")
+        (tab if part is None else tab.locator(part)).screenshot(path=path)
         browser.close()
 
 
@@ -111,7 +135,10 @@ def _is(peer: str, name: str) -> bool:
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
-    explorer(PICTURES / "explorer.png")
+    explorer(ch.report(demo.load(), STORY, effects=True, progress=False), PICTURES / "explorer.png")
+    real = ch.report(fetch(), SENTENCE, next_token=True, progress=False)
+    explorer(real, PICTURES / "smollm2.png")
+    terminal(real, PICTURES / "smollm2-terminal.png")
     mask(PICTURES / "mask.png")
     for results in sorted((ROOT / "bench" / "results").glob("*.json")):
         speed(results, PICTURES / f"speed-{results.stem}.png")

@@ -44,7 +44,7 @@ export async function compute(text, edits, field = null) {
     const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike(compared, after));
     if (isWithoutEffect) after = null;
     const isNewText = plain !== store.current, had = chosen.query;
-    const follow = isNewText ? sameWords(plain) : {};
+    const follow = isNewText ? nextBegin(plain) ?? sameWords(plain) : {};
     [store.current, store.before, store.edited] = [plain, compared, after];
     Object.assign(chosen, { edits, ...follow, ...(after ? { others: [] } : {}) });
     settle();
@@ -108,6 +108,14 @@ export function keepLabels(data) {
     : "Labels and effects";
   return { ...data, heads, missing: `${only} are of the text with which the page opened: undo to see them, or run ` +
     "clearhead look on this text." };
+}
+
+// Where another text begins, if the page is still where this one began: at the head that writes the
+// predicted token, for example.
+function nextBegin(next) {
+  const { begin } = store.current.data, isThere = begin && chosen.layer === begin.layer && chosen.head === begin.head &&
+    chosen.query === begin.query && chosen.key === null;
+  return isThere && next.data.begin ? { ...next.data.begin, key: null } : null;
 }
 
 // The selected query in another text: the same position if its word is still near it, else the word,

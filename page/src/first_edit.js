@@ -22,7 +22,8 @@ export function headsThatLook(/** @type {Snapshot} */ from, query, key) {
  * selected head. @returns {{off: Place[], words: string}} */
 export function firstEdit() {
   const from = store.before ?? store.current, { layer, head } = state(), query = queryOr(), key = keyOr();
-  const looking = headsThatLook(from, query, key), off = looking.length ? looking : [/** @type {Place} */ ([layer, head])];
+  // All heads look from the first token at itself, and switching off most of a model shows nothing.
+  const all = headsThatLook(from, query, key), looking = 2 * all.length < [...from.places()].length ? all : [], off = looking.length ? looking : [/** @type {Place} */ ([layer, head])];
   const named = off.slice(0, MOST_NAMED).map((it) => placeName(...it)).join(", ");
   const names = off.length > MOST_NAMED ? `${named} and ${off.length - MOST_NAMED} more` : named;
   const { tokens } = from;

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 
+from clearhead import demo
 from clearhead.explorer import html
 from clearhead.explorer.serve import Reader, edits, server
+from clearhead.inspection.report.opening import opening
 from clearhead_cli.serve import _listen
 from tests.explorer.browser import PLAIN_NAMES
 from tests.explorer.serve.models import save_gpt2, words
@@ -187,3 +189,21 @@ def test_a_layer_of_steps_is_that_of_explain(tmp_path):
     assert found["size"]["h"] == 3
     refused = answer(reader, "steps", {"text": words(9), "layer": 7}, lambda *_: None)
     assert "layer 7" in refused["error"]["gave"]
+
+
+def test_another_text_begins_at_its_own_head_until_one_is_chosen(browser):
+    teller = demo.load()
+    reader = Reader(demo.Storyteller(teller.model, teller.vocabulary, {}))
+    first, second = "Long ago there was a witch. She took her", "The cat sat because it was tired."
+    begins = [opening(reader.report(text)) for text in (first, second)]
+    assert all(x.writer for x in begins) and begins[0].head.head != begins[1].head.head
+    chosen = "[chosen.layer, chosen.head, chosen.query]"
+    with served_page(browser, reader, first) as page:
+        for text, begin in zip((first, second), begins, strict=True):
+            page.locator("#text").fill(text)
+            page.wait_for_function("text => store.current.text === text", arg=text)
+            assert page.evaluate(chosen) == [begin.head.layer, begin.head.head, begin.query]
+        page.evaluate("go({ layer: 0, head: 3 })")
+        page.locator("#text").fill(first)
+        page.wait_for_function("text => store.current.text === text", arg=first)
+        assert page.evaluate(chosen)[:2] == [0, 3]

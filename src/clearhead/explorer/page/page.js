@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e189061b2dac1a4b2a6c81e3add60117fc63ecc310d5788b074fee5dff44644b; do not edit.
+// Made by `make page` from the sources 2b3f46cea38df7d26dffd82a97058ee0261d4a30f5104cae29be96f1c6daa72e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -943,7 +943,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike(compared, after));
       if (isWithoutEffect) after = null;
       const isNewText = plain !== store.current, had = chosen.query;
-      const follow = isNewText ? sameWords(plain) : {};
+      const follow = isNewText ? nextBegin(plain) ?? sameWords(plain) : {};
       [store.current, store.before, store.edited] = [plain, compared, after];
       Object.assign(chosen, { edits, ...follow, ...after ? { others: [] } : {} });
       settle();
@@ -996,6 +996,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const only = heads.length ? "Only labels that were measured on held-out stories apply to this text. The others, and effects," : "Labels and effects";
     return { ...data, heads, missing: `${only} are of the text with which the page opened: undo to see them, or run clearhead look on this text.` };
   }
+  function nextBegin(next) {
+    const { begin } = store.current.data, isThere = begin && chosen.layer === begin.layer && chosen.head === begin.head && chosen.query === begin.query && chosen.key === null;
+    return isThere && next.data.begin ? { ...next.data.begin, key: null } : null;
+  }
   function sameWords(next) {
     const moved = (position) => {
       if (position === null) return null;
@@ -1038,7 +1042,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function firstEdit() {
     const from = store.before ?? store.current, { layer, head } = state(), query = queryOr(), key = keyOr();
-    const looking = headsThatLook(from, query, key), off = looking.length ? looking : [
+    const all = headsThatLook(from, query, key), looking = 2 * all.length < [...from.places()].length ? all : [], off = looking.length ? looking : [
       /** @type {Place} */
       [layer, head]
     ];

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e189061b2dac1a4b2a6c81e3add60117fc63ecc310d5788b074fee5dff44644b; do not edit.
+// Made by `make page` from the sources 2b3f46cea38df7d26dffd82a97058ee0261d4a30f5104cae29be96f1c6daa72e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

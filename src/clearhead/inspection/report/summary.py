@@ -101,13 +101,13 @@ def _in_words(report: Report, begin: Opening) -> list[str]:
         f"{_quoted(keys[key])}, with {weight:.2f} of its weight"
     )
     if writer is None or report.next_token is None:
-        line = f"{begin_with}: {_does(head)}. {looks}:"
+        line = f"{begin_with}: {_does(head)}. {looks}."
     else:
         token, probability = _quoted(report.next_token.token), report.next_token.probability
         line = (
             f"After this text the model predicts {token}, with {probability:.1%}. {begin_with}. "
             f"{looks}, and from there it writes {token}. Without this head the probability is "
-            f"{writer.without:.1%}:"
+            f"{writer.without:.1%}."
         )
     sentence = visible(_sentence(keys, query, key), 2000)
     return [
