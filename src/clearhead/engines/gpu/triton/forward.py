@@ -64,7 +64,7 @@ class RowSums(NamedTuple):
 
 # Triton 3.6 cannot compare a tuple, or find its length, if it contains None. So what is missing
 # below is an empty tuple.
-NOTHING: tuple[()] = ()
+ABSENT: tuple[()] = ()
 
 
 class Ranges(NamedTuple):
@@ -90,9 +90,9 @@ class Group(NamedTuple):
     these, Triton would compile the kernel again.
     """
 
-    band: tuple[int, ...] = NOTHING
-    ranges: Ranges | tuple[()] = NOTHING
-    ids: Ids | tuple[()] = NOTHING
+    band: tuple[int, ...] = ABSENT
+    ranges: Ranges | tuple[()] = ABSENT
+    ids: Ids | tuple[()] = ABSENT
 
 
 class Grouped(NamedTuple):
@@ -106,8 +106,8 @@ class PerKey(NamedTuple):
     """What statistics know of each key: its groups, and what is added to a logit before it is
     ranked for `best`, (B|1, H|1, 1, Tk), in units of the rule."""
 
-    grouped: tuple[Grouped, ...] = NOTHING
-    top_offsets: Cells | tuple[()] = NOTHING
+    grouped: tuple[Grouped, ...] = ABSENT
+    top_offsets: Cells | tuple[()] = ABSENT
 
 
 # The kernel is not compiled again for values that change from one step of decoding to the next, or
@@ -374,10 +374,9 @@ def load_bound(view, b, h, t, i):
 @triton.jit
 def add_range(total, terms, lo, hi, begin):
     """Add the terms of the keys in [lo, hi) of each row, for a tile whose first key is `begin`."""
-    N: tl.constexpr = terms.shape[1]
-    if (tl.min(lo) < begin + N) & (tl.max(hi) > begin):
+    if (tl.min(lo) < begin + terms.shape[1]) & (tl.max(hi) > begin):
         # Relative to `begin`, because Triton would compare keys in 64 bits.
-        key = tl.arange(0, N)[None, :]
+        key = tl.arange(0, terms.shape[1])[None, :]
         inside = (key >= (lo - begin)[:, None]) & (key < (hi - begin)[:, None])
         total += tl.sum(tl.where(inside, terms, 0.0), 1)
     return total

@@ -20,7 +20,7 @@ from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
 from ...operators import in_kernels, with_rows
 from .arguments import FAR, Cells, args_of, cells, cells_if, kernel_rule, rows, sizes_of
-from .forward import NOTHING, Group, Grouped, Ids, PerKey, Ranges
+from .forward import ABSENT, Group, Grouped, Ids, PerKey, Ranges
 from .launch_backward import seen_from
 from .launch_forward import attend, dot_precision, head_block, on_device, power_of_2
 from .start import start
@@ -100,12 +100,12 @@ def _state(computed: dict[str, Tensor], natural: float, empty: State) -> State:
 def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> PerKey:
     """Return what the kernel reads of each key for statistics."""
     grouped: list[Grouped] = []
-    top_offsets: Cells | tuple[()] = NOTHING
+    top_offsets: Cells | tuple[()] = ABSENT
     for s in statistics:
         numbers = _numbers(s, p)
         if isinstance(s, GroupStatistic):
             groups = tuple(_group(x, p) for x in s.key_groups(p))
-            grouped.append(Grouped(groups, NOTHING if numbers is None else cells(numbers)))
+            grouped.append(Grouped(groups, ABSENT if numbers is None else cells(numbers)))
         elif isinstance(s, topk) and numbers is not None:
             top_offsets = cells(numbers.log() / natural)
     return PerKey(tuple(grouped), top_offsets)
