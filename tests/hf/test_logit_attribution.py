@@ -93,6 +93,16 @@ def normed(parts, module, adds_one):
     return made
 
 
+def values_of(seen, block):
+    """The values of a layer, (T, heads, Dv), from what its modules returned."""
+    if (fused := seen.get(block + "attn.c_attn")) is not None:
+        return fused[1][0].chunk(3, -1)[2].unflatten(-1, (4, -1))
+    if (fused := seen.get(block + "attention.query_key_value")) is not None:
+        return fused[1][0].unflatten(-1, (4, 3, -1))[:, :, 2]
+    v = seen[block + "self_attn.v_proj"][1][0]
+    return v.unflatten(-1, (2 if v.shape[-1] < 48 else 4, -1))
+
+
 def expected(model, names, text, column, split=None):
     """The parts of the logit of the unembedding's column (T, d), in float64 by eager attention;
     those of the layer and head `split` by source token."""
@@ -114,8 +124,8 @@ def expected(model, names, text, column, split=None):
             W = W.unflatten(0, (4, -1))
             heads = {f"{layer} {h}": z[:, h] @ W[h] for h in range(4)}
             if split is not None and layer == split[0]:
-                h, key_head = split[1], split[1] // 2
-                v = seen[block + "self_attn.v_proj"][1][0].unflatten(-1, (2, -1))[:, key_head]
+                h, v = split[1], values_of(seen, block)
+                v = v[:, h * v.shape[1] // 4]
                 moved = weights[layer][0, h].unsqueeze(-1) * v  # (T, T, Dv)
                 heads |= {f"source {j}": moved[:, j] @ W[h] for j in range(len(text))}
                 del heads[f"{layer} {h}"]
@@ -170,7 +180,7 @@ def test_every_part_is_that_of_eager_attention_in_float64(kind, target):
     assert bool(((found.bias - parts.get("bias", 0)).abs() <= most).all())
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_sources_are_weights_times_values(kind):
     config, names = MODELS[kind]
     model, text = build(config), ids()
@@ -181,8 +191,38 @@ def test_sources_are_weights_times_values(kind):
         want = torch.stack([parts[f"source {j}"][query] for j in range(T)])
         most = 1e-5 * sum(x.abs() for x in parts.values())[query]
         assert bool(((found.sources(layer, head, query) - want).abs() <= most).all())
+        largest, keys = (x[layer, head, query, 0] for x in found.largest_sources(1))
+        assert abs(largest.abs() - want.abs().max()) <= most
+        assert abs(largest - want[keys]) <= most
     with pytest.raises(BadValue, match="Query 7 was requested"):
         found.sources(0, 0, T)
+
+
+@torch.no_grad()
+def parts_of_t5(model, inputs, token):
+    """The parts of the decoder's heads by source token, (L, H, T, most keys), in float64, and the
+    sum of the absolute parts of all heads."""
+    model = copy.deepcopy(model).double()
+    model.set_attn_implementation("eager")
+    stack, seen = model.decoder, {}
+    layers = [x for block in stack.block for x in (
+        block.layer[0].SelfAttention, block.layer[1].EncDecAttention)]  # fmt: skip
+    for layer in layers:
+        layer.v.register_forward_hook(lambda module, args, out: seen.update({module: out[0]}))
+    stack.final_layer_norm.register_forward_pre_hook(lambda _, args: seen.update(stream=args[0][0]))
+    out = model(**inputs, output_attentions=True)
+    crossed = zip(out.decoder_attentions, out.cross_attentions, strict=True)
+    norm = stack.final_layer_norm
+    scale = (seen["stream"].square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    tied = model.config.d_model**-0.5 if model.config.tie_word_embeddings else 1.0
+    u = scale * norm.weight * model.lm_head.weight[token] * tied  # (T, d)
+    parts = []
+    for layer, weights in zip(layers, (x for pair in crossed for x in pair), strict=True):
+        v = seen[layer.v].unflatten(-1, (4, -1)).transpose(0, 1)
+        along = u @ layer.o.weight.unflatten(1, (4, -1)).movedim(1, 0)  # (H, T, Dv)
+        part = weights[0] * (along @ v.mT)
+        parts.append(torch.nn.functional.pad(part, (0, T - part.shape[-1])))
+    return torch.stack(parts), torch.stack(parts).abs().sum((0, 1, 3))
 
 
 def test_an_encoder_and_decoder_by_its_decoder():
@@ -197,6 +237,13 @@ def test_an_encoder_and_decoder_by_its_decoder():
     assert all(name.startswith("decoder") for name in found.modules)
     with torch.no_grad():
         assert torch.allclose(found.logit, model(**inputs).logits[0, :, 5], atol=1e-4)
+    right, total = parts_of_t5(model, inputs, 5)
+    agree = dict(rtol=0, atol=1e-5 * float(total.max()), check_dtype=False)
+    torch.testing.assert_close(found.heads, right.sum(-1), **agree)
+    for layer, head, query in [(0, 1, 3), (1, 2, 4), (3, 0, 0)]:  # 1 and 3 read the encoder
+        sources = found.sources(layer, head, query)
+        want = right[layer, head, query]
+        torch.testing.assert_close(sources, want[: len(sources)], **agree)
     # The embedding is what the shared table says, along the stream of the decoder.
     assert bool((found.embedding != 0).all())
 

@@ -68,10 +68,16 @@ def parts(name, model):
     return attention, _linear(attention.v_proj, attention.o_proj)
 
 
+def written(values, output):
+    """v W_O of every head in float64, (B, H, T, d), from values (B, T, heads x size)."""
+    values = values.double().unflatten(-1, (-1, D)).transpose(1, 2)
+    return values.repeat_interleave(H // values.shape[1], 1) @ output.double().view(H, D, -1)
+
+
 def eager_parts(name, ids):
     """Weights of layer 1 in float64, (B, H, T, T), from transformers, and v W_O, (B, H, T, d)."""
     torch.manual_seed(0)
-    model = MODELS[name](attn_implementation="eager").eval()
+    model = MODELS[name](attn_implementation="eager").eval().double()
     attention, ((weight, bias), output) = parts(name, model)
     inputs = {}
 
@@ -82,10 +88,46 @@ def eager_parts(name, ids):
     with torch.no_grad():
         weights = model(ids, output_attentions=True).attentions[1]
     handle.remove()
-    values = inputs["x"].double() @ weight.double() + bias
-    values = values.unflatten(-1, (-1, D)).transpose(1, 2)
-    values = values.repeat_interleave(H // values.shape[1], 1)
-    return weights.double(), values @ output.double().view(H, D, -1)
+    return weights, written(inputs["x"] @ weight + bias, output)
+
+
+def agrees(found, right, total=1.0):
+    """Is the error at most 1e-5 of the sum of absolute parts?"""
+    assert bool(((found.double() - right).abs() <= 1e-5 * total).all())
+
+
+BY_VALUE = [ch.value_weighted(GROUPS), ch.topk(3, by="value"), ch.received(by="value")]
+RELATIVE = {"by": "relative_value"}
+VARIES = [
+    "varying", ch.value_weighted(GROUPS, **RELATIVE), ch.topk(3, **RELATIVE),
+    ch.received(**RELATIVE),
+]  # fmt: skip
+
+
+def near(moved):
+    """The sum over the last keys, also of a call with more keys than queries."""
+    q, k = (torch.arange(n) for n in moved.shape[2:])
+    return (moved * ((k <= q[:, None]) & (k >= q[:, None] - 2))).sum(-1)
+
+
+def check_moved(call, moved):
+    """`moved` are the norms of what each head moves from each key, (B, H, Tq, Tk)."""
+    total = moved.sum(-1)
+    nonzero = total.masked_fill(total == 0, 1.0)
+    agrees(call.value_weighted["first"], moved[..., 0] / nonzero)
+    agrees(call.value_weighted["near"], near(moved) / nonzero)
+    agrees(call.topk.weights, moved.topk(3).values, total.unsqueeze(-1))
+    agrees(call.received, moved.sum(2), moved.sum((2, 3)).unsqueeze(-1))
+
+
+def check_varies(call, weights, written):
+    o = weights @ written
+    change = (o - o.mean(2, keepdim=True)).square().sum(-1)
+    share = change / o.square().sum(-1).mean(-1, keepdim=True)
+    agrees(call.varying, share, 1 + share)
+    sources = weights.unsqueeze(-1) * (written - written[:, :, :1]).unsqueeze(2)
+    torch.testing.assert_close(sources.sum(3), o - written[:, :, :1])
+    check_moved(call, sources.norm(dim=-1))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -93,20 +135,11 @@ def test_what_a_head_moves_is_that_of_an_eager_model(name):
     ch.hf.register()
     ids = torch.randint(0, 99, (2, T), generator=torch.Generator().manual_seed(3))
     weights, written = eager_parts(name, ids)
-    moved = weights * written.norm(dim=-1).unsqueeze(2)
     torch.manual_seed(0)
     model = MODELS[name](attn_implementation="clearhead").eval()
-    stats = [ch.value_weighted(GROUPS), ch.topk(3, by="value"), ch.received(by="value")]
-    with torch.no_grad(), ch.watch(model, stats=stats) as seen:
+    with torch.no_grad(), ch.watch(model, stats=BY_VALUE) as seen:
         model(ids)
-    close = dict(rtol=1e-4, atol=1e-6, check_dtype=False)
-    total = moved.sum(-1)
-    causal = torch.ones(T, T).tril() if name != "bert" else torch.ones(T, T)
-    near = moved * (causal * torch.ones(T, T).tril().triu(-2))
-    torch.testing.assert_close(seen[1].value_weighted["first"], moved[..., 0] / total, **close)
-    torch.testing.assert_close(seen[1].value_weighted["near"], near.sum(-1) / total, **close)
-    torch.testing.assert_close(seen[1].topk.weights, moved.topk(3).values, **close)
-    torch.testing.assert_close(seen[1].received, moved.sum(2), **close)
+    check_moved(seen[1], weights * written.norm(dim=-1).unsqueeze(2))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -116,26 +149,47 @@ def test_what_varies_is_that_of_an_eager_model(name):
     weights, written = eager_parts(name, ids)
     torch.manual_seed(0)
     model = MODELS[name](attn_implementation="clearhead").eval()
-    by = dict(by="relative_value")
-    stats = ["varying", ch.value_weighted(GROUPS, **by), ch.topk(3, **by), ch.received(**by)]
-    with torch.no_grad(), ch.watch(model, stats=stats) as seen:
+    with torch.no_grad(), ch.watch(model, stats=VARIES) as seen:
         model(ids)
-    close = dict(rtol=1e-4, atol=1e-5, check_dtype=False)
-    o = weights @ written
-    change = (o - o.mean(2, keepdim=True)).square().sum(-1)
-    share = change / o.square().sum(-1).mean(-1, keepdim=True)
-    torch.testing.assert_close(seen[1].varying, share, **close)
-    fraction = change.sum(-1) / o.square().sum((2, 3))
-    torch.testing.assert_close(seen[1].varying.mean(-1), fraction, **close)
-    sources = weights.unsqueeze(-1) * (written - written[:, :, :1]).unsqueeze(2)
-    torch.testing.assert_close(sources.sum(3), o - written[:, :, :1], **close)
-    moved = sources.norm(dim=-1)
-    near = (moved * torch.ones(T, T).tril().triu(-2)).sum(-1)
-    expected = near / moved.sum(-1).masked_fill(moved.sum(-1) == 0, 1.0)
-    torch.testing.assert_close(seen[1].value_weighted["near"], expected, **close)
+    check_varies(seen[1], weights, written)
     assert not seen[1].value_weighted["first"].any()
-    torch.testing.assert_close(seen[1].topk.weights, moved.topk(3).values, **close)
-    torch.testing.assert_close(seen[1].received, moved.sum(2), **close)
+
+
+@torch.no_grad()
+def test_an_encoder_its_decoder_and_cross_attention():
+    ch.hf.register()
+    seed = torch.Generator().manual_seed(5)
+    config = transformers.T5Config(
+        vocab_size=99, d_model=48, d_kv=D, d_ff=64, num_layers=2, num_heads=H, pad_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    inputs = {
+        "input_ids": torch.randint(1, 99, (2, T), generator=seed),
+        "decoder_input_ids": torch.randint(1, 99, (2, 7), generator=seed),
+    }
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    model.set_attn_implementation("clearhead")
+    with ch.watch(model, stats=BY_VALUE) as moved, ch.watch(model, stats=VARIES) as varied:
+        model(**inputs)
+    model.set_attn_implementation("eager")
+    decoder = model.double().decoder.block[1].layer
+    attentions = {
+        1: model.encoder.block[1].layer[0].SelfAttention,
+        4: decoder[0].SelfAttention,
+        5: decoder[1].EncDecAttention,
+    }
+    values = {}
+    for call, attention in attentions.items():
+        attention.v.register_forward_hook(
+            lambda module, args, out, call=call: values.update({call: out})
+        )
+    out = model(**inputs, output_attentions=True)
+    weights = out.encoder_attentions[1], out.decoder_attentions[1], out.cross_attentions[1]
+    for (call, attention), of_call in zip(attentions.items(), weights, strict=True):
+        wrote = written(values[call], attention.o.weight.T)
+        check_moved(moved[call], of_call * wrote.norm(dim=-1).unsqueeze(2))
+        check_varies(varied[call], of_call, wrote)
 
 
 def test_a_constant_output_does_not_vary_and_the_gradient_is_that_of_autograd():
