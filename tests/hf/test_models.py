@@ -31,6 +31,8 @@ def config(kind):
             return t.GPT2Config(
                 vocab_size=97, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
             )
+        case "gpt_neox":
+            return t.GPTNeoXConfig(**SMALL, intermediate_size=37, use_parallel_residual=True)
         case "llama":
             return t.LlamaConfig(**GROUPED)
         case "mistral":

@@ -44,6 +44,11 @@ def projection(model, kind, layer, of):
         if columns is None:
             return attention.c_proj, None
         return attention.c_attn, slice(32 * at, 32 * at + 32)
+    if kind == "gpt_neox":  # the heads' queries, keys and values take turns
+        attention = model.gpt_neox.layers[layer].attention
+        if columns is None:
+            return attention.dense, None
+        return attention.query_key_value, torch.arange(96).view(H, 3, 8)[:, at].flatten()
     if kind == "bert":
         attention = model.bert.encoder.layer[layer].attention
         return attention.output.dense if columns is None else getattr(attention.self, of), columns
@@ -63,7 +68,7 @@ def hooked(model, kind, layer, of, change):
     heads = model.config.num_key_value_heads if grouped else H
 
     def changed(x):
-        x, at = x.clone(), columns or slice(None)
+        x, at = x.clone(), slice(None) if columns is None else columns
         x[..., at] = change(x[..., at].unflatten(-1, (heads, -1))).flatten(2)
         return x
 
@@ -119,7 +124,7 @@ def check(logits, right, plain):
     assert (logits - right).abs().max() < 0.03 * (plain - right).abs().max()
 
 
-SITES = [("gpt2", 1), ("llama", 0), ("qwen3", 1), ("gemma2", 0), ("bert", 1), ("t5", 0), ("t5", 2),
+SITES = [("gpt2", 1), ("gpt_neox", 1), ("llama", 0), ("qwen3", 1), ("gemma2", 0), ("bert", 1), ("t5", 0), ("t5", 2),
          ("t5", 3)]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from clearhead.errors import BadType, BadValue
 from tests.hf.test_patch import hooked, inputs
 from tests.pairs import pairs
 
+KINDS = ["gpt2", "llama", "gemma2", "gpt_neox"]
 LAYERS, READS = 4, {"query": 2, "key": 1, "value": 1}  # the head of the receiver
 
 
@@ -23,6 +24,15 @@ def model_of(kind):
         "llama": lambda: t.LlamaConfig(
             vocab_size=97, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
             num_key_value_heads=2, intermediate_size=37, pad_token_id=0,
+        ),
+        "gpt_neox": lambda: t.GPTNeoXConfig(
+            vocab_size=97, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
+            intermediate_size=37, use_parallel_residual=True,
+        ),
+        "gemma2": lambda: t.Gemma2Config(
+            vocab_size=97, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
+            num_key_value_heads=2, intermediate_size=37, pad_token_id=0, head_dim=8,
+            sliding_window=5, attn_logit_softcapping=2.0,
         ),
     }  # fmt: skip
     ch.hf.register()
@@ -91,7 +101,7 @@ def edit_of(model, sender, receiver, of, others, **where):
 
 @pytest.mark.parametrize(
     ("kind", "layers", "of", "positions", "padding"),
-    pairs(["gpt2", "llama"], [(0, 3), (1, 2)], READS, [None, [4, 10]], ["none", "left", "right"]),
+    pairs(KINDS, [(0, 3), (1, 2)], READS, [None, [4, 10]], ["none", "left", "right"]),
 )
 def test_as_hooks_on_eager_attention(kind, layers, of, positions, padding):
     model, receiver = model_of(kind), (layers[1], READS[of])
