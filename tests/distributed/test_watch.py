@@ -127,19 +127,17 @@ def reported(rank: int) -> dict[str, tuple]:
         pairs = [
             (getattr(a, name), getattr(b, name))
             for a, b in zip(one.layers, ranks.layers, strict=True)
-            for name in ("pooled", "received", "allowed", "top_weights")
+            for name in ("pooled", "received", "allowed", "top_weights", "value_norms")
         ]
         found[kind] = one.to_json(), ranks.to_json(), pairs
     return found
 
 
 def without_links(x: object, about: bool = False) -> object:
-    """Return a report without its list of the strongest links, whose order rounding may change,
-    and without what heads carry, which is unknown on ranks. With `about`, numbers are equal to
-    numbers close to them."""
+    """Return a report without its list of the strongest links, whose order rounding may change.
+    With `about`, numbers are equal to numbers close to them."""
     if isinstance(x, dict):
-        left_out = {"links", "carried", "norms_withheld"}
-        return {name: without_links(y, about) for name, y in x.items() if name not in left_out}
+        return {name: without_links(y, about) for name, y in x.items() if name != "links"}
     if isinstance(x, list):
         return [without_links(y, about) for y in x]
     return pytest.approx(x, abs=2e-5) if about and isinstance(x, float) else x
@@ -152,6 +150,7 @@ def test_a_report_of_shards_is_that_of_one_machine(tmp_path):
             assert without_links(ranks) == without_links(one, about=True)
             for a, b in pairs:
                 torch.testing.assert_close(b, a, rtol=2e-5, atol=2e-5)
+        assert all(head["carried"] for head in found["llama"][1]["layers"][0]["heads"])
         shares = [head["shares"] for head in found["llama"][1]["layers"][0]["heads"]]
         assert all(share["induction"] > 0 and share["duplicate"] > 0 for share in shares)
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ...errors import BadValue
-from ...functional.ambient import ambient
-from ...functional.sharding import statistics_of
+from ...functional.sharding import of_all_keys, statistics_of
 from ...masks import Mask
 from ...problem.problem import Inputs, Problem
 from ...stats import value_weighted
@@ -34,14 +33,12 @@ class CarriedValues:
 
     def of_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> Carried:
         """Return the norms of the call of the running module, whose output is `out`."""
-        if ambient().ranks is not None:
-            return Carried(None, "The text is on several ranks.")
         name = self.stack.running[-1].name if self.stack.running else ""
         try:
             root = self._values.root(name, problem, out)
         except BadValue as error:
             return Carried(None, _why(error))
-        return Carried(norms(root, problem, inputs)[0])
+        return Carried(of_all_keys(norms(root, problem, inputs))[0])
 
     def leave(self, module: nn.Module, arguments: object, result: object) -> None:
         """Compare what the running module returns with what the heads of its call write."""
