@@ -96,7 +96,7 @@ class Task:
         texts, at = torch.arange(len(self.ids)), self.position(self.a)
         return torch.stack([call.exact_rows[texts, :, 0, at].mean(0) for call in seen])
 
-    def causes(self) -> Tensor:
+    def estimated_effects(self) -> Tensor:
         """Return the estimated change of the logit difference without each head, (L, H)."""
         metric = ch.logit_difference(self.a, self.b)
         found = ch.effects(self.model, self.inputs, metric, exact=False)
@@ -137,7 +137,7 @@ def main() -> None:
     print(f"logit difference of {difference:.2f}.\n")
     parts = task.written()
     written = torch.stack([part.heads[..., -1] for part in parts]).mean(0)
-    looks, causes = task.looks(), task.causes()
+    looks, effects = task.looks(), task.estimated_effects()
     print(row("head", "writes A over B", *(f"from {x}" for x in AT), "weight on A"))
     print(row(*["---"] * (len(AT) + 3)))
     for layer, head in largest(written):
@@ -148,7 +148,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     sets = {
         "write most": largest(written),
-        "cause most, by the estimate": largest(-causes),
+        "cause most, by the estimate": largest(-effects),
         "look most at A": largest(looks),
     }
     for draw in range(DRAWS):
