@@ -86,15 +86,17 @@ def _state(computed: dict[str, Tensor], natural: float, empty: State) -> State:
             more[name] = WeightedSum(sums.movedim(0, -1))
             first += len(sums)
     splits = State(computed["max"] * natural, computed["sum"], more)
-    top = splits.max.amax(0)
-    # All splits at once; `merge` would merge them pair by pair.
-    summed = moved(splits, anchor(top)).map(lambda x: x.sum(0))
+    if len(splits.max) == 1:
+        summed = splits.map(lambda x: x[0])
+    else:  # all splits at once; `merge` would merge them pair by pair
+        summed = moved(splits, anchor(splits.max.amax(0))).map(lambda x: x.sum(0))
+        summed = summed._replace(max=splits.max.amax(0))
     more = dict(summed.more)
     if "top" in empty.more:  # the kernel does not sort it
         best, where = (computed[name].movedim(0, -2).flatten(-2) for name in ("best", "where"))
         unsorted = TopScores(best * natural, where.long())
         more["top"] = cast(TopScores, empty.more["top"]).merged(unsorted)
-    return State(top, summed.sum, more)
+    return State(summed.max, summed.sum, more)
 
 
 def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> PerKey:
