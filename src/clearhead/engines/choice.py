@@ -178,15 +178,25 @@ def _kind(p: Problem, engine: str) -> tuple[Any, ...] | None:
     return None if band is None else (type(p.mask), band, p.scale, p.softcap, engine)
 
 
-def may_replay(p: Problem, engine: str, statistics: tuple[Statistic, ...]) -> bool:
-    """Return whether the steps of a call follow from the layouts of its tensors, so that a later
-    call may repeat them."""
-    plain = not p.grad and all(type(s) in BY_LAYOUT for s in statistics)
-    return plain and not torch._C._is_any_autocast_enabled() and _kind(p, engine) is not None
+def kind_of(
+    p: Problem, engine: str, statistics: tuple[Statistic, ...]
+) -> tuple[object, ...] | None:
+    """Return what the steps of a call follow from besides the layouts of its tensors, so that a
+    later call of this kind may repeat them; None if they follow from more."""
+    if p.grad or torch._C._is_any_autocast_enabled():
+        return None
+    kind = _kind(p, engine)
+    if kind is None or not all(type(s) in BY_LAYOUT for s in statistics):
+        return None
+    return *kind, statistics
 
 
 def replay(
-    p: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
+    kind: tuple[object, ...],
+    p: Problem,
+    inputs: Inputs,
+    engine: str,
+    statistics: tuple[Statistic, ...],
 ) -> tuple[Tensor, dict[str, Result]]:
     """Choose an engine and compute, or repeat the steps of an earlier call."""
 
@@ -198,6 +208,5 @@ def replay(
         assert out is not None
         return out, stats
 
-    computed: tuple[Tensor, dict[str, Result]]
-    computed = _records.call(run, inputs, _kind(p, engine), statistics)
+    computed: tuple[Tensor, dict[str, Result]] = _records.call(run, inputs, kind)
     return computed

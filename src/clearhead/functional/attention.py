@@ -5,7 +5,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from ..engines import CORE, answer, choice, choose, may_replay, replay
+from ..engines import CORE, answer, choice, choose, kind_of, replay
 from ..engines.cpu import direct
 from ..errors import refuse_keywords
 from ..masks import Mask
@@ -133,8 +133,8 @@ def compute(
     statistics: tuple[Statistic, ...] = (),
 ) -> Computed:
     """Apply the editors of `around`, choose an engine, compute, and call the listeners."""
-    if not around.is_hooked and may_replay(problem, engine, statistics):
-        return Computed(problem, *replay(problem, inputs, engine, statistics))
+    if not around.is_hooked and (kind := kind_of(problem, engine, statistics)) is not None:
+        return Computed(problem, *replay(kind, problem, inputs, engine, statistics))
     edits: list[EditedCall] = []
     for editor in around.editors:
         edits.append(editor.edit(problem, inputs))

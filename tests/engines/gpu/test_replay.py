@@ -12,6 +12,7 @@ import torch
 
 import clearhead as ch
 from clearhead.engines import choice
+from clearhead.engines.gpu import replay
 from clearhead.engines.gpu.replay import Recorder, Records, do_not_record, start_recorded
 
 interpreted = pytest.mark.skipif(
@@ -22,6 +23,12 @@ interpreted = pytest.mark.skipif(
 def draw(*shape, seed=0):
     source = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=source) for _ in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def early(monkeypatch):
+    """The second call of a kind is recorded."""
+    monkeypatch.setattr(replay, "PLAIN_CALLS", 1)
 
 
 # ------------------------------------------------------------------------------------- the records
@@ -112,6 +119,27 @@ def test_what_depends_on_more_than_the_layouts_is_not_recorded(run):
         x = draw(3, 5, seed=seed)[0]
         assert torch.equal(records.call(run, (x,)), run(x))
     assert not any(callable(x) for x in records._by_kind.values())
+
+
+def test_a_call_of_a_rare_kind_is_not_recorded(monkeypatch):
+    """A cache that grows makes few calls of a kind."""
+    monkeypatch.setattr(replay, "PLAIN_CALLS", 6)
+    records, calls = Records(), []
+    run = lambda x: calls.append(x) or x + 1  # noqa: E731
+    for count in range(1, 10):
+        records.call(run, (draw(3, 5)[0],))
+        assert len(calls) == min(count, 7)
+
+
+def test_a_replayed_function_within_another_is_a_part_of_its_record():
+    outer, inner = Records(), Records()
+    run = lambda x: inner.call(torch.exp, (x,)) + 1  # noqa: E731
+    for seed in range(3):
+        x = draw(3, 5, seed=seed)[0]
+        assert torch.equal(outer.call(run, (x,)), x.exp() + 1)
+    assert not inner._by_kind
+    inner.call(torch.exp, (x,))
+    assert inner._by_kind
 
 
 def test_two_arguments_that_are_one_tensor_are_not_recorded():

@@ -2,9 +2,9 @@
 
 To launch a kernel, Python chooses tiles and splits, allocates buffers, and finds out for which
 types of arguments the kernel is compiled. All of this follows from the layouts of the tensors and
-from the other arguments, and takes longer than a small call takes the device. So the second call of
-a kind is recorded: the functions of torch that it calls, and the kernels that it starts. Later
-calls repeat these steps with their own tensors.
+from the other arguments, and takes longer than a small call takes the device. So one of
+the first calls of a kind is recorded: the functions of torch that it calls, and the kernels that it
+starts. Later calls repeat these steps with their own tensors.
 
 A record is the text of a function, compiled: a line for each step. Its parameters are the tensors
 of a call, and everything else is a constant. Therefore a recorded function must not read values of
@@ -28,6 +28,9 @@ from ...torch_state import OwnMode
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOST_RECORDS = 1024  # of a function
+# To record a call takes as long as five replayed calls save. With a cache that grows by a token,
+# each layer of a model makes one call of a kind.
+PLAIN_CALLS = 6
 PLAIN_TYPES = Tensor, torch.nn.Parameter
 LAYOUT = {  # functions of torch that a recorded function may call without a step
     "__get__",  # a property
@@ -35,7 +38,7 @@ LAYOUT = {  # functions of torch that a recorded function may call without a ste
     "size", "stride",
     "_set_grad_enabled",  # a replayed call records no gradients
 }  # fmt: skip
-SEEN, NOT_RECORDABLE = "seen once", "not recordable"
+NOT_RECORDABLE = -1
 
 
 class Step(NamedTuple):
@@ -158,7 +161,10 @@ def _has_tensors(x: Any) -> bool:
 
 
 class _Recording(threading.local):
+    """What a thread records. `inside`: whether a replayed function runs."""
+
     by: Recorder | None = None
+    inside = False
 
 
 _recording = _Recording()
@@ -188,7 +194,8 @@ class Records:
     """The records of the calls of a function, by what they depend on."""
 
     def __init__(self) -> None:
-        self._by_kind: dict[tuple[Any, ...], Callable[..., Any] | str] = {}
+        # For each kind its record, or the number of its calls so far.
+        self._by_kind: dict[tuple[Any, ...], Callable[..., Any] | int] = {}
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], *others: Any) -> Any:
         """Return `function(*args)`, by the steps of an earlier call if there was one.
@@ -198,27 +205,40 @@ class Records:
         """
         kind: list[Any] = [*others]
         tensors: list[Tensor] = []
-        if _recording.by is not None or not _describe(args, kind, tensors):
+        if _recording.inside or not _describe(args, kind, tensors):
             return function(*args)
         of = (*kind, *settings(tensors[0].device, tensors[0].dtype))
-        record = self._by_kind.get(of)
+        record = self._by_kind.get(of, 0)
         if callable(record):
             with on_device(tensors[0]):
                 return record(*tensors)
-        if record is None:
-            if len(self._by_kind) >= MOST_RECORDS:
-                self._by_kind.clear()
-            self._by_kind[of] = SEEN
-        if record is not SEEN or not _can_record(tensors):
+        if record == NOT_RECORDABLE:
             return function(*args)
-        with Recorder(tensors) as recorder:
-            _recording.by = recorder
-            try:
+        _recording.inside = True
+        try:
+            if record >= PLAIN_CALLS and _can_record(tensors):
+                result, self._by_kind[of] = _recorded(function, args, tensors)
+            else:
                 result = function(*args)
-            finally:
-                _recording.by = None
-            self._by_kind[of] = recorder.record(result) or NOT_RECORDABLE
+                if len(self._by_kind) >= MOST_RECORDS:
+                    self._by_kind.clear()
+                self._by_kind[of] = min(record + 1, PLAIN_CALLS)
+        finally:
+            _recording.inside = False
         return result
+
+
+def _recorded(
+    function: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]
+) -> tuple[Any, Callable[..., Any] | int]:
+    """Return the result of a call, and its record or `NOT_RECORDABLE`."""
+    with Recorder(tensors) as recorder:
+        _recording.by = recorder
+        try:
+            result = function(*args)
+        finally:
+            _recording.by = None
+        return result, recorder.record(result) or NOT_RECORDABLE
 
 
 def replayed(function: Function) -> Function:
