@@ -9,7 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.survey.forgetting import KeyHead, Mean, _divided, hull
+from clearhead.survey.forgetting import KeyHead, Mean, divide, hull
 from clearhead.survey.long import SINKS
 
 from .models import WORDS, tokenizer
@@ -107,7 +107,7 @@ def test_no_division_has_a_smaller_sum_of_errors():
         return sum(np.interp(s, *zip(*c, strict=True)) for s, c in zip(sizes, curves, strict=True))
 
     for total in (6, 9, 17, 30, 48):
-        sizes = _divided(curves, total)
+        sizes = divide(curves, total)
         others = [x for x in product(range(2, 17), repeat=3) if sum(x) == total]
         assert sum(sizes) == total and error(sizes) <= min(map(error, others)) + 1e-12
 

@@ -6,16 +6,11 @@ is that of the query head with the largest one, and so is its retrieval score.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from itertools import groupby, pairwise
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from ..errors import BadValue, writable_folder
-from ..files import atomic_io
+from ..errors import BadValue
 from ..inspection.edits import Edit, knock_out
 from .long import SINKS, WINDOWS, outside
 
@@ -25,7 +20,6 @@ if TYPE_CHECKING:
 RECENT = WINDOWS[1]
 THRESHOLD = 0.2  # of the error of a streaming head
 COPIES = 0.1  # the retrieval score of a head that copies (Wu et al. 2024, arXiv 2404.15574)
-RATIOS = 99  # compression ratios of KVPress: 0.01 to 0.99
 
 
 class Mean(NamedTuple):
@@ -137,7 +131,11 @@ def budgets(survey: "Survey", keep: float) -> Budgets:
 
     Raises `BadValue` for a survey without the metrics `long`, and if `keep` is too small.
     """
-    curves, layout, context = _curves(survey), _layout(survey), survey.manifest.fixed["context"]
+    curves, layout, context = (
+        error_curves(survey),
+        groups_of_layers(survey),
+        survey.manifest.fixed["context"],
+    )
     least = sum(curve[0][0] for curve in curves) / (len(curves) * context)
     if not least <= keep <= 1:
         raise BadValue(
@@ -146,7 +144,7 @@ def budgets(survey: "Survey", keep: float) -> Budgets:
             f" keys, and others {SINKS + WINDOWS[0]} or more.",
             "pass for example keep=0.5.",
         )
-    sizes = iter(_divided(curves, round(keep * context * len(curves))))
+    sizes = iter(divide(curves, round(keep * context * len(curves))))
     groups = {layer: group for layer, (_, group) in layout.items()}
     numbers = {layer: range(count) for layer, (count, _) in layout.items()}
     return Budgets(_in_layers(numbers, sizes), groups, context)
@@ -159,53 +157,12 @@ def _in_layers(
     return {layer: tuple(next(sizes) for _ in of) for layer, of in layers.items()}
 
 
-def export_duo_attention(survey: "Survey", folder: str | Path, recent: int = RECENT) -> Path:
-    """Write key heads as a pattern of DuoAttention, and return the folder.
-
-    ``full_attention_heads.tsv`` has a row for each layer, with a number from 0 to 1 for each key
-    head: 1 for a head that copies, and the error of another. Choose the fraction of streaming heads
-    (`sparsity` there): the numbers are not the gates that DuoAttention trains, so its threshold 0.5
-    means something else. ``config.json`` has the sizes of sinks and window.
-    """
-    heads = key_heads(survey, recent)
-    _must_be_regular(survey, "a pattern of DuoAttention")
-    numbers = [1.0 if x.retrieval.mean > COPIES else min(x.error.mean, 1.0) for x in heads]
-    count, _ = _layout(survey)[0]
-    rows = [numbers[start : start + count] for start in range(0, len(numbers), count)]
-    text = "\n".join("\t".join(f"{x:.6f}" for x in row) for row in rows)
-    out = writable_folder(folder, "a pattern is")
-    atomic_io.replace(out / "full_attention_heads.tsv", f"{text}\n".encode())
-    atomic_io.write_json(out / "config.json", {"sink_size": SINKS, "recent_size": recent})
-    return out
-
-
-def export_kvpress(survey: "Survey", path: str | Path) -> Path:
-    """Write budgets as a curve for `LUKVPress` of KVPress, and return the path, an .npy file.
-
-    It has the fractions of keys to drop, (99, layers, key heads), for the total fractions 0.01 to
-    0.99. Where `budgets` refuses so few keys, all heads keep equally many. KVPress chooses the keys
-    of a budget by its own scores, and not by position.
-    """
-    _must_be_regular(survey, "a curve of KVPress")
-    curves, (G, _) = _curves(survey), _layout(survey)[0]
-    context, n = survey.manifest.fixed["context"], len(curves)
-    dropped = np.empty((RATIOS, n), dtype=np.float32)
-    for row in range(RATIOS):
-        total = round((1 - (row + 1) / (RATIOS + 1)) * context * n)
-        enough = total >= sum(curve[0][0] for curve in curves)
-        sizes = np.array(_divided(curves, total)) if enough else np.full(n, total / n)
-        dropped[row] = 1 - sizes / context
-    content = BytesIO()
-    np.save(content, dropped.reshape(RATIOS, -1, G))
-    return atomic_io.replace(Path(path), content.getvalue())
-
-
-def _divided(curves: Sequence[Sequence[tuple[int, float]]], total: int) -> list[int]:
+def divide(curves: Sequence[Sequence[tuple[int, float]]], total: int) -> list[int]:
     """Divide `total` keys among key heads with the least sum of errors.
 
     Each curve has sizes and errors, both convex: the steepest segments come first.
 
-    >>> _divided([[(20, 0.5), (100, 0.0)], [(20, 0.1), (100, 0.0)]], 140)
+    >>> divide([[(20, 0.5), (100, 0.0)], [(20, 0.1), (100, 0.0)]], 140)
     [100, 40]
     """
     sizes = [curve[0][0] for curve in curves]
@@ -239,7 +196,7 @@ def hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return chain
 
 
-def _curves(survey: "Survey") -> list[list[tuple[int, float]]]:
+def error_curves(survey: "Survey") -> list[list[tuple[int, float]]]:
     """Return the errors of each key head by the number of keys that it keeps, as convex curves."""
     context = survey.manifest.fixed["context"]
     errors, scores = _errors(survey), _largest(survey, "retrieval")
@@ -251,7 +208,7 @@ def _curves(survey: "Survey") -> list[list[tuple[int, float]]]:
     ]
 
 
-def _layout(survey: "Survey") -> dict[int, tuple[int, int]]:
+def groups_of_layers(survey: "Survey") -> dict[int, tuple[int, int]]:
     """Return for each layer its number of key heads, and of query heads that read each."""
     rows = survey.query(
         "select layer, count(distinct key_head), count(distinct head) from heads group by layer "
@@ -292,17 +249,6 @@ def _largest(survey: "Survey", metric: str) -> dict[tuple[int, int], Mean]:
     largest = {of: Mean(*next(group)[2:]) for of, group in groupby(rows, itemgetter(0, 1))}
     return {
         (layer, number): largest.get((layer, number), Mean(number * group, 0.0, 0.0, 0.0))
-        for layer, (count, group) in _layout(survey).items()
+        for layer, (count, group) in groups_of_layers(survey).items()
         for number in range(count)
     }
-
-
-def _must_be_regular(survey: "Survey", what: str) -> None:
-    counts = {layer: count for layer, (count, _) in _layout(survey).items()}
-    if len({*counts.values()}) > 1 or [*counts] != [*range(len(counts))]:
-        raise BadValue(
-            f"The layers {', '.join(map(str, counts))} have "
-            f"{', '.join(map(str, counts.values()))} key heads.",
-            f"{what} has the same number of key heads in every layer.",
-            "write survey.key_heads() in a format of your own.",
-        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..errors import BadValue, as_count, did_you_mean
-from . import corpus, forgetting
+from . import cache_files, corpus, forgetting
 from .compare import Side, compare
 from .corpus import Shard, read_shard
 from .deciles import decile_range
@@ -205,11 +205,11 @@ class Survey:
 
     def export_duo_attention(self, folder: str | Path, recent: int = forgetting.RECENT) -> Path:
         """Write the errors of key heads as a pattern of DuoAttention, and return the folder."""
-        return forgetting.export_duo_attention(self, folder, recent)
+        return cache_files.export_duo_attention(self, folder, recent)
 
     def export_kvpress(self, path: str | Path) -> Path:
         """Write budgets as a curve for `LUKVPress` of KVPress, an .npy file; return its path."""
-        return forgetting.export_kvpress(self, path)
+        return cache_files.export_kvpress(self, path)
 
     def context(self, text: int, context: int) -> list[str]:
         """Return the tokens of a context, as written in the text."""
