@@ -244,7 +244,7 @@ def test_an_encoder_and_decoder_by_its_decoder():
         sources = found.sources(layer, head, query)
         want = right[layer, head, query]
         torch.testing.assert_close(sources, want[: len(sources)], **agree)
-    # The embedding is what the shared table says, along the stream of the decoder.
+    # The embedding is the row of the shared table, along the stream of the decoder.
     assert bool((found.embedding != 0).all())
 
 

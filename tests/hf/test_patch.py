@@ -124,8 +124,8 @@ def check(logits, right, plain):
     assert (logits - right).abs().max() < 0.03 * (plain - right).abs().max()
 
 
-SITES = [("gpt2", 1), ("gpt_neox", 1), ("llama", 0), ("qwen3", 1), ("gemma2", 0), ("bert", 1), ("t5", 0), ("t5", 2),
-         ("t5", 3)]  # fmt: skip
+SITES = [("gpt2", 1), ("gpt_neox", 1), ("llama", 0), ("qwen3", 1), ("gemma2", 0), ("bert", 1),
+         ("t5", 0), ("t5", 2), ("t5", 3)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("site", "of", "padding"), pairs(SITES, OF, ["none", "left", "right"]))
