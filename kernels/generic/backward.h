@@ -47,9 +47,9 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A> class Backward : BlockScores<A> {
   using Base = BlockScores<A>;
   using typename Base::Row, typename Base::Unit, typename Base::E;
-  using Base::KEY_BLOCK, Base::SCORE_STRIDE, Base::p_, Base::task_, Base::logits_,
-      Base::n_rows_, Base::n_blocks_, Base::row_, Base::q_, Base::k_, Base::s_, Base::cap_slope_,
-      Base::hull_, Base::key_block_, Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of,
+  using Base::KEY_BLOCK, Base::SCORE_STRIDE, Base::p_, Base::task_, Base::logits_, Base::n_rows_,
+      Base::n_blocks_, Base::row_, Base::q_, Base::k_, Base::s_, Base::cap_slope_, Base::hull_,
+      Base::key_block_, Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of,
       Base::query_row, Base::key_row, Base::find_ranges, Base::pack_groups, Base::pack_panels,
       Base::any_query_sees_block, Base::sees_block, Base::scores, Base::value_scores,
       Base::value_tile_for, Base::visible_to, Base::PER_UNIT, Base::WEIGHT_STRIDE;

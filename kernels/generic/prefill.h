@@ -39,8 +39,8 @@ template <class A> class Prefill : GroupSums<A> {
       Base::n_blocks_, Base::row_, Base::blocks_, Base::q_, Base::k_, Base::s_, Base::lane_max_,
       Base::hull_, Base::key_block_, Base::begin_, Base::end_, Base::rows_of, Base::key_row,
       Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
-      Base::sees_block, Base::scores, Base::prefetch_next_block, Base::visible_to,
-      Base::n_groups_, Base::weights_, Base::start_groups, Base::add_to_groups, Base::group_sum;
+      Base::sees_block, Base::scores, Base::prefetch_next_block, Base::visible_to, Base::n_groups_,
+      Base::weights_, Base::start_groups, Base::add_to_groups, Base::group_sum;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
