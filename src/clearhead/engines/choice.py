@@ -43,7 +43,7 @@ CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
 FUSED, TRITON, FLEX = Fused(), Triton(), Flex()
 REPLAYED = FUSED.name, TRITON.name  # the other engines set modes of torch
 BY_LAYOUT = LogSumExp, Largest, Entropy, Effective, topk, received, pooled, exact_rows
-_chosen: dict[tuple[Any, ...] | None, Engine] = {}
+_chosen: dict[tuple[Any, ...], Engine] = {}
 _records = Records()
 BY_NAME: tuple[Engine, ...] = (CORE, FUSED, SDPA, TRITON, FLEX, TILED, STEPS)
 ENGINES = tuple(engine for engine in BY_NAME if engine.name in CPU.engines)
@@ -77,7 +77,7 @@ def choose(problem: Problem, engine: str) -> Engine:
     p, kind = problem, _kind(problem, engine)
     sizes = p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv, p.grad
     of = kind and (*kind, *sizes, *settings(p.device, p.dtype))
-    if of in _chosen:
+    if of is not None and of in _chosen:
         return _chosen[of]
     chosen, declined = first_capable(problem, engine)
     if chosen is not None:
