@@ -257,8 +257,8 @@ class WeightStatistic(Statistic):
         self.part(total, p, queries).add_(part)
 
     @abstractmethod
-    def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Result:
-        """Return the result for the `queries` (their positions) of the sweep."""
+    def finish(self, total: Tensor, grid: Grid, queries: Tensor | None) -> Result:
+        """Return the result for the `queries` (their positions) of the sweep; None means all."""
 
 
 def empty_sums(

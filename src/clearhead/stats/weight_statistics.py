@@ -37,7 +37,7 @@ class received(WeightStatistic):
     def add_tile(self, total: Tensor, tile: WeightTile) -> None:
         total[..., tile.columns] = tile.pooled.sum(2)
 
-    def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Tensor:
+    def finish(self, total: Tensor, grid: Grid, queries: Tensor | None) -> Tensor:
         if self.factors is None:
             return total
         assert self.factors.numbers is not None
@@ -96,8 +96,10 @@ class pooled(WeightStatistic):
     def part(self, total: Tensor, p: Problem, queries: slice) -> Tensor:
         return total.narrow(2, *bins_of(queries, p.Tq, self.query_bins(p)))
 
-    def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Tensor:
+    def finish(self, total: Tensor, grid: Grid, queries: Tensor | None) -> Tensor:
         bins = min(self.rows, grid.Tq)
+        if queries is None:
+            queries = torch.arange(grid.Tq, device=total.device)
         bin_index = bin_of(queries, grid.Tq, bins)
         ones = torch.ones_like(bin_index)  # torch.bincount would wait for a GPU
         count = ones.new_zeros(bins).index_add_(0, bin_index, ones).clamp(min=1)
@@ -163,9 +165,9 @@ class exact_rows(WeightStatistic):
         if rows := self.among(p, queries):
             total[:, :, rows] = part
 
-    def finish(self, total: Tensor, grid: Grid, queries: Tensor) -> Tensor:
+    def finish(self, total: Tensor, grid: Grid, queries: Tensor | None) -> Tensor:
         """Return the rows that are among the queries."""
-        if len(queries) == grid.Tq:  # all, without reading `queries` from a GPU
+        if queries is None or len(queries) == grid.Tq:  # without reading `queries` from a GPU
             return total
         positions = torch.tensor(self.positions(grid), dtype=torch.long, device="cpu")
         swept = torch.isin(positions, queries.cpu())

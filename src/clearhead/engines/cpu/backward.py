@@ -90,13 +90,11 @@ def gradients(
     if sinks is not None:
         grads = torch.exp((sinks.view(-1, 1) - lse) / log_unit(lse)).float() * delta
         dsinks = -_over_queries(_sum(grads.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
-    return (
-        _sum(dq, 0, 1).squeeze(0).to(q.dtype),
-        _sum(dk.view(B, G, H // max(G, 1), Tk, D), 2, 1).squeeze(2).to(q.dtype),
-        _sum(dv.view(B, G, H // max(G, 1), Tk, Dv), 2, 1).squeeze(2).to(q.dtype),
-        dbias,
-        dsinks,
-    )
+    if H != G:  # a key head has the gradients of its query heads
+        of_group = B, G, H // max(G, 1), Tk
+        dk = _sum(dk.view(*of_group, D), 2, 1).squeeze(2)
+        dv = _sum(dv.view(*of_group, Dv), 2, 1).squeeze(2)
+    return _sum(dq, 0, 1).squeeze(0).to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), dbias, dsinks
 
 
 def _sum(x: Tensor, dim: int, size: int) -> Tensor:

@@ -7,8 +7,9 @@ where their checks take 0.7 us. `make_problem` checks any other call, and raises
 """
 
 import math
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from ...masks import Grid, Mask, everything
@@ -18,7 +19,7 @@ from ...problem.problem import Inputs, Problem
 from ...stats import Result, Statistic, lse_alone
 from ...torch_state import is_undisturbed, one_thread_after_fork
 from ..operators import UNMASKED, KernelArgs, mask_args
-from .call import attend, check
+from .call import check
 from .extension import core, level
 from .stats import core_results
 
@@ -42,8 +43,7 @@ def output_of(
     (B, H, _, Tq, _, _, Dv, dims), args = checked
     # A tuple of sizes would take a microsecond longer.
     out = q.new_empty(B, H, Tq, Dv) if dims == 4 else q.new_empty((B, H, Tq, Dv)[4 - dims :])
-    if code := core.attend(q, k, v, out, None, None, args):
-        check(code)
+    check(core.attend(q, k, v, out, None, None, args))
     return out
 
 
@@ -57,11 +57,13 @@ class PlainCall(NamedTuple):
     def results(self, statistics: tuple[Statistic, ...]) -> tuple[Tensor, dict[str, Result]]:
         """Compute the output, (B, H, Tq, Dv), and finished statistics that are `in_kernels`."""
         p, tensors, args = self
-        if lse_alone(statistics):  # the bits of a compiled call, and decoded in one sweep
-            out, lse, _ = attend(*tensors, args, True)
-            return out, {"lse": cast(Tensor, lse).to(p.wide)}
         out = tensors.q.new_empty(p.B, p.H, p.Tq, p.Dv)
-        return out, core_results(p, tensors, args, statistics, out)
+        if not lse_alone(statistics):
+            return out, core_results(p, tensors, args, statistics, out)
+        # The bits of a compiled call, and decoded in one sweep.
+        lse = tensors.q.new_empty(p.B, p.H, p.Tq, dtype=torch.float64)
+        check(core.attend(*tensors, out, lse, None, args))
+        return out, {"lse": lse.to(p.wide)}
 
 
 def plain_call(

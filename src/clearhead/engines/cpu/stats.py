@@ -137,7 +137,7 @@ def _finished(
 ) -> Result:
     if s.sweep == "second":
         assert isinstance(s, WeightStatistic) and weight_sums is not None
-        return s.finish(weight_sums[s.name], p.grid, torch.arange(p.Tq, device="cpu"))
+        return s.finish(weight_sums[s.name], p.grid, None)
     if s.name == "topk":
         return cast(topk, s).padded(cast(Tensor, rows.top_scores), cast(Tensor, rows.top_keys))
     if rows.entropy is not None and s.name in ("entropy", "effective"):
