@@ -1,7 +1,8 @@
 """Time clearhead, other implementations and the hardware's ceilings in one run.
 
-`cases` and `minilm` define the cases, `peers` the implementations, `timing` the clock and the
-ceilings, and `measure` the run. `gpu` has all of these for a GPU, and `show` the table and figures.
+`cases`, `minilm` and `smollm2` define the cases, `peers` the implementations, `timing` the clock
+and the ceilings, and `measure` the run. `gpu` has all of these for a GPU, and `show` the table and
+figures.
 `bench/LOG.md` is the log of measurements and experiments.
 """
 

@@ -22,9 +22,11 @@ from clearhead.problem.check import Options, make_problem
 from .cases import GROUPS, Case, thread_cases
 from .minilm import COUNTS, sentences
 from .peers import PEERS, prepare
+from .smollm2 import COUNT, smollm2
 from .timing import Ceilings, seconds_per_call, summary
 
-NAMES = (*GROUPS, "threads", "minilm")
+NAMES = (*GROUPS, "threads", "minilm", "smollm2")
+MODELS = {"minilm": (sentences, len(COUNTS)), "smollm2": (smollm2, COUNT)}
 
 
 def measure(
@@ -87,8 +89,8 @@ def measure(
                     torch.set_num_threads(case.threads or threads)
                     keep({"group": group, **_one(case, ceilings, rounds, peers)})
                 torch.set_num_threads(threads)
-                if group == "minilm":
-                    for result in sentences(rounds, threads):
+                if group in MODELS:
+                    for result in MODELS[group][0](rounds, threads):
                         keep({"group": group, **result})
     finally:
         torch.set_num_threads(before)
@@ -100,7 +102,7 @@ def measure(
 def count_results(groups: Sequence[str], threads: int | None) -> int:
     """Return the number of results of `measure`."""
     counts = {name: len(_cases(name, threads or torch.get_num_threads())) for name in NAMES}
-    counts["minilm"] = len(COUNTS)
+    counts |= {name: count for name, (_, count) in MODELS.items()}
     return sum(counts.get(name, 0) for name in groups or NAMES)
 
 

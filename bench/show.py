@@ -28,6 +28,8 @@ def table(result: Result) -> str:
     if "of dense" in result:
         times = f"{result['of dense']:.2f} x as long"
         lines.append(f"  a pair under the mask takes {times} as without the mask")
+    if "attention" in result:
+        lines += [f"  attention takes {result['attention']:.1%} of clearhead's time"]
     lines += [f"  {name:<22} {reason}" for name, reason in result["declined"].items()]
     return "\n".join(lines)
 

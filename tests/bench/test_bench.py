@@ -1,4 +1,4 @@
-"""The benchmark: it runs, its rates and shares are right, and it says who was not timed."""
+"""The benchmark: it runs, its rates and shares are right, and it reports who was not timed."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import bench
-from bench import cases, looking, peers
+from bench import cases, looking, peers, smollm2
 from clearhead.errors import BadValue
 from clearhead.problem.check import Options, make_problem
 from clearhead_cli import app
@@ -102,3 +102,25 @@ def test_looking_times_every_statistic_beside_attention():
     assert list(ratios) == [looking.AGAIN, *looking.requests(5)]
     again, *others = ratios.values()
     assert 0.2 < again < 5 and min(others) > 1  # at 5 tokens they take several times as long
+
+
+@pytest.mark.outside
+def test_a_model_is_timed_in_forward_generation_and_training():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    cases = smollm2.of_model(model, 1, 1, forward=(7,), generation=(5,), training=(6,))
+    found = {result["case"]: result for result in cases}
+    assert [*found] == [
+        "SmolLM2 float32, a forward of 7 tokens",
+        "SmolLM2 float32, 16 tokens after 5",
+        "SmolLM2 float32, a training step of 6 tokens",
+    ]
+    for result in found.values():
+        ours, without = (result["peers"][name] for name in ("clearhead", smollm2.WITHOUT))
+        assert ours["times ours"] == 1 and result["attention"] == 1 - without["times ours"]
+        assert f"attention takes {result['attention']:.1%}" in bench.table(result)
+    assert smollm2.CACHED in found["SmolLM2 float32, 16 tokens after 5"]["peers"]
