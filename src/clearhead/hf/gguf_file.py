@@ -30,7 +30,7 @@ from .gguf_settings import (
 from .pre_tokenizers import ADDS_BOS, apply_rule
 from .register import quiet_transformers
 
-FORMAT = 1  # of the converted folders; higher when a conversion changes
+FORMAT = 2  # of the converted folders; higher when a conversion changes
 ABOUT = "clearhead.json"
 _PLAIN = {"F32", "F16", "BF16", "F64"}
 
@@ -174,7 +174,7 @@ def _quantization(reader: Any, file_type: Any) -> str:
 
 def _set_tokenizer(file: Path, reader: Any, tokenizer: Any) -> None:
     """Apply the settings of the file's tokenizer that transformers ignores."""
-    from tokenizers import decoders, pre_tokenizers
+    from tokenizers import decoders, normalizers, pre_tokenizers
 
     fields = {
         key.removeprefix("tokenizer.ggml."): field.contents()
@@ -197,3 +197,8 @@ def _set_tokenizer(file: Path, reader: Any, tokenizer: Any) -> None:
             )
         elif spaced and not adds:
             raise misread(file, "tokenizer.ggml.add_space_prefix", spaced, adds)
+        elif spaced:  # Metaspace adds none to a text that begins with a space
+            backend.normalizer = normalizers.Sequence(
+                [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            )
+            backend.pre_tokenizer = None
