@@ -1,8 +1,8 @@
 """Write the page of a survey: a scatter of all heads; one head's distributions, examples, tokens.
 With another survey of the same texts, the page shows where the two differ.
 
-The page holds all numbers and the contexts of its examples, so it needs no server. Some hundred
-heads with twenty metrics take a few megabytes.
+The page holds all numbers and the contexts of its examples, so it needs no server. It has 14 MB for
+270 heads with 34 metrics.
 """
 
 import html
