@@ -1,5 +1,7 @@
 """torch's kernels on a GPU, tested without one: how they would be called, and what they support."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -7,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from clearhead import torch_state
-from clearhead.engines import SDPA, sdpa, sdpa_backends
+from clearhead.engines import FUSED, SDPA, TRITON, choose, sdpa, sdpa_backends
 from clearhead.engines.sdpa_backends import Gpu, backends_decline, gpu_of
 from clearhead.problem.check import Options, make_problem
 from clearhead.torch_state import has_values
@@ -74,6 +76,17 @@ def test_what_the_user_disabled_stays_disabled(calls):
         assert gpu_of(torch.device("cuda")).enabled == ("cudnn",)
     assert [offered for offered, _, _ in calls] == [{"efficient", "cudnn"}, {"cudnn"}]
     assert gpu_of(torch.device("cuda")) == Gpu((8, 0), torch.backends.cudnn.is_available())
+
+
+def test_a_choice_is_remembered_only_while_the_same_kernels_are_enabled():
+    pytest.importorskip("triton")
+    problem = replace(problem_of(mask=ch.causal)[0], device=torch.device("cuda"))
+    for _ in range(2):
+        assert choose(problem, "auto") is FUSED
+        with sdpa_kernel([SDPBackend.MATH]):
+            assert choose(problem, "auto") is TRITON
+        assert choose(replace(problem, softcap=3.0), "auto") is TRITON
+        assert choose(replace(problem, mask=ch.window(before=3)), "auto") is TRITON
 
 
 def test_the_fused_kernels_get_a_contiguous_last_dimension(calls):

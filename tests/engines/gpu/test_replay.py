@@ -230,3 +230,20 @@ def test_a_repeated_training_step_has_the_bits_of_a_new_one(engine):
             [out, *grads], [true, *torch.autograd.grad(true, exact, seeds.double())], strict=True
         ):
             torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+def test_which_queries_see_a_tile_is_never_a_part_of_a_record(monkeypatch):
+    """It takes 170 calls of torch, and is computed once for the layers that share a mask."""
+    from clearhead.engines.gpu.triton import operator
+
+    records = Records()
+    monkeypatch.setattr(
+        operator, "_gradients", lambda *args: records.call(operator.gradients, args)
+    )
+    tensors = [x.requires_grad_() for x in draw(1, 1, 21, 16)]
+    for first in (2, 3):  # the second call, of a new mask, would be recorded
+        mask = ch.window(before=9, after=0) | ch.prefix(first)
+        out = ch.attention(*tensors, mask=mask, engine="triton")
+        torch.autograd.grad(out.sum(), tensors)
+    assert list(records._by_kind.values()) == [replay.NOT_RECORDABLE]

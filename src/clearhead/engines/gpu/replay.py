@@ -281,6 +281,7 @@ def settings(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
         torch._C._get_deterministic_algorithms(),
+        torch._C._get_deterministic_algorithms_warn_only(),
     )
 
 

@@ -9,6 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ....torch_state import has_values
 from ...operators import KernelArgs, with_rows
+from ..replay import do_not_record
 from .arguments import KernelRule, Rows, Sizes, cells_if, kernel_rule, rows, sizes_of
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
 from .launch_forward import (
@@ -237,8 +238,10 @@ def seen_from(rule: KernelArgs, sizes: Sizes, M: int, N: int) -> tuple[Tensor, T
     its ranges.
 
     Results are kept as long as the ranges, since a captured CUDA graph may read them. Ranges are
-    cached for one stream of a GPU, and so are these results.
+    cached for one stream of a GPU, and so are these results. A repeated call would compute them
+    again, so these calls are not recorded.
     """
+    do_not_record()
     assert rule.lo is not None and rule.hi is not None
     seen: Seen | None = _seen.get(rule.lo)
     if seen is None or seen.hi is not rule.hi:
