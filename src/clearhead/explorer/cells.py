@@ -4,6 +4,7 @@
 """
 
 import html
+import textwrap
 from collections.abc import Sequence
 from functools import singledispatch
 
@@ -17,6 +18,8 @@ from ..functional.matrix import Matrix
 from ..functional.plan import Plan
 from ..inspection.recording import Recording
 from ..inspection.report import Report
+from ..inspection.report.opening import opening
+from ..inspection.report.summary import in_words
 from ..masks import Mask
 from ..masks.grid import make_grid
 from ..trace import Trace
@@ -30,7 +33,6 @@ MOST_ROWS = 50
 MOST_CALLS = 48  # in a picture
 THUMBNAIL = 64
 MOST_LETTERS = 2000  # of a caption or a cell
-UNTELLING = ("spread", "mixed", "sharp", "first token (sink)")  # labels
 
 
 @singledispatch
@@ -189,14 +191,15 @@ def _(report: Report) -> str:
 def still(report: Report) -> str:
     """Return the maps of one layer of a report as pictures, for viewers that run no script.
 
-    It is the layer of the head with the clearest label.
+    It is the layer with which page and terminal begin, with the reason.
     """
-    heads = [x for x in report.heads if x.label not in UNTELLING] or report.heads
-    layer = report.layers[max(heads, key=lambda head: head.number).layer]
+    begin = opening(report)
+    layer = report.layers[0 if begin is None else begin.head.layer]
+    reason = "" if begin is None else f"\n{textwrap.fill(in_words(report, begin), 80)}"
     rows = [("head", "does", "by", "entropy")]
     rows += [(str(x.head), x.label, x.share_text, f"{x.entropy:.2f}") for x in layer.heads]
-    caption = f"{report.name}: {report.about}\n{report.text[:MOST_LETTERS]}\nLayer {layer.number}:"
-    return cell(caption, rows, heads_of(layer.pooled))
+    caption = f"{report.name}: {report.about}\n{report.text[:MOST_LETTERS]}{reason}"
+    return cell(f"{caption}\nLayer {layer.number}:", rows, heads_of(layer.pooled))
 
 
 def _runs(row: Tensor) -> list[list[int]]:

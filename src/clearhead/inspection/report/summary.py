@@ -24,7 +24,13 @@ def summary(report: Report) -> str:
     lines = [f"{visible(report.name, 200)}: {report.about}", ""]
     begin = opening(report)
     if begin is not None:
-        lines += [*_in_words(report, begin), ""]
+        _, keys = token_labels(report, begin.head.layer)
+        sentence = visible(_sentence(keys, begin.query, begin.key), 2000)
+        lines += [
+            *textwrap.wrap(in_words(report, begin), WIDTH),
+            *textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            "",
+        ]
     if report.next_token is not None and report.next_token.clearest is not None:
         lines += [*_writers(report, report.next_token), ""]
     lines += textwrap.wrap(
@@ -92,7 +98,8 @@ def _does(head: Head) -> str:
     return ", ".join(f"{x.label} {x.mass:.2f}" for x in head.roles) or head.label
 
 
-def _in_words(report: Report, begin: Opening) -> list[str]:
+def in_words(report: Report, begin: Opening) -> str:
+    """Describe the head to begin with, its query and its key, and why it is that head."""
     head, query, key, weight, writer = begin
     queries, keys = token_labels(report, head.layer)
     begin_with = f"Begin with layer {head.layer}, head {head.head}"
@@ -101,19 +108,13 @@ def _in_words(report: Report, begin: Opening) -> list[str]:
         f"{_quoted(keys[key])}, with {weight:.2f} of its weight"
     )
     if writer is None or report.next_token is None:
-        line = f"{begin_with}: {_does(head)}. {looks}."
-    else:
-        token, probability = _quoted(report.next_token.token), report.next_token.probability
-        line = (
-            f"After this text the model predicts {token}, with {probability:.1%}. {begin_with}. "
-            f"{looks}, and from there it writes {token}. Without this head the probability is "
-            f"{writer.without:.1%}."
-        )
-    sentence = visible(_sentence(keys, query, key), 2000)
-    return [
-        *textwrap.wrap(line, WIDTH),
-        *textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "),
-    ]
+        return f"{begin_with}: {_does(head)}. {looks}."
+    token, probability = _quoted(report.next_token.token), report.next_token.probability
+    return (
+        f"After this text the model predicts {token}, with {probability:.1%}. {begin_with}. "
+        f"{looks}, and from there it writes {token}. Without this head the probability is "
+        f"{writer.without:.1%}."
+    )
 
 
 def _writers(report: Report, next_token: NextToken) -> list[str]:
