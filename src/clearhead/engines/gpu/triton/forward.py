@@ -291,7 +291,7 @@ def take(
         moment = rescale * (moment + shift * total) + tl.sum(powers * below, 1)
     total = total * rescale + tl.sum(powers, 1)
     of_groups = add_groups(
-        of_groups, per_key, rescale, powers, sizes, b, h, t, begin, keys, HEADS, MASKED
+        of_groups, per_key, rescale, powers, sizes, b, h, t, begin, HEADS, MASKED
     )
     if TOP > 1:
         ranked = x
@@ -325,61 +325,64 @@ def no_sums(per_key, M: tl.constexpr):
 
 @triton.jit
 def add_groups(
-    sums, per_key, rescale, powers, sizes, b, h, t, begin, keys,
+    sums, per_key, rescale, powers, sizes, b, h, t, begin,
     HEADS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add the powers of a tile, times the factors of their keys, to the sums of their groups."""
+    """Add the powers of a tile, times the factors of their keys, to the sums of their groups. Tiles
+    outside the ranges of a group cost nothing."""
     updated = ()
     for i in tl.static_range(len(per_key.grouped)):
-        groups = per_key.grouped[i].groups
+        groups, factors = per_key.grouped[i].groups, per_key.grouped[i].factors
         terms = powers
-        factors = per_key.grouped[i].factors
         if len(factors) > 0:
+            keys = begin + tl.arange(0, powers.shape[1])
             numbers = load_per_key(factors, b, h, keys, sizes.Tk, HEADS, MASKED)
             # A key of weight 0 adds 0, even if its factor is NaN.
             terms = tl.where(powers == 0.0, 0.0, powers * numbers)
         for j in tl.static_range(len(groups)):
+            group = groups[j]
             total = sums[len(updated)] * rescale
-            total = add_group(total, groups[j], terms, sizes, b, h, t, begin, keys, MASKED)
+            if len(group.ranges) > 0:
+                for n in range(0, group.ranges.number):
+                    lo = load_bound(group.ranges.lo, b, h, t, n)
+                    hi = load_bound(group.ranges.hi, b, h, t, n)
+                    total = add_range(total, lo, hi, group, terms, sizes, b, h, t, begin, MASKED)
+            elif len(group.band) > 0:
+                lo, hi = t - (group.band[0] >> 2), t + (group.band[1] >> 2) + 1
+                total = add_range(total, lo, hi, group, terms, sizes, b, h, t, begin, MASKED)
+            else:
+                total += sum_group(group, terms, sizes, b, h, t, begin, MASKED)
             updated += (total,)  # type: ignore[assignment]
     return updated
 
 
 @triton.jit
-def add_group(total, group, terms, sizes, b, h, t, begin, keys, MASKED: tl.constexpr):
-    """Add the terms of a tile that are in a group. Tiles outside its ranges cost nothing."""
+def add_range(total, lo, hi, group, terms, sizes, b, h, t, begin, MASKED: tl.constexpr):
+    """Add what a tile has in the range [lo, hi) of each row."""
+    if (tl.min(lo) < begin + terms.shape[1]) & (tl.max(hi) > begin):
+        # Relative to `begin`, because Triton would compare keys in 64 bits.
+        key = tl.arange(0, terms.shape[1])[None, :]
+        inside = (key >= (lo - begin)[:, None]) & (key < (hi - begin)[:, None])
+        terms = tl.where(inside, terms, 0.0)
+        total += sum_group(group, terms, sizes, b, h, t, begin, MASKED)
+    return total
+
+
+@triton.jit
+def sum_group(group, terms, sizes, b, h, t, begin, MASKED: tl.constexpr):
+    """Sum the terms of the keys that have the id of the row."""
     if len(group.ids) > 0:
         of_query = tl.load(group.ids.of_queries.at + line_offsets(group.ids.of_queries, b, h, t))
+        keys = begin + tl.arange(0, terms.shape[1])
         of_key = load_per_key(group.ids.of_keys, b, h, keys, sizes.Tk, 1, MASKED)
         terms = tl.where(of_key == of_query[:, None], terms, 0.0)
-    if len(group.ranges) > 0:
-        for i in range(0, group.ranges.number):
-            lo = load_bound(group.ranges.lo, b, h, t, i)
-            hi = load_bound(group.ranges.hi, b, h, t, i)
-            total = add_range(total, terms, lo, hi, begin)
-    elif len(group.band) > 0:
-        lo, hi = t - (group.band[0] >> 2), t + (group.band[1] >> 2) + 1
-        total = add_range(total, terms, lo, hi, begin)
-    else:
-        total += tl.sum(terms, 1)
-    return total
+    return tl.sum(terms, 1)
 
 
 @triton.jit
 def load_bound(view, b, h, t, i):
     """Load the bound of range i of each row."""
     return tl.load(view.at + line_offsets(view, b, h, t) + i * view.k).to(tl.int32)
-
-
-@triton.jit
-def add_range(total, terms, lo, hi, begin):
-    """Add the terms of the keys in [lo, hi) of each row, for a tile whose first key is `begin`."""
-    if (tl.min(lo) < begin + terms.shape[1]) & (tl.max(hi) > begin):
-        # Relative to `begin`, because Triton would compare keys in 64 bits.
-        key = tl.arange(0, terms.shape[1])[None, :]
-        inside = (key >= (lo - begin)[:, None]) & (key < (hi - begin)[:, None])
-        total += tl.sum(tl.where(inside, terms, 0.0), 1)
-    return total
 
 
 @triton.jit
