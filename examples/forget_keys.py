@@ -7,8 +7,8 @@ total size.
 
     python examples/forget_keys.py
 
-The texts are from Python's standard library: the survey reads
-modules and the manual of the language, the losses are of other modules and other chapters.
+The texts are from Python's standard library. The survey reads modules and the manual of the
+language, and the losses are of other modules and other chapters.
 """
 
 import random
