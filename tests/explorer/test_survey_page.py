@@ -11,6 +11,8 @@ from clearhead.errors import BadValue
 from clearhead.explorer import html
 from clearhead.explorer.html import schema
 from clearhead.survey import Survey, survey
+from examples.stories import write_stories
+from tests.cli.test_cli import run  # noqa: F401  # a fixture
 from tests.explorer.test_page import embedded
 from tests.explorer.test_page_bundle import misfit
 
@@ -143,6 +145,33 @@ def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_
     assert page.locator("#differences-table tr.chosen").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert not errors
+    page.close()
+
+
+def test_the_page_that_the_command_writes_opens(run, browser, tmp_path):  # noqa: F811
+    """As `make survey` does, with fewer stories."""
+    texts, out = write_stories(4, tmp_path / "stories.jsonl"), tmp_path / "survey"
+    code, printed, errors = run("survey", texts, "--out", out)
+    assert code == 0 and "storyteller: 16 heads" in printed and f"page     {out}" in errors
+    page, problems = browser.new_page(), []
+    page.on("pageerror", lambda error: problems.append(error))
+    page.on("console", lambda message: problems.append(message.text))
+    page.goto((out / "index.html").as_uri())
+    assert page.locator("#scatter circle").count() == 16
+    assert page.text_content("#head-title") == "Layer 0, head 0"
+    assert page.locator("#metrics tbody tr").count() > 20
+    assert page.locator("#examples article").count() > 0
+    assert problems == []
+    page.close()
+
+    code, _, errors = run("survey", "compare", out, out)
+    assert code == 0
+    numbers = len(Survey.open(out).query("select 1 from heads").rows)
+    assert f"0 of {numbers} numbers differ" in errors
+    page = browser.new_page()
+    page.goto((out / "compare.html").as_uri())
+    assert "0 of" in page.text_content("#differences-about")
+    assert page.locator("#differences-table *").count() == 0
     page.close()
 
 
