@@ -14,7 +14,7 @@ export function drawDifferences() {
   byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ` +
     `${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. ` +
     `At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
-  const rows = differences.slice(0, MOST).map(({ at, metric, compared }) => {
+  const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
     const { layer, head } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
     const { mean, other, difference, low, high, q } = compared;
     const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `${layer}.${head} ${words(metric)}`);
@@ -22,6 +22,6 @@ export function drawDifferences() {
     return { kind: isChosen ? "chosen" : "", cells: [button, number(other, 3), number(mean, 3),
       `${signed(difference)} (${signed(low)} to ${signed(high)})`, number(q, 3)] };
   });
-  byId("differences-table").replaceChildren(table("The surest differences between means of texts",
+  if (rows.length) byId("differences-table").replaceChildren(table("The surest differences between means of texts",
     ["head, metric", "there", "here", "difference (95 %)", "q"], rows));
 }

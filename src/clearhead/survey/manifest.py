@@ -19,7 +19,7 @@ from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
 
-FILE, FORMAT = "manifest.json", 2
+FILE, FORMAT = "manifest.json", 3
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 2b3f46cea38df7d26dffd82a97058ee0261d4a30f5104cae29be96f1c6daa72e; do not edit.
+// Made by `make page` from the sources ff9a026fbc4b7f70ec90e31fdc1bcc85a9a86ff7837e999f214fac09e411b79f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

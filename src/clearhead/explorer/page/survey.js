@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 2b3f46cea38df7d26dffd82a97058ee0261d4a30f5104cae29be96f1c6daa72e; do not edit.
+// Made by `make page` from the sources ff9a026fbc4b7f70ec90e31fdc1bcc85a9a86ff7837e999f214fac09e411b79f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -279,7 +279,7 @@ var clearhead = (() => {
     const sure = differences.filter(({ compared }) => compared.q < LEAST_Q);
     const heads = new Set(sure.map(({ at }) => at)).size;
     byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
-    const rows = differences.slice(0, MOST).map(({ at, metric, compared }) => {
+    const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
       const { mean, other, difference, low, high, q } = compared;
       const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `${layer}.${head2} ${words(metric)}`);
@@ -292,7 +292,7 @@ var clearhead = (() => {
         number(q, 3)
       ] };
     });
-    byId("differences-table").replaceChildren(table(
+    if (rows.length) byId("differences-table").replaceChildren(table(
       "The surest differences between means of texts",
       ["head, metric", "there", "here", "difference (95 %)", "q"],
       rows
