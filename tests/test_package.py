@@ -18,7 +18,7 @@ def run(*command, cwd):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_sdist_and_wheel_in_an_empty_environment(tmp_path):
     """Built in the published way; then the README's main job and a lesson."""
     run(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT, cwd=tmp_path)

@@ -421,6 +421,7 @@ def test_statistics_of_a_reentrant_checkpoint_have_no_gradient_and_say_so():
     assert not recording[0].entropy.requires_grad
 
 
+@pytest.mark.outside  # torch compiles for seconds
 def test_a_part_that_is_compiled_is_named():
     x = torch.randn(1, 5, 8)
     compilers = {
@@ -470,6 +471,7 @@ def test_gauges_tell_groups_and_largest_weights():
     assert scalars["0.topk"] == pytest.approx(found.topk.weights[..., 0].mean().item())
 
 
+@pytest.mark.outside  # torch compiles for seconds
 def test_watching_what_never_asks_is_said():
     layer, x = ch.nn.MultiHeadAttention(8, 2), torch.randn(1, 4, 8)
     for model in (torch.nn.Linear(8, 8), torch.compile(layer, backend="aot_eager")):

@@ -106,6 +106,7 @@ def test_tangents_go_through_a_view():
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.outside  # torch compiles for seconds
 def test_a_view_under_vmap_and_in_a_graph():
     q, k, v = qkv()
 
