@@ -12,8 +12,9 @@ def test_twelve_typical_calls():
     assert len(chosen) == 12 and all(reason for _, reason in chosen.values())
     triton = {name for name, (engine, _) in chosen.items() if engine == "triton"}
     assert triton == {
-        "causal, float32, grouped heads", "causal, head size 100", "a chunk after a cache",
-        "a window and a prefix", "causal with ALiBi", "causal with a soft cap",
+        "causal, float32", "causal, float32, grouped heads", "causal, head size 100",
+        "a chunk after a cache", "a window and a prefix", "causal with ALiBi",
+        "causal with a soft cap",
     }  # fmt: skip
     assert {engine for engine, _ in chosen.values()} == {"fused", "triton"}
     assert "cudnn or flash" in chosen["causal"][1]

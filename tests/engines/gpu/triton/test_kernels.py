@@ -455,10 +455,10 @@ def test_every_setting_that_allows_tf32_is_used():
 
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    for setting, expected in (("medium", "tf32"), ("high", "tf32"), ("highest", "ieee")):
+    for setting, expected in (("medium", "tf32"), ("high", "tf32"), ("highest", "tf32x3")):
         torch.set_float32_matmul_precision(setting)
         assert dot_precision(torch.float32) == expected
-    for setting, expected in (("tf32", "tf32"), ("ieee", "ieee")):
+    for setting, expected in (("tf32", "tf32"), ("ieee", "tf32x3")):
         matmul.fp32_precision = setting
         assert dot_precision(torch.float32) == expected
         triton(*draw(Tq=3, Tk=3))

@@ -17,7 +17,7 @@ from ....stats import Partial, Statistic, lse_alone
 from ...devices import policy_of
 from ...engine import Answer, Engine
 from ...operators import why_not_operator, with_own_buffers
-from ...sdpa_backends import gpu_of, why_not_torch
+from ...sdpa_backends import gpu_of, why_not_torch, why_slower
 from ..interpreter import interprets
 
 INSTALLED = find_spec("triton") is not None
@@ -36,7 +36,10 @@ class Triton(Engine):
 
     def caption_of(self, problem: Problem) -> str:
         on_gpu = problem.device.type == "cuda"
-        reason = why_not_torch(problem, gpu_of(problem.device)) if on_gpu else ""
+        reason = ""
+        if on_gpu:
+            gpu = gpu_of(problem.device)
+            reason = why_not_torch(problem, gpu) or why_slower(problem, gpu)
         return f"{self.caption}; {reason}" if reason else self.caption
 
     def why_not(self, problem: Problem) -> list[str]:

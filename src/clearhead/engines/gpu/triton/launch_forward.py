@@ -29,11 +29,10 @@ from .start import start
 LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 256, 32, 64, 16
 # Tiles by whether the dtype is float32, and by head size: queries, keys, warps and stages. The
 # first tile is for devices with LARGE_MEMORY bytes of shared memory per block (capability 8.0, 9.0,
-# 10.0), the second for those with 99 KB (8.6, 8.9, 12.0). For head sizes 64 and 128 in 16 bits, the
-# first is the fastest of 22 to 24 on an H200 (causal, 8192 tokens; bench/LOG.md). The others were
-# chosen by compiling: the largest tile that fits and spills few or no registers in its loops, as
-# ptxas reports, and among several the one with the fewest instructions for a cell. It has 64 rows
-# at least if possible, as the matrix units of 9.0 require.
+# 10.0), the second for those with 99 KB (8.6, 8.9, 12.0). In float32 the first is for 9.0 and 10.0.
+# The first for head sizes 64 and 128 is the fastest of 5 to 24 on an H200 (bench/LOG.md). The
+# others were chosen by compiling: the largest tile that fits and spills few or no registers in its
+# loops, as ptxas reports, and among several the one with the fewest instructions for a cell.
 Table = dict[bool, dict[int, tuple[tuple[int, int, int, int], tuple[int, int, int, int]]]]
 FORWARD: Table = {
     False: {
@@ -42,11 +41,27 @@ FORWARD: Table = {
         256: ((64, 32, 8, 3), (64, 32, 8, 2)),
     },
     True: {
-        64: ((64, 32, 8, 2), (64, 32, 8, 2)),
-        128: ((32, 32, 8, 2), (32, 32, 8, 2)),
+        64: ((128, 64, 8, 2), (64, 32, 8, 2)),
+        128: ((32, 32, 4, 2), (32, 32, 8, 2)),
         256: ((16, 16, 4, 1), (16, 16, 4, 1)),
     },
 }
+# For masks that cut many of the tiles: bands of at most SHORT keys, and key ranges of each query.
+# Small tiles have fewer masked cells, and two programs share a processor.
+CUT: Table = {
+    False: {
+        64: ((64, 64, 4, 3), (64, 64, 4, 3)),
+        128: ((64, 64, 4, 2), (64, 64, 4, 2)),
+        256: FORWARD[False][256],
+    },
+    True: FORWARD[True],
+}
+# Without values, for statistics.
+SWEEP: Table = {
+    False: {**FORWARD[False], 128: ((64, 64, 4, 3), (64, 64, 4, 3))},
+    True: FORWARD[True],
+}
+SHORT = 2048
 LARGE_MEMORY, TRANSPOSING_MEMORY = 160 * 1024, 200 * 1024
 FEW_QUERIES = 16  # with at most so many, heads that read the same keys share a tile
 
@@ -80,13 +95,15 @@ def forward_tiles(
     dtype: torch.dtype,
     device: torch.device,
     biased: bool,
-    banded: bool,
+    cut: bool,
+    values: bool,
 ) -> Tiles:
     """Choose the tile of the forward kernel.
 
     Registers hold the running sum, rows x head size in float32. Shared memory holds `stages` tiles
     of keys and values. With few queries, the tile fits every device and is the same on all, because
-    the splits of the keys follow from it. `D` is the larger head size, a power of 2.
+    the splits of the keys follow from it. `D` is the larger head size, a power of 2. `cut`: whether
+    the mask cuts many tiles.
     """
     wide = dtype == torch.float32
     if Tq <= FEW_QUERIES:
@@ -96,10 +113,11 @@ def forward_tiles(
         keys = 64 // (2 if wide else 1) // (2 if D > 128 else 1)
         tile = Tiles(heads, queries, keys, 4, 2 if wide else 3)
     else:
-        tile = tile_from(FORWARD, Tq, D, dtype, device)
+        table = SWEEP if not values else CUT if cut else FORWARD
+        tile = tile_from(table, Tq, D, dtype, device)
     if biased and tile.heads == 1:  # each stage holds a tile of the bias
         tile = tile._replace(queries=min(tile.queries, 64), stages=min(tile.stages, 2))
-    if biased or not banded:  # a bias, and ranges of each row, take registers too
+    if biased or cut:  # a bias, and ranges of each row, take registers too
         tile = tile._replace(keys=min(tile.keys, 64))
     return tile
 
@@ -107,8 +125,10 @@ def forward_tiles(
 def tile_from(table: Table, Tq: int, D: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """Return the tile of a table for a device, with at most Tq queries, rounded up to a power of 2
     and to 16. `D` is the larger head size, a power of 2."""
-    large, small = table[dtype == torch.float32][min(max(D, 64), 256)]
-    queries, keys, warps, stages = large if has_large_memory(device) else small
+    wide = dtype == torch.float32
+    large, small = table[wide][min(max(D, 64), 256)]
+    is_large = transposes_tiles(device) if wide else has_large_memory(device)
+    queries, keys, warps, stages = large if is_large else small
     return Tiles(1, min(queries, max(16, power_of_2(Tq))), keys, warps, stages)
 
 
@@ -175,8 +195,11 @@ def attend(
     B, H, G, Tq, _ = sizes
     D, DV = q.shape[3], 1 if v is None else v.shape[3]
     block_d, block_dv = head_block(D), head_block(DV)
-    block, biased, banded = max(block_d, block_dv), rule.bias is not None, rule.lo is None
-    tile = forward_tiles(H, G, Tq, block, q.dtype, q.device, biased, banded)
+    cut = rule.lo is not None or rule.before + rule.after < SHORT
+    tile = forward_tiles(
+        H, G, Tq, max(block_d, block_dv), q.dtype, q.device, rule.bias is not None, cut,
+        v is not None,
+    )  # fmt: skip
     splits, begin, chunk = splits_of(rule, sizes, tile) if again is None else (1, 0, sizes.Tk)
     top_block = max(2, power_of_2(top)) if top else 1
     n_groups = sum(len(x.groups) for x in per_key.grouped)
@@ -251,16 +274,19 @@ def head_block(D: int) -> int:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """Return the precision of products: "ieee" for float32, or "tf32" if torch allows it.
+    """Return the precision of products.
 
-    `torch.backends.cuda.matmul.fp32_precision` allows it, as do two older settings, which change
-    this one too. In the interpreter, bfloat16 is "widened".
+    For float32 it is "tf32x3": each number is the sum of two of tf32, and three of their four
+    products are added by the matrix units. On an H200 the output of 4096 tokens of 64 features then
+    takes a quarter of the time, and is nearer to float64, than by fused multiply-adds. It is "tf32"
+    if torch allows that: by `torch.backends.cuda.matmul.fp32_precision`, or two older settings,
+    which change this one too. In the interpreter, bfloat16 is "widened".
     """
-    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
-        return "tf32"
     if dtype == torch.bfloat16 and interprets():
         return "widened"
-    return "ieee"
+    if dtype != torch.float32:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def interprets() -> bool:
