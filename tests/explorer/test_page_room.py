@@ -74,6 +74,16 @@ def test_room_below_the_words_has_the_map_of_the_head(tab):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_the_lists_beside_a_map_are_in_sight(tab, size):
+    tab.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    tab.evaluate("go({ view: 'map', layer: 0, head: 2, query: 14, key: null, others: [] })")
+    ends = tab.evaluate(
+        "picture.shapes.filter((it) => it.kind === 'text' && it.serif).map((it) => it.y + 8)"
+    )
+    assert len(ends) >= 6 and max(ends) <= tab.evaluate("picture.height")
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("view", ["text", "map", "lines"])
 def test_every_compared_head_is_in_sight(tab, view, size):
     tab.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))

@@ -69,7 +69,10 @@ export function drawMap(width, height) {
   const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
   // If there is room beside the map and the legend: the row and the column of the query.
   const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
-  if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+  if (all.length === 1 && !zoomed && width - right >= 200) {
+    const listed = Math.max(2, Math.min(6, Math.floor(((height - 10) / 3 - 32) / 23))); // of each of three lists
+    wordLists(scene, all[0], right, 10, width - right, true, listed);
+  }
   return scene;
 }
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources ff9a026fbc4b7f70ec90e31fdc1bcc85a9a86ff7837e999f214fac09e411b79f; do not edit.
+// Made by `make page` from the sources d9bed48c849bf6e0f0b8dffb4edb453b69289373007ff604e59fb4f1b4939bdf; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -2032,7 +2032,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
     const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
     const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
-    if (all.length === 1 && !zoomed && width - right >= 200) wordLists(scene, all[0], right, 10, width - right, true);
+    if (all.length === 1 && !zoomed && width - right >= 200) {
+      const listed = Math.max(2, Math.min(6, Math.floor(((height - 10) / 3 - 32) / 23)));
+      wordLists(scene, all[0], right, 10, width - right, true, listed);
+    }
     return scene;
   }
   function withMap(scene) {

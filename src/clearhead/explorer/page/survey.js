@@ -1,4 +1,4 @@
-// Made by `make page` from the sources ff9a026fbc4b7f70ec90e31fdc1bcc85a9a86ff7837e999f214fac09e411b79f; do not edit.
+// Made by `make page` from the sources d9bed48c849bf6e0f0b8dffb4edb453b69289373007ff604e59fb4f1b4939bdf; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
