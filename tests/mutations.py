@@ -159,8 +159,8 @@ MUTATIONS = [
     Mutation(
         "gradients",
         "src/clearhead/engines/cpu/backward.py",
-        "dk.view(B, G, H // max(G, 1), Tk, D), 2, 1)",
-        "dk.view(B, H // max(G, 1), G, Tk, D), 1, 1)",
+        "dk.view(*of_group, D), 2, 1).squeeze(2)",
+        "dk.view(B, H // max(G, 1), G, Tk, D), 1, 1).squeeze(1)",
         "Gradients of keys are summed over the wrong query heads.",
         "engines/cpu/test_backward.py",
     ),
