@@ -1,7 +1,5 @@
 """Time clearhead, torch's kernels by name and the device's ceilings on a GPU, in one run.
 
-It has not run on a GPU yet: its logic is tested on a CPU, its times are not.
-
 Times are those of the device between two events, for calls without a pause between them. They queue
 up while the device is busy, so the host is not timed. Decoding reads copies of its keys and values
 in turn, more than a cache holds, as a model with many layers does.

@@ -4,8 +4,7 @@
 
 It compares output, gradients, statistics, a step of decoding and a replayed CUDA graph with float64
 on the CPU, prints the error of each, and exits with 1 if one is wrong. Nothing is imported from the
-tests. Without a GPU, TRITON_INTERPRET=1 runs all but the graph, with small sizes. It has not run on
-a GPU yet.
+tests. Without a GPU, TRITON_INTERPRET=1 runs all but the graph, with small sizes.
 """
 
 import os

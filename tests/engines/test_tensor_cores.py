@@ -3,7 +3,7 @@
 Output, gradients and statistics are compared with float64 on the CPU, by the bounds of
 `clearhead.testing`. `pytest -n 14 -m first -k "not flex"` runs a selection, to begin with. Without
 a GPU only the last part runs: the same checks on the CPU with small sizes, for `tiled`, and with
-TRITON_INTERPRET=1 for the Triton kernels. The tests have not run on a GPU yet.
+TRITON_INTERPRET=1 for the Triton kernels.
 """
 
 import os

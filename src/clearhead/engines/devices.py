@@ -1,7 +1,7 @@
 """Limits and engines for each type of device.
 
-The numbers for the CPU come from measurements. Those for CUDA come from reasons, because the GPU
-engines have not run on a GPU yet. Other devices, such as MPS, have only engines that call torch.
+The numbers for the CPU come from measurements, those for CUDA from reasons. Other devices, such as
+MPS, have only engines that call torch.
 """
 
 from typing import NamedTuple

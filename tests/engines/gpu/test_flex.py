@@ -1,5 +1,5 @@
 """FlexAttention with clearhead's functions, uncompiled on a CPU, has the output and gradients of
-the reference. The engine has not run compiled on a GPU yet."""
+the reference. It has run compiled on a GPU only in bench.gpu."""
 
 import sys
 

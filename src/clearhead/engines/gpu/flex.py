@@ -3,8 +3,8 @@
 The functions passed to FlexAttention read key ranges, bits and biases from tensors. So one compiled
 kernel serves all masks with the same number of ranges per query, and the block mask lists its
 blocks without a matrix of queries x keys. The first call of a new kind compiles for seconds. The
-tests call the functions on a CPU, without the compiler. This engine has not run on a GPU yet, and
-`auto` does not choose it.
+tests call the functions on a CPU, without the compiler. On a GPU it was only timed, as a peer in
+`bench.gpu`. `auto` does not choose it: on an H200 the Triton kernels are faster.
 Source: Dong et al. 2024, "Flex Attention: A Programming Model for Generating Optimized Attention
 Kernels".
 """

@@ -1,9 +1,8 @@
 """Call torch's fused kernels, and define the operator `clearhead::fused_attend`.
 
 Under a causal mask, `triton/repair.py` checks the results on the device, forward and backward. The
-operator puts the calls under autograd and tracers. Nothing here has run on a GPU yet: the tests run
-it with torch's fused kernel for a CPU and Triton's interpreter, and the calls for a GPU on fake
-tensors.
+operator puts the calls under autograd and tracers. Without a GPU the tests run it with torch's
+fused kernel for a CPU and Triton's interpreter, and the calls for a GPU on fake tensors.
 """
 
 from collections.abc import Callable
