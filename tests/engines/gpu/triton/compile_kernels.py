@@ -59,7 +59,7 @@ run = JITFunction.run
 compiled: set[str] = set()
 too_large: list[str] = []
 # In the shortest loop, for the first causal call and for sums of weights.
-MOST_LOCAL = {"attend_tiles": 0, "query_gradients": 0, "key_gradients": 2, "sum_weights": 0}
+MOST_LOCAL = {"attend_tiles": 0, "query_gradients": 0, "key_gradients": 0, "sum_weights": 0}
 slow_loops: list[str] = []
 PRODUCTS = "HMMA", "HGMMA", "UTCHMMA", "IMMA", "FFMA"  # FFMA only with `FMA_LOOP` of them
 FMA_LOOP = 256
