@@ -289,7 +289,19 @@ def test_an_edited_output_has_no_sources():
     assert float(found.heads[1, 2].abs().max()) == 0 and found.check() < 1e-5
     with pytest.raises(BadValue, match="an edit of the output"):
         found.sources(1, 2, -1)
+    with pytest.raises(BadValue, match=r"head 2 in layer 1(.|\n)*an edit of the output"):
+        found.largest_sources(2)
     assert torch.allclose(found.sources(1, 1, -1).sum(), found.heads[1, 1, -1], atol=1e-5)
+
+
+def test_the_largest_sources_are_those_of_edited_weights():
+    config, _ = MODELS["llama"]
+    model = build(config)
+    with ch.intervene(model, [ch.edits.knock_out(ch.prefix(1), layers=[1], heads=[2])]):
+        found = ch.logit_attribution(model, ids(), 5)
+    parts, keys = found.largest_sources(T)
+    assert (keys[1, 2] != 0).all() and (keys[1, 1, 1:] == 0).any(-1).all()
+    assert torch.allclose(parts.sum(-1), found.heads, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", ["last", 97, -1, torch.zeros(3, dtype=torch.long), 1.5])

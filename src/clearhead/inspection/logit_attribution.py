@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, kind_of
+from ..functional.ambient import ambient
 from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
 from .copies import fresh
@@ -123,12 +124,13 @@ def _assembled(
     ]
     _check_reached(model, paths, reached)
     zero = torch.zeros(n, dtype=torch.float64, device=logit.device)
+    is_edited = bool(ambient().editors)
     rows, sources, biases = [], [], zero if bias is None else bias.double()
     for _, call, gradient in reached:
         weight = call.projection.weight.to(wide_dtype(call.z))
         along = torch.einsum("hvd,td->htv", weight, gradient.to(weight))
         rows.append(torch.einsum("htv,htv->ht", call.z[0, :, :n].to(weight), along))
-        sources.append(Source(call.problem, call.inputs, along))
+        sources.append(Source(call.problem, call.inputs, along, is_edited))
         if call.projection.bias is not None:
             biases = biases + (gradient.double() @ call.projection.bias.double())
     layer_of = _layers_by_block(reached)

@@ -3,7 +3,7 @@
 Letters: L attention calls (layers), H heads, T tokens, Dv value size.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,15 @@ class Source(NamedTuple):
     problem: Problem
     inputs: Inputs
     direction: Tensor  # (H, T, Dv): the derivative of the logit by each value
+    is_edited: bool  # so the output may differ from weights times values
+
+    def total(self) -> tuple[Tensor, Tensor]:
+        """Compute the sum of all parts of each query, and the sum of the absolute values of its
+        terms, (H, T) both."""
+        weights = Matrix(replace(self.problem, input_dims=4), self.inputs)
+        z = (weights @ self.inputs.v)[0, :, : self.direction.shape[1]]
+        terms = z.to(self.direction.dtype) * self.direction
+        return terms.sum(-1), terms.abs().sum(-1)
 
     def largest(self, n: int) -> tuple[Tensor, Tensor]:
         """Find the n largest parts and their keys, (H, T, n), for the queries with a direction."""
@@ -87,14 +96,7 @@ class LogitAttribution:
             for (what, x), size in zip(named.items(), self.heads.shape, strict=True)
         )
         parts = self._parts(layer, slice(query, query + 1))[head, 0]
-        missed = float((parts.sum() - self.heads[layer, head, query]).abs())
-        tolerance = max(1e-3, 8 * torch.finfo(self._sources[layer].inputs.v.dtype).eps)
-        if missed > tolerance * float(parts.abs().sum()) + 1e-6:
-            raise BadValue(
-                f"The sources of head {head} in layer {layer} miss its part by {missed:.3g}.",
-                "sources are weights times values, without an edit of the output.",
-                "call logit_attribution without edits of outputs.",
-            )
+        self._check_sum(layer, head, slice(query, query + 1), parts.sum(), parts.abs().sum())
         return parts
 
     def largest_sources(self, n: int = 5) -> LargestSources:
@@ -102,17 +104,35 @@ class LogitAttribution:
 
         The C++ core computes it in one sweep, which takes about as long as attention itself; for
         other devices and float64 plain torch does, about 7 times slower. Memory is O(T). Raises
-        `BadValue` for an n below 1 or above Tk.
+        `BadValue` for an n below 1 or above Tk, and if an edit changed the output of a head.
         """
         Tk = self._sources[0].problem.Tk
         n = as_count("n", n, f"there are {Tk} tokens.", f"pass 1 to {Tk}.", 1, Tk)
+        for layer, source in enumerate(self._sources):
+            if source.is_edited:
+                for head, (sums, sizes) in enumerate(zip(*source.total(), strict=True)):
+                    self._check_sum(layer, head, slice(None), sums, sizes)
         layers = [source.largest(n) for source in self._sources]
         parts, keys = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
         return LargestSources(parts, keys)
 
+    def _check_sum(
+        self, layer: int, head: int, queries: slice, sums: Tensor, sizes: Tensor
+    ) -> None:
+        """Raise `BadValue` unless the sources sum to the part of a head, relative to `sizes`."""
+        missed = (sums - self.heads[layer, head, queries]).abs()
+        tolerance = max(1e-3, 8 * torch.finfo(self._sources[layer].inputs.v.dtype).eps)
+        if (missed > tolerance * sizes + 1e-6).any():
+            raise BadValue(
+                f"The sources of head {head} in layer {layer} miss its part by "
+                f"{float(missed.max()):.3g}.",
+                "sources are weights times values, without an edit of the output.",
+                "call logit_attribution without edits of outputs.",
+            )
+
     def _parts(self, layer: int, queries: slice) -> Tensor:
         """Compute the parts of a layer's heads at some queries, by source token, (H, n, Tk)."""
-        problem, inputs, direction = self._sources[layer]
+        problem, inputs, direction, _ = self._sources[layer]
         with torch.no_grad():
             values = repeat_heads(inputs.v, problem.H)[0].to(direction.dtype)
             per_weight = direction[:, queries] @ values.mT
