@@ -57,6 +57,22 @@ def test_scores_of_needles(tmp_path):
             assert [n for _, n in rows] == [values.shape[1]] * H
 
 
+def test_only_needles_are_copied(tmp_path):
+    """The haystack repeats 12 tokens, and the repeats are left out; a broken file is named."""
+    again, broken = tmp_path / "again.txt", tmp_path / "broken.txt"
+    again.write_text(" ".join(random.Random(1).choices(WORDS[:7], k=12) * 30))
+    broken.write_bytes(b"\xff")
+    torch.manual_seed(3)
+    model = MODELS["llama"](attn_implementation="clearhead").eval()
+    survey = ch.survey(
+        model, Needles([broken, again], count=9, tokens=N), tokenizer=tokenizer(),
+        context=CONTEXT, metrics="long", out=tmp_path / "out",
+    )  # fmt: skip
+    queries = "select distinct metric, queries from heads where metric in ('copied', 'retrieval')"
+    assert {n for _, n in survey.query(queries).rows} == {9 * (N - CUE)}
+    assert survey.manifest.corpus["skipped texts"] == [["broken.txt", "byte 0 is not UTF-8"]]
+
+
 def test_needles_that_do_not_fit_are_refused(tmp_path):
     model = MODELS["gpt2"](attn_implementation="clearhead").eval()
     options = {"tokenizer": tokenizer(), "out": tmp_path}

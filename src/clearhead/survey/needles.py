@@ -8,7 +8,6 @@ from typing import Any
 
 from ..errors import BadValue, as_count
 from .basic import NEAR
-from .corpus import pieces
 from .long import CUE
 from .reader import Reader
 from .texts import Text, read_texts
@@ -22,8 +21,9 @@ class Needles:
     them at the end are the question; nothing but the needle predicts the others. So one forward
     pass measures retrieval, with the metrics `copied` and `retrieval` (Wu et al. 2024, arXiv
     2404.15574, has sentences as needles, and generates). The haystacks are pieces of `texts`, as
-    long as a context allows, again from the first one if there are fewer. The seed of the survey
-    draws needles and depths.
+    long as a context allows, again from the first one if there are fewer. A token that follows the
+    same 4 tokens as earlier in its haystack is left out, so that only needles are copied. The seed
+    of the survey draws needles and depths.
 
     Attributes:
         texts: the texts of the haystacks, as in `survey`.
@@ -59,10 +59,11 @@ class Needles:
                 f"a context has a needle twice, and more than {NEAR} tokens between them.",
                 "pass fewer tokens, or a larger context.",
             )
-        haystacks = list(self._haystacks(reader, size))
+        unread: list[Text] = []
+        haystacks = list(self._haystacks(reader, size, unread))
         if not haystacks:
             raise BadValue(
-                f"No text of Needles has {size} tokens.",
+                f"No text of Needles has {size} tokens without repetitions.",
                 f"a haystack fills a context of {context} tokens.",
                 "pass longer texts, or a smaller context.",
             )
@@ -79,18 +80,41 @@ class Needles:
                     "pass fewer tokens, or a smaller context.",
                 )
             needle = generator.sample(others, self.tokens)
-            at = generator.randrange(size - NEAR)
+            # After another token than at the end: so no run with it is repeated.
+            places = [i for i in range(size - NEAR) if not i or haystack[i - 1] != haystack[-1]]
+            at = generator.choice(places)
             ids = (*haystack[:at], *needle, *haystack[at:], *needle)
             yield Text(f"needle {number} at {at}", None, ids=ids)
+        yield from unread
 
-    def _haystacks(self, reader: Reader, size: int) -> Iterator[list[int]]:
-        """Yield the pieces of the texts, each of `size` tokens, as many as are needed."""
+    def _haystacks(self, reader: Reader, size: int, unread: list[Text]) -> Iterator[list[int]]:
+        """Yield the pieces of the texts, each of `size` tokens, as many as are needed.
+
+        Texts that cannot be read are added to `unread`.
+        """
         left = self.count
         for text in read_texts(self.texts):
-            ids = text.ids if text.content is None else reader.encode(text.content)
-            for piece in pieces(ids, size):
-                if len(piece) == size and left:
-                    left -= 1
-                    yield list(piece)
+            if text.reason:
+                unread.append(text)
+            ids = iter(text.ids if text.content is None else reader.encode(text.content))
+            while left and len(piece := without_copies(ids, size)) == size:
+                left -= 1
+                yield piece
             if not left:
                 return
+
+
+def without_copies(ids: Iterator[int], size: int) -> list[int]:
+    """Return the first `size` tokens, without those that repeat a run of `CUE` + 1 tokens.
+
+    >>> without_copies(iter([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6]), 10)
+    [1, 2, 3, 4, 5, 1, 2, 3, 4, 6]
+    """
+    tokens: list[int] = []
+    runs: set[tuple[int, ...]] = set()
+    while len(tokens) < size and (token := next(ids, None)) is not None:
+        run = (*tokens[-CUE:], token)
+        if run not in runs:
+            runs.add(run)
+            tokens.append(token)
+    return tokens
