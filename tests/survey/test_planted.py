@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 import clearhead as ch
+from clearhead.survey.basic import First
 from clearhead.survey.compare import adjusted
 from clearhead.survey.merge import sums_of_texts
 
@@ -37,7 +38,7 @@ def strongest_key(name: str, q: int, x: list[int], separators: set[int]) -> int 
 
 
 class Planted(torch.nn.Module):
-    """One layer whose heads look where `strongest_key` says, by a bias."""
+    """One layer whose heads look at their `strongest_key`, by a bias."""
 
     def __init__(self, separators: set[int], names=BEHAVIOURS) -> None:
         super().__init__()
@@ -107,6 +108,23 @@ def test_a_model_does_not_differ_from_itself_and_a_changed_head_does(planted, tm
     expected = stats.ttest_rel(*means)
     assert tested["p"] == pytest.approx(expected.pvalue, rel=1e-6)
     assert (tested["low"], tested["high"]) == pytest.approx(expected.confidence_interval(), 1e-6)
+
+
+def test_surveys_of_other_tokens_settings_or_versions_are_not_compared(planted, tmp_path):
+    survey, texts, tok = planted
+    model = Planted({tok.convert_tokens_to_ids(mark) for mark in ".,;!"}, list(BEHAVIOURS))
+    options = {"tokenizer": tok, "metrics": [First()]}
+    same_names = ch.survey(model, list(reversed(texts)), out=tmp_path / "reversed", **options)
+    with pytest.raises(ch.BadValue, match="their tokens are not the same"):
+        survey.compare(same_names)
+    shorter = ch.survey(model, texts, out=tmp_path / "shorter", context=12, **options)
+    with pytest.raises(ch.BadValue, match=r"has context \d+, and the other 12"):
+        survey.compare(shorter)
+    first = First()
+    first.version = 2
+    newer = ch.survey(model, texts, out=tmp_path / "newer", tokenizer=tok, metrics=[first])
+    with pytest.raises(ch.BadValue, match=r"the metric first \(1, .*and the other \(2,"):
+        survey.compare(newer)
 
 
 def test_q_values_by_hand():

@@ -7,14 +7,14 @@ among the rows with q below 0.05, at most 5 % are expected to be by chance.
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import BadValue
 from ..inspection.report.role_tests import t_quantile, t_tail
-from .manifest import Manifest
+from .manifest import must_have_read_the_same, read_manifest
 from .merge import MOST_FREE, sums_of_texts
 from .tables import Table
 
@@ -23,39 +23,28 @@ COLUMNS = ("layer", "head", "metric", "mean", "other", "difference", "low", "hig
            "texts")  # fmt: skip
 
 
-class Side(NamedTuple):
-    """One of the two surveys, with the numbers and names of its texts."""
-
-    folder: Path
-    manifest: Manifest
-    texts: tuple[tuple[Any, ...], ...]
-
-
-def compare(one: Side, other: Side) -> Table:
-    """Return a row for each head and metric of both surveys, the smallest p first.
+def compare(one: Path, other: Path) -> Table:
+    """Return a row for each head and metric of the surveys in two folders, the smallest p first.
 
     ``mean`` and ``other`` are the means of texts, `low` and `high` the 95 % interval of their
-    difference. Raises `BadValue` for surveys of other texts, or without a common head and metric.
+    difference. Raises `BadValue` for surveys of other tokens or contexts, for two versions of a
+    metric, and without a common head and metric.
     """
-    if one.texts != other.texts:
-        raise BadValue(
-            f"The surveys have {len(one.texts)} and {len(other.texts)} texts, "
-            "which are not the same.",
-            "two surveys are compared text by text.",
-            "survey the same texts, in the same order, with both models.",
-        )
-    if len(one.texts) < 2:
+    folders = one, other
+    manifests = [read_manifest(folder) for folder in folders]
+    must_have_read_the_same(*manifests)
+    counts = manifests[0].corpus
+    if counts["texts"] - counts["skipped"] < 2:
         raise BadValue(
             "The surveys have one text.",
             "a difference is tested over texts.",
             "survey several texts, such as the chapters of a book.",
         )
-    metrics = [[metric["metric"] for metric in x.manifest.metrics] for x in (one, other)]
+    metrics = [[metric["metric"] for metric in manifest.metrics] for manifest in manifests]
     common = [name for name in metrics[0] if name in metrics[1]]
     at = [[own.index(name) for name in common] for own in metrics]
     sums = _Pairs()
-    texts = (sums_of_texts(x.folder, x.manifest) for x in (one, other))
-    for a, b in zip(*texts, strict=True):
+    for a, b in zip(*map(sums_of_texts, folders, manifests), strict=True):
         layers = zip(a.sums, a.queries, b.sums, b.queries, strict=False)
         for layer, (sums_a, n_a, sums_b, n_b) in enumerate(layers):
             if len(sums_a) == len(sums_b):

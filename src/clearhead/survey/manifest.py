@@ -137,6 +137,32 @@ def must_have_added(old: Manifest, new: Manifest, out: Path) -> None:
         )
 
 
+def must_have_read_the_same(one: Manifest, other: Manifest) -> None:
+    """Raise `BadValue` unless two surveys have the same contexts, and one version of each metric.
+
+    Names of texts may differ.
+    """
+    settings = "context", "tokens before each context", "tokens after each context", "shard tokens"
+    pairs: list[tuple[str, Any, Any]]
+    pairs = [(name, one.fixed[name], other.fixed[name]) for name in settings]
+    a, b = ({x["metric"]: (x["version"], x["formula"]) for x in s.metrics} for s in (one, other))
+    pairs += [(f"the metric {name}", a[name], b[name]) for name in a if name in b]
+    for name, value, theirs in pairs:
+        if value != theirs:
+            raise BadValue(
+                f"One survey has {name} {value!r}, and the other {theirs!r}.",
+                "a difference between surveys is one between models.",
+                "survey both models with the same settings.",
+            )
+    if one.shards != other.shards:  # their names have digests of the contexts
+        raise BadValue(
+            f"The surveys have {one.corpus['texts']} and {other.corpus['texts']} texts, and their "
+            "tokens are not the same.",
+            "two surveys are compared text by text.",
+            "survey the same texts, in the same order, with two models of one tokenizer.",
+        )
+
+
 def _other(out: Path, name: str, known: Any, value: Any) -> BadValue:
     return BadValue(
         f"The survey in {str(out)!r} has {name} {known!r}, and this run {value!r}.",

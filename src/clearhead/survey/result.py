@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import BadValue, as_count, did_you_mean
 from . import cache_files, corpus, forgetting
-from .compare import Side, compare
+from .compare import compare
 from .corpus import Shard, read_shard
 from .deciles import decile_range
 from .example_rows import weights_of
@@ -157,15 +157,12 @@ class Survey:
         return roles_of(layer, head, {row["metric"]: row for row in rows})
 
     def compare(self, other: "Survey") -> Table:
-        """Return how heads differ from those of another survey of the same texts, paired by text.
+        """Return how heads differ from those of another survey of the same tokens, paired by text.
 
         `clearhead.survey.compare` describes the test. A model compared with itself has no
         difference: every p is 1.
         """
-        texts = [x.query("select text, name from texts order by text").rows for x in (self, other)]
-        return compare(
-            Side(self.folder, self.manifest, texts[0]), Side(other.folder, other.manifest, texts[1])
-        )
+        return compare(self.folder, other.folder)
 
     def by_metric(self, table: str, order: str) -> dict[tuple[int, int, str], list[dict[str, Any]]]:
         """Return the rows of a table for each layer, head and metric, in one query."""
