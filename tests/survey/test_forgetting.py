@@ -12,7 +12,7 @@ from clearhead import demo
 from clearhead.survey.forgetting import KeyHead, Mean, divide, hull
 from clearhead.survey.long import SINKS
 
-from .models import WORDS, tokenizer
+from .models import MODELS, WORDS, tokenizer
 
 FAR, T = 5, 64  # two of four query heads, one of each key head in layer 1, look at key 5
 
@@ -94,6 +94,23 @@ def test_a_survey_without_errors_is_refused(tmp_path):
     survey = ch.survey(demo.load(), ["The owl saw a fox."], out=tmp_path, metrics="long")
     with pytest.raises(ch.BadValue, match="no errors of windows"):
         survey.budgets(0.5)
+
+
+def test_a_model_that_looks_ahead_is_refused(tmp_path):
+    """Its windows have keys on both sides, so budgets would be half of what it keeps."""
+    contents = [" ".join(WORDS[(i * j) % len(WORDS)] for i in range(30)) for j in (1, 2, 3)]
+    options = {"tokenizer": tokenizer(True), "context": 30, "metrics": "long"}
+    for name in ("bert", "llama"):
+        model = MODELS[name](attn_implementation="clearhead").eval()
+        survey = ch.survey(model, contents, out=tmp_path / name, **options)
+        if name == "bert":
+            with pytest.raises(ch.BadValue, match="BertModel looks ahead"):
+                survey.budgets(0.9)
+            continue
+        assert survey.budgets(0.9).context == 30
+        for keep in ("0.9", True):
+            with pytest.raises(ch.BadType, match="keep="):
+                survey.budgets(keep)
 
 
 def test_no_division_has_a_smaller_sum_of_errors():

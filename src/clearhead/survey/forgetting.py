@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import BadValue
+from ..errors import BadValue, as_number
 from ..inspection.edits import Edit, knock_out
 from .long import SINKS, WINDOWS, outside
 
@@ -137,13 +137,14 @@ def budgets(survey: "Survey", keep: float) -> Budgets:
         survey.manifest.fixed["context"],
     )
     least = sum(curve[0][0] for curve in curves) / (len(curves) * context)
-    if not least <= keep <= 1:
-        raise BadValue(
-            f"keep={keep!r}.",
-            f"keep is the fraction of keys to keep, from {least:.3f} to 1: heads that copy keep all"
-            f" keys, and others {SINKS + WINDOWS[0]} or more.",
-            "pass for example keep=0.5.",
-        )
+    keep = as_number(
+        "keep",
+        keep,
+        f"keep is the fraction of keys to keep, from {least:.3f} to 1: heads that copy keep all "
+        f"keys, and others {SINKS + WINDOWS[0]} or more.",
+        "pass for example keep=0.5.",
+        lambda x: least <= x <= 1,
+    )
     sizes = iter(divide(curves, round(keep * context * len(curves))))
     groups = {layer: group for layer, (_, group) in layout.items()}
     numbers = {layer: range(count) for layer, (count, _) in layout.items()}
@@ -220,8 +221,9 @@ def groups_of_layers(survey: "Survey") -> dict[int, tuple[int, int]]:
 def _errors(survey: "Survey") -> dict[int, dict[tuple[int, int], Mean]]:
     """Return the error of each key head, for each window outside which a text has keys.
 
-    Raises `BadValue` without one.
+    Raises `BadValue` without one, and for a model that looks ahead, which has no such cache.
     """
+    _must_not_look_ahead(survey)
     known = survey.query("select distinct metric from heads where metric like 'error_%'").rows
     errors = {
         size: _largest(survey, f"error_{size}") for size in WINDOWS if (f"error_{size}",) in known
@@ -234,6 +236,24 @@ def _errors(survey: "Survey") -> dict[int, dict[tuple[int, int], Mean]]:
             'survey such texts with metrics="long".',
         )
     return errors
+
+
+def _must_not_look_ahead(survey: "Survey") -> None:
+    """Raise `BadValue` if more queries lose keys to the smallest window than in a causal model."""
+    context, least = survey.manifest.fixed["context"], SINKS + WINDOWS[0]
+    (most,) = survey.query(
+        f"select sum((contexts - 1) * {context - least} + "
+        f"greatest(tokens - (contexts - 1) * {context} - {least}, 0)) from texts"
+    ).rows[0]
+    (queries,) = survey.query(
+        "select coalesce(max(queries), 0) from heads where metric = ?", [f"outside_{WINDOWS[0]}"]
+    ).rows[0]
+    if queries > most:
+        raise BadValue(
+            f"{survey.manifest.fixed['model']} looks ahead: it is not causal.",
+            "budgets are of the keys that a cache keeps while a model generates.",
+            "survey a model that generates; the table heads has the numbers of this one.",
+        )
 
 
 def _largest(survey: "Survey", metric: str) -> dict[tuple[int, int], Mean]:
