@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from tokenizers import processors
 
 import clearhead as ch
 from clearhead import demo
@@ -88,6 +89,21 @@ def test_what_heads_write_toward_the_next_token_equals_a_dense_pass(name, tmp_pa
         assert row["uniform"] is None
     shares = survey.query("select sum(mean) from heads where metric = 'next_share'").rows
     assert shares[0][0] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_next_token_that_the_tokenizer_adds_does_not_count(tmp_path):
+    """Two tokens before a text, one after: the query of the first does not count."""
+    tok, content = tokenizer(True), "the owl saw a fox"
+    tok.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> <unk> $A </s>", special_tokens=[("<s>", 0), ("<unk>", 2), ("</s>", 1)]
+    )
+    torch.manual_seed(3)
+    model = MODELS["llama"](attn_implementation="clearhead").eval()
+    survey = ch.survey(model, [content], out=tmp_path, tokenizer=tok, metrics="attribution")
+    ids = torch.tensor(tok(content)["input_ids"])
+    parts = ch.logit_attribution(model, ids, center=True).heads[..., 1:-1].mean(-1)
+    means = "select mean from heads where metric = 'toward_next' order by layer, head"
+    assert [x for (x,) in survey.query(means).rows] == pytest.approx(parts.flatten().tolist())
 
 
 def test_another_unembedding_is_another_survey(tmp_path):

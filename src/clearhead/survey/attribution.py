@@ -40,7 +40,7 @@ class TowardNext(Metric):
     """What a head writes toward the logit of the next token, minus that toward the mean logit.
 
     The mean is over the queries whose next token is of the text, and not one that the tokenizer
-    adds after it.
+    adds around it.
     """
 
     name = "toward_next"
@@ -50,8 +50,8 @@ class TowardNext(Metric):
     source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits"
     bins = Bins(-8.0, 8.0, count=160, bounded=False)
 
-    def __init__(self, parts: Parts, added: int) -> None:
-        self.parts, self.added = parts, added
+    def __init__(self, parts: Parts, before: int, after: int) -> None:
+        self.parts, self.before, self.after = parts, before, after
         self.settings = {"digest of the predictor": parts.digest}
 
     def begin(self, batch: Batch) -> None:
@@ -62,7 +62,8 @@ class TowardNext(Metric):
 
     def counts(self, uniform: LayerCall) -> Tensor:
         T = uniform.batch.ids.shape[1]
-        return (torch.arange(T) < T - 1 - self.added).view(1, 1, T)
+        following = torch.arange(1, T + 1)
+        return ((following >= self.before) & (following < T - self.after)).view(1, 1, T)
 
     def baseline(self, uniform: LayerCall) -> None:
         return None  # what a head writes depends on the values
@@ -105,5 +106,5 @@ def attribution(reader: Reader, context: int) -> list[Metric]:
             error.rule,
             f"leave out 'attribution', or: {error.hint}",
         ) from error
-    parts, added = Parts(reader.predictor), len(reader.around[1])
-    return [TowardNext(parts, added), NextShare(parts, added)]
+    parts, (before, after) = Parts(reader.predictor), map(len, reader.around)
+    return [TowardNext(parts, before, after), NextShare(parts, before, after)]
