@@ -9,7 +9,7 @@ from clearhead import demo
 from clearhead.survey import steps
 from clearhead.survey.collect import state_of
 from clearhead.survey.corpus import read_shard
-from clearhead.survey.state import read_state
+from clearhead.survey.state import is_readable, read_state
 from examples.storyteller import story
 
 
@@ -52,6 +52,16 @@ def test_a_state_is_read_as_it_was_written(computed):
         assert a.queries.equal(b.queries)
         torch.testing.assert_close(a.uniform, b.uniform, rtol=0, atol=0, equal_nan=True)
         assert a.sums.equal(b.sums.float().double())
+
+
+def test_a_state_with_a_damaged_header_is_computed_again(computed, tmp_path):
+    data, path = computed[1].read_bytes(), tmp_path / "state.safetensors"
+    headers = b"\xff" * 7 + b"\x3f", (2).to_bytes(8, "little") + b"[]", data[:7], data[:-1]
+    for header in headers:
+        path.write_bytes(header)
+        assert not is_readable(path)
+    path.write_bytes(data)
+    assert is_readable(path)
 
 
 def test_damage_within_a_state_is_named(computed, tmp_path):

@@ -4,12 +4,12 @@ Its file is small: numbers are compressed, a sum of a text is rounded to float32
 and the hash of an example is computed again from its text and position.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..files import atomic_io
@@ -112,12 +112,9 @@ def read_state(path: Path, seed: int) -> State:
 
 
 def is_readable(path: Path) -> bool:
-    """Return whether a file is complete: its header fits its size."""
+    """Return whether a file is complete: its header, and the size of the file by it."""
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-    except (OSError, ValueError):
+        with safe_open(str(path), framework="pt"):
+            return True
+    except (OSError, SafetensorError):
         return False
-    ends = [x["data_offsets"][1] for name, x in header.items() if name != "__metadata__"]
-    return path.stat().st_size == 8 + size + max(ends, default=0)
