@@ -73,6 +73,9 @@ def test_nan_weights_name_the_head_and_keep_finished_shards(tmp_path):
     class Broken(Mass):
         name = "broken"
 
+        def __init__(self, wrong):
+            self.wrong = wrong
+
         def group(self, batch):
             return ch.prefix(1)
 
@@ -80,11 +83,13 @@ def test_nan_weights_name_the_head_and_keep_finished_shards(tmp_path):
             weights = super().values(call).clone()
             for row, text in enumerate(call.batch.texts):
                 if text == 9 and call.layer == 1:
-                    weights[row, 4, -1] = float("nan")
+                    weights[row, 4, -1] = self.wrong
             return weights
 
-    with pytest.raises(ch.BadValue, match="broken is NaN in layer 1, head 4, in text 9, context"):
-        ch.survey(model, texts(12), metrics=[Broken()], **options)
+    for wrong, number in ((float("inf"), "infinite"), (float("nan"), "NaN")):
+        message = f"broken is {number} in layer 1, head 4, in text 9, context"
+        with pytest.raises(ch.BadValue, match=message):
+            ch.survey(model, texts(12), metrics=[Broken(wrong)], **options)
     assert len(list((tmp_path / "states").iterdir())) >= 1
     with torch.no_grad():
         model.wte.weight[5] = float("nan")

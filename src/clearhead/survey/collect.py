@@ -37,7 +37,7 @@ def state_of(
 ) -> State:
     """Compute the state of a shard. After each batch, `advance` receives its number of tokens.
 
-    Raises `BadValue` if a metric is NaN, and for a model with attention between two texts.
+    Raises `BadValue` if a metric is NaN or infinite, and for attention between two texts.
     """
     collector = Collector(metrics, shard, seed)
     watcher = Watcher(reader.module, collector.receive)
@@ -123,7 +123,7 @@ class Collector:
         """Add the values of a metric and their bins, (B, H, T), to the sums and the histogram."""
         counts = uniform.counts[number]
         sums = values.double().masked_fill(~counts.unsqueeze(1), 0.0).sum(-1)
-        if sums.isnan().any():
+        if not sums.isfinite().all():
             self.check_numbers(self.metrics[number], values, counts, call)
         layer.sums[..., number].index_add_(0, self.rows, sums)
         layer.queries[:, number].index_add_(0, self.rows, counts.sum(-1))
@@ -177,12 +177,13 @@ class Collector:
             )
 
     def check_numbers(self, metric: Metric, values: Tensor, counts: Tensor, call: Call) -> None:
-        """Raise `BadValue` for NaN."""
-        if not (wrong := values.isnan() & counts.unsqueeze(1)).any():
+        """Raise `BadValue` for NaN and infinity."""
+        if not (wrong := ~values.isfinite() & counts.unsqueeze(1)).any():
             return
         b, h, t = wrong.nonzero()[0].tolist()
+        number = "NaN" if values[b, h, t].isnan() else "infinite"
         raise BadValue(
-            f"{metric.name} is NaN in layer {call.layer}, head {h}, in text "
+            f"{metric.name} is {number} in layer {call.layer}, head {h}, in text "
             f"{self.batch.texts[b]}, context {self.batch.contexts[b]}, token {t}.",
             "a survey has only numbers; shards that are finished stay valid.",
             "load the model in float32, or leave this text out.",
