@@ -5,7 +5,7 @@ import { asked, can, compute, edit, say, stop } from "./compute.js";
 import { changedEdits, refusalOf } from "./edits.js";
 import { firstEdit, isOffered, outcomeInWords } from "./first_edit.js";
 import { byId, make, number, percent } from "./marks.js";
-import { besideName } from "./state.js";
+import { besideName, placeName } from "./state.js";
 import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
 
 /** @import { NumberEdit } from "./schema.d.ts" */
@@ -104,7 +104,7 @@ export function drawKeep() {
 export function drawControls() {
   const { layer, head } = chosen, { text, edits } = asked();
   const isOff = edits.off.some(([l, h]) => l === layer && h === head);
-  byId("edit-off").textContent = `${pageData.edits.off.label} ${layer}·${head} ${isOff ? "is off" : "on"}`;
+  byId("edit-off").textContent = `${pageData.edits.off.label} ${placeName(layer, head)} ${isOff ? "is off" : "on"}`;
   byId("edit-off").setAttribute("aria-pressed", isOff);
   byId("edit-first").hidden = !isOffered(edits);
   byId("edit-first").textContent = isOffered(edits) ? firstEdit().words : "";

@@ -8,7 +8,7 @@ import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
 import { MANY_WORDS } from "./pictures/text.js";
 import { fillCells } from "./scene.js";
-import { MOST_OTHERS, go, keyOr, placeName, point, shownTrace, snapshot, state } from "./state.js";
+import { MOST_OTHERS, go, keyOr, placeInWords, placeName, point, shownTrace, snapshot, state } from "./state.js";
 import { chosen, sheet, store } from "./store.js";
 
 /** @import { Trace } from "./data.js" */
@@ -31,9 +31,16 @@ const MEANS = {
   "local window": "of its weight is on nearby tokens",
   "nothing (sink logit)": "of its weight goes to its sink, which has no value",
   spread: "at a time, on average: its weights are nearly uniform",
-  sharp: "at a time, on average: few keys, which no label describes",
+  sharp: "at a time, on average: few tokens, which no role describes",
   mixed: "at a time, on average",
   NaN: "at a time, on average: its weights are NaN",
+};
+// The labels of heads without a role.
+const EVENNESS = {
+  spread: "its weights are nearly uniform",
+  sharp: "it looks at few tokens at a time",
+  mixed: "it is between spread and sharp",
+  NaN: "its weights are NaN",
 };
 // The label below a small map.
 const SHORT = {
@@ -57,9 +64,9 @@ const ORDERS = {
 };
 const rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
 const means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
-// The number of a label: a fraction; or a number of keys, for labels about entropy.
-const isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
-const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number));
+// The number of a label: a fraction; or a number of tokens, for labels about entropy.
+const isByEntropy = (it) => it.label in EVENNESS;
+const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` : percent(it.number));
 // All labels of a head: a measured one, or those of its roles.
 const labelsOf = (it) => (!it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label]);
 // The label of the heads that write the predicted token; null if these are unknown.
@@ -121,16 +128,20 @@ function inGroups(tiles) {
     const label = (writes(it) && writingLabel()) || (snapshot().finding(it.layer, it.head)?.label ?? "");
     groups.set(label, [...(groups.get(label) ?? []), it]);
   }
-  return [...groups].flatMap(([label, group]) => [labelButton(label, group.length),
+  const elsewhere = (label, group) => (isByEntropy({ label }) || label === writingLabel() ? 0
+    : [...snapshot().findings.values()].filter((it) => labelsOf(it).includes(label)).length - group.length);
+  return [...groups].flatMap(([label, group]) => [labelButton(label, group.length, elsewhere(label, group)),
     make("div", { class: isByEntropy({ label }) ? "group" : "group role", role: "presentation" }, group)]);
 }
 
-// A button that shows the heads with a label and fades the others.
-function labelButton(label, number) {
-  const title = label === writingLabel() ? `Show the heads that write most of the logit of the predicted next token, ${snapshot().nextToken.token}.`
-    : `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
+// A button that shows the heads with a label and fades the others. More of them may be in other groups.
+function labelButton(label, number, elsewhere = 0) {
+  const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.`
+    : isByEntropy({ label }) ? `the head has no role, and ${EVENNESS[label]}.` : `a large part ${means({ label })}.`;
+  const more = elsewhere ? ` This is also a role of ${count(elsewhere, "head")} in other groups.` : "";
+  const title = `${label}: ${what}${more} Click to show these heads.`;
   const button = make("button", { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
-    make("span", {}, label), make("small", {}, ` ${number}`));
+    make("span", {}, label), make("small", {}, ` ${number}${elsewhere ? ` + ${elsewhere}` : ""}`));
   button.addEventListener("click", () => {
     sheet.label = sheet.label === label ? null : label;
     fillHeads();
@@ -149,7 +160,7 @@ function tile({ layer, head }) {
     "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, ` +
       `entropy ${it.entropy.toFixed(2)}` : name,
   }, make("canvas", { "aria-hidden": "true" }),
-  make("span", { class: "place", "aria-hidden": "true" }, name),
+  make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name), // short, below a tile
   make("span", { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
     it ? SHORT[it.label] ?? it.label : ""));
   button.addEventListener("click", () => choosePlace(layer, head));
@@ -218,10 +229,8 @@ function walkGrid(event) {
 
 export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
-  const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` :
-    `Head ${shownTrace().numbered("h", head)}`;
   const does = it ? [...(writes(it) ? [writingLabel()] : []), ...(isByEntropy(it) ? [] : labelsOf(it))] : [];
-  byId("head-title").replaceChildren(place, ...(does.length ? [": ", make("em", {}, does.join(", "))] : []));
+  byId("head-title").replaceChildren(placeInWords(layer, head), ...(does.length ? [": ", make("em", {}, does.join(", "))] : []));
   const [effect, sentence] = effectOf(it), others = othersInWords(it);
   Object.assign(byId("effect"), { textContent: others ? `${effect}. ${others}` : effect,
     title: others ? `${sentence} ${STAND_IN}` : sentence });

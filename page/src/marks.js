@@ -49,8 +49,9 @@ export function precise(value) {
   return String(Number(value.toPrecision(5))).replace("e+", "e").replaceAll("-", MINUS);
 }
 
-// A fraction in whole percent; a fraction slightly below 1 is not written as 100 %.
+// A fraction in whole percent. A fraction slightly below 1 is not written as 100 %, nor a small one as 0 %.
 export const percent = (share) => {
+  if (share > 0 && share < 0.005) return "<1 %";
   const nearlyAll = share > 0.995 && share < 1;
   return `${nearlyAll ? Math.floor(1000 * share) / 10 : Math.round(100 * share)} %`;
 };

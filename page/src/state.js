@@ -141,7 +141,12 @@ export function besideName() {
 
 export const placeName = (layer, head) => {
   const first = snapshot().layer(layer).numbered("h", head);
-  return snapshot().layers > 1 || snapshot().findings.size ? `${layer}·${first}` : `head ${first}`;
+  return snapshot().layers > 1 || snapshot().findings.size ? `L${layer} H${first}` : `head ${first}`;
+};
+
+export const placeInWords = (layer, head) => {
+  const first = snapshot().layer(layer).numbered("h", head);
+  return snapshot().layers > 1 || snapshot().findings.size ? `Layer ${layer}, head ${first}` : `Head ${first}`;
 };
 
 // ---- changing it ---------------------------------------------------------------------------

@@ -88,13 +88,17 @@ function drawReading() {
     .map((step) => [step.name, trace.row(step, head, at)?.[key] ??
       (step.name === "weights" ? zoomedWeight(at, key) : undefined)])
     .filter(([, value]) => value !== undefined)
-    .map(([name, value]) => make("span", { "data-step": name, class: name === "weights" ? "shown" : "",
-      title: stepTitle(trace.step(name)) },
-      `${name} `, make("b", {}, precise(value))));
+    .flatMap(([name, value], i) => [i ? make("span", { class: "soft" }, "·") : "",
+      make("span", { "data-step": name, class: name === "weights" ? "shown" : "", title: stepTitle(trace.step(name)) },
+        `${OF_PAIR[name] ?? name} `, make("b", {}, precise(value)))]);
   line.replaceChildren(make("strong", {}, queryToken(at)), make("span", { class: "arrow" }, " → "),
     make("strong", {}, keyToken(key)), ...numbers);
   if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
 }
+
+// The names of steps, for one query and one key.
+const OF_PAIR = { scores: "score", scaled: "scaled score", capped: "capped score", biased: "score with bias",
+  masked: "masked score", weights: "weight", dropped: "weight after dropout" };
 
 // The meaning of a step's number, for one query and one key.
 const STEP_WORDS = {
@@ -161,7 +165,7 @@ function besideWords() {
 function drawShading() {
   const trace = shownTrace(), { head, query } = state(), isKnown = trace.carried(head, query ?? trace.kept[0]) !== null;
   const named = (by) => make("button", { type: "button", "data-by": by, "aria-pressed": chosen.by === by,
-    title: by === "weight" ? "The weights of the selected query" : CARRIES }, by);
+    title: by === "weight" ? "The attention weights of the selected token, which sum to 1" : CARRIES }, by);
   byId("shading").hidden = !trace.isOneText;
   byId("shading").title = isKnown ? "" : `No contributions: ${trace.carriedWithheld}`;
   const by = `${isKnown} ${chosen.by}`;

@@ -1,6 +1,7 @@
 """The model in the page computes what Python computes: numbers, guesses, edits, refusals."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -236,7 +237,7 @@ def test_a_text_that_is_kept_stands_beside_another(visit, teller):
     tab.get_by_role("button", name="Keep this text").click()
     tab.locator("#text").fill(text.replace("She", "He"))
     tab.wait_for_function("() => current.tokens.includes('He')")
-    assert tab.evaluate("sides().map((it) => it.name)") == ["0·7 kept", "0·7 now"]
+    assert tab.evaluate("sides().map((it) => it.name)") == ["L0 H7 kept", "L0 H7 now"]
     query = teller.encode(text).tokens.index("She")
     largest = [
         tab.evaluate(
@@ -280,7 +281,7 @@ def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller)
     tab.evaluate("go({ query: 8 })")  # the second "she", which the kept text does not have
     assert tab.evaluate("[sides()[0].query, sides()[1].query]") == [None, 8]
     drawn = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
-    assert "0·7 kept: no “she”" in tab.evaluate(drawn)
+    assert "L0 H7 kept: no “she”" in tab.evaluate(drawn)
     for view in ("lines", "map", "walk", "numbers"):
         tab.locator(f"#view-{view}").click()
     assert tab.evaluate("chosen.view") == "numbers"
@@ -310,7 +311,7 @@ def test_two_models_stand_side_by_side(visit, teller):
     found, beside = (ch.report(x, SHE, progress=False) for x in (teller, other))
     tab = visit(found, hash="#layer=0&head=7&query=She", beside=replace(beside, name="untrained"))
     tab.get_by_role("button", name="Beside untrained").click()
-    assert tab.evaluate("sides().map((it) => it.name)") == ["0·7 untrained", "0·7 storyteller"]
+    assert tab.evaluate("sides().map((it) => it.name)") == ["L0 H7 untrained", "L0 H7 storyteller"]
     query, queen = (teller.encode(SHE).tokens.index(word) for word in ("She", "queen"))
     for i, model in enumerate((other, teller)):
         weight = tab.evaluate(
@@ -433,6 +434,8 @@ def test_every_number_of_a_pair_is_explained(visit, teller):
         for it in tab.locator("#reading [data-step]").all()
     }
     assert list(titles) == ["scores", "scaled", "biased", "weights"]
+    line = re.sub(r"[\d.−]+", "n", tab.locator("#reading").text_content())
+    assert line.endswith("score n·scaled score n·score with bias n·weight n")
     for name, words in (
         ("scores", "query times key"), ("scaled", "divided by the square root of the head size"),
         ("biased", "learned number for this distance"), ("weights", "weight of this key"),
@@ -448,7 +451,7 @@ def test_who_else_looks_there_is_said_where_a_strong_label_has_a_small_effect(vi
     query, key = (found.tokens.index(word) for word in ("his", "wizard"))
     weights = [teller.explain(STORY, layer)["weights"] for layer in (0, 1)]
     there = [
-        f"{layer}·{head}"
+        f"L{layer} H{head}"
         for layer in (0, 1)
         for head in range(8)
         if weights[layer][head, query, key] >= 0.3 and (layer, head) != (0, 7)
@@ -495,7 +498,7 @@ def test_the_first_edit_shows_something(visit, teller, viewport):
     tab.locator("#whatif").click()
     first = tab.locator("#edit-first")
     assert first.text_content() == (
-        "Switch off 0·0, 0·3, 0·7, 1·2, which look from “She” at “queen”"
+        "Switch off L0 H0, L0 H3, L0 H7, L1 H2, which look from “She” at “queen”"
     )
     first.click()
     tab.wait_for_function("() => edited !== null")

@@ -322,7 +322,8 @@ def test_pointing_shows_clicking_keeps_escape_lets_go(visit):
 
     def sentence(query):
         key = int(weights[query].argmax())
-        return f"{KEYS[query]} looks at {KEYS[key]} ({round(100 * weights[query, key].item())} %)"
+        weight = round(100 * weights[query, key].item())
+        return f"Head 0: {KEYS[query]} looks at {KEYS[key]} ({weight} %)"
 
     assert kept.startswith(sentence(6))
     words(tab, 2).hover()
@@ -334,7 +335,7 @@ def test_pointing_shows_clicking_keeps_escape_lets_go(visit):
     assert said().startswith(sentence(2))
     assert words(tab, 2).get_attribute("aria-selected") == "true"
     tab.keyboard.press("Escape")
-    assert said().startswith("All queries")
+    assert said().endswith("on average over all queries.")
     assert tab.locator("#strip [aria-selected=true]").count() == 0
 
 

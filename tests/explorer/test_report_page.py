@@ -17,8 +17,8 @@ from clearhead.demo.measured import WORDS_OF
 from clearhead.errors import BadValue
 from clearhead.explorer import html
 from clearhead.explorer.html.report import pool
-from clearhead.inspection.report import Head, Layer, Link, Report, report
-from clearhead.inspection.report.findings import EVENNESS
+from clearhead.inspection.report import Head, Layer, Link, Report, report, summary
+from clearhead.inspection.report.findings import EVENNESS, NextToken, Writer
 from clearhead.inspection.report.role_keys import LABELS
 from tests.explorer.test_page import (  # noqa: F401
     HOSTILE,
@@ -150,7 +150,8 @@ def test_it_opens_at_the_head_with_the_clearest_label(visit):
     tab = visit(toy_report(11))
     assert title(tab) == "Layer 2, head 3: previous token"
     assert "of its weight is on the token before" in tab.locator("#head-lead").text_content()
-    assert "this head looks at the token before" in tab.locator("#sentence").text_content()
+    said = tab.locator("#sentence").text_content()
+    assert said.startswith("Layer 2, head 3: ") and "This head looks at the token before" in said
     assert tab.locator("#grid .tile").count() == 12
     label = tab.locator("#grid [aria-checked=true]").get_attribute("aria-label")
     assert label.startswith("layer 2, head 3: previous token 100 %")
@@ -161,12 +162,12 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):
     tab = visit(ch.report(storyteller.load(), text))
     said = tab.locator("#sentence").text_content()
     assert said.startswith(
-        "She looks at queen (99 %): this head finds the antecedent of a pronoun."
+        "Layer 0, head 7: She looks at queen (99 %). This head finds the antecedent of a pronoun."
     )
     assert title(tab).endswith("antecedent")
     assert "#layer=0&head=7&query=she" in tab.evaluate("go({}); location.hash")
     tab.locator("#word-4").click()
-    assert tab.locator("#sentence").text_content().startswith("queen looks at ")
+    assert tab.locator("#sentence").text_content().startswith("Layer 0, head 7: queen looks at ")
     assert "antecedent of a pronoun" not in tab.locator("#sentence").text_content()
 
 
@@ -178,13 +179,13 @@ def test_it_opens_at_the_head_that_writes_the_predicted_token(visit):
     sentence = tab.locator("#sentence").text_content()
     before, after = report.next_token.probability, report.next_token.clearest.without
     assert sentence == (
-        "her looks at witch (69 %): from there this head writes potions, the predicted next token. "
-        f"Without this head the probability of potions is {100 * after:.0f} % instead of "
-        f"{100 * before:.0f} %; it writes +0.93 of the logit of potions from there."
+        "Layer 1, head 7: her looks at witch (69 %), and this head writes potions, the predicted "
+        f"next token. Without this head the probability of potions is {100 * after:.0f} % instead "
+        f"of {100 * before:.0f} %; from there it adds 0.93 to the logit of potions."
     )
     shown = texts(tab)
-    at = shown.index("Heads that write potions")
-    assert shown[at + 1 : at + 3] == ["1·7 from witch", "+0.93"]
+    at = shown.index("Added to the logit of potions")
+    assert shown[at + 1 : at + 3] == ["L1 H7 from witch", "+0.93"]
     other = report.next_token.writers[1]
     tab.evaluate(f"go({{ layer: {other.layer}, head: {other.head} }})")
     assert title(tab).startswith(f"Layer {other.layer}, head {other.head}: writes potions")
@@ -201,7 +202,9 @@ def test_what_a_model_expects_next_is_shown_word_by_word(visit):
         first = next(i for i, it in enumerate(shown) if it.startswith("Predictions after"))
         for at, (word, share) in enumerate(guesses):
             assert shown[first + 1 + 2 * at] == word
-            assert abs(int(shown[first + 2 + 2 * at].split()[0].split(".")[0]) - 100 * share) <= 1
+            written = shown[first + 2 + 2 * at]
+            assert (written == "<1 %") == (share < 0.005)
+            assert abs(int(written.removeprefix("<").split()[0].split(".")[0]) - 100 * share) <= 1
 
 
 def test_a_large_page_opens_with_little_work(visit):
@@ -487,12 +490,35 @@ def test_many_heads_are_grouped_by_their_leading_role(visit):
     tab = visit(toy_report(11, layers=24, H=4))
     assert tab.locator("#order").input_value() == "label"
     headings = tab.locator("#grid .label").all_text_contents()
-    assert headings and sum(int(x.split()[-1]) for x in headings) == 96
+    assert headings and sum(int(x.split(" + ")[0].split()[-1]) for x in headings) == 96
     assert tab.locator("#grid .tile").count() == 96
     width = tab.evaluate("document.getElementById('grid').scrollWidth")
     assert width <= tab.evaluate("document.getElementById('grid').clientWidth")
     tab.locator("#order").select_option("place")
     assert tab.locator("#grid .group").count() == 0
+
+
+def test_page_and_terminal_count_the_same_heads(visit):
+    found = toy_report(11, layers=24, H=4)
+    writers = tuple(Writer(layer, 3, 1.0, 4, 0.9) for layer in (1, 23))  # 23.3 has a role
+    found = replace(found, next_token=NextToken("cat", 0.5, writers))
+    tab = visit(found)
+    printed = " ".join(summary(found).split())
+    assert 'several: 2 write "cat", 1 previous token' in printed
+    shown = dict(x.rsplit(" ", 1) for x in tab.locator("#grid .label").all_text_contents())
+    assert shown.pop("writes cat") == "2" and "previous token" not in shown
+    plain = sum(int(shown.pop(label)) for label in EVENNESS if label in shown)
+    assert f"{plain} heads have no role" in printed and not shown
+    heads = [
+        replace(x, roles=found[23, 3].roles, label="previous token") for x in found.layers[0].heads
+    ]
+    layers = (replace(found.layers[0], heads=tuple(heads)), *found.layers[1:])
+    found = replace(found, layers=layers)
+    tab = visit(found)
+    assert "5 previous token" in " ".join(summary(found).split())
+    label = tab.locator("#grid .label", has_text="previous token")
+    assert label.text_content() == "previous token 4 + 1"
+    assert "a role of 1 head in other groups" in label.get_attribute("title")
 
 
 def test_a_file_has_the_steps_of_every_head_of_a_short_text(tmp_path):

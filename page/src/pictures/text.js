@@ -6,7 +6,7 @@ import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedCol
 import { keyToken, queryToken } from "../labels.js";
 import { byId, clip, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
-import { go, largestAt, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
+import { go, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
 import { bare, isFromRight, isLineEnd, isPronoun, isWord } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
@@ -115,26 +115,26 @@ function keepInSight(word, strip) {
 // What a head of a label does, if this query and key show it. For copies, keys count as in the report
 // (report/role_keys.py): neither the query itself nor the one before it.
 const FINDS = {
-  antecedent: ["this head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
-  subject: ["this head finds the subject of a verb", (q, k) => k < q],
-  "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
-  "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
-  "two before": ["this head looks two tokens before", (q, k) => k === q - 2],
-  "next token": ["this head looks at the token after", (q, k) => k === q + 1],
-  "same token": ["this head looks at the token itself", (q, k) => k === q],
-  "first token (sink)": ["this head looks at the first token", (_, k) => k === 0],
-  induction: ["this head finds what followed an earlier copy", (q, k, words) =>
+  antecedent: ["This head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
+  subject: ["This head finds the subject of a verb", (q, k) => k < q],
+  "previous word": ["This head looks at the word before", (q, k) => k === q - 1],
+  "previous token": ["This head looks at the token before", (q, k) => k === q - 1],
+  "two before": ["This head looks two tokens before", (q, k) => k === q - 2],
+  "next token": ["This head looks at the token after", (q, k) => k === q + 1],
+  "same token": ["This head looks at the token itself", (q, k) => k === q],
+  "first token (sink)": ["This head looks at the first token", (_, k) => k === 0],
+  induction: ["This head finds what followed an earlier copy", (q, k, words) =>
     k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
-  "duplicate token": ["this head finds an earlier copy", (q, k, words) =>
+  "duplicate token": ["This head finds an earlier copy", (q, k, words) =>
     k < q - 1 && bare(words[k]) === bare(words[q])],
 };
 
 export function drawSentence() {
   const trace = shownTrace(), { layer, head, query, key } = state();
-  const words = [];
+  const words = [...snapshot().places()].length > 1 ? [`${placeInWords(layer, head)}: `] : [];
   if (query === null) {
     const row = trace.received(head), most = largestAt(row);
-    words.push("All queries: ", keyToken(most, 40), ` receives most, ${percent(row[most])} on average.`);
+    words.push(keyToken(most, 40), ` receives most weight, ${percent(row[most])} on average over all queries.`);
   } else {
     const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
     if (!row.some((weight) => weight > 0)) {
@@ -145,8 +145,8 @@ export function drawSentence() {
       const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
       words.push(make("strong", {}, queryToken(query, 40)), " looks at ",
         make("strong", {}, keyToken(to, 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-        ...(writer ? [": from there this head writes ", make("strong", {}, clip(snapshot().nextToken.token, 40)),
-          ", the predicted next token."] : [shown ? `: ${claim}.` : "."]), ...inDetail(trace, layer, head, query, to, writer));
+        ...(writer ? [", and this head writes ", make("strong", {}, clip(snapshot().nextToken.token, 40)),
+          ", the predicted next token."] : [shown ? `. ${claim}.` : "."]), ...inDetail(trace, layer, head, query, to, writer));
     }
   }
   byId("sentence").replaceChildren(...words);
@@ -161,7 +161,7 @@ export const CARRIES = "What a head carries from a key: the weight times |v W_O|
 // What the head writes of the predicted token, and how probable this is without it, if it was measured.
 function writtenInWords({ from_key, without }) {
   const { token, probability } = snapshot().nextToken, name = clip(token, 24);
-  const part = `it writes +${number(from_key, 2)} of the logit of ${name} from there`;
+  const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
   const words = without === undefined ? part[0].toUpperCase() + part.slice(1)
     : `Without this head the probability of ${name} is ${percent(without)} instead of ${percent(probability)}; ${part}`;
   return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
@@ -350,10 +350,11 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
       from.guesses[query].slice(0, most).map(([word, share]) => [word, share, null])]);
   }
   if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
-  const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);
-  let above = y;
+  // A list of heads names two things on each line, so it is wider.
+  const parts = lists.map(([, lines]) => (lines[0]?.length > 4 ? 1.3 : 1)), all = parts.reduce((sum, part) => sum + part, 0);
+  let above = y, left = x;
   lists.forEach(([title, lines], i) => {
-    const left = isColumn ? x : x + i * (wide + 24), y = above;
+    const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y = above;
     scene.text(fitted(title, wide, { size: 13, bold: true }), left, y + 8, { size: 13, bold: true });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
     lines.forEach(([word, weight, changes, titled, amount], j) => {
@@ -366,15 +367,16 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
       else if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
     });
     if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
+    else left += wide + 24;
   });
   return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
 }
 
-// The heads that write the predicted token, with the part of its logit that each writes from one token.
+// The heads that write the predicted token, with what each adds to its logit from one token.
 function writersList(/** @type {Snapshot} */ from, trace, writers) {
   const largest = Math.max(...writers.map((it) => it.from_key));
-  return [`Heads that write ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) =>
-    [`${layer}·${head} from ${clip(trace.keys[key], 12)}`, from_key / largest, { layer, head, key: null }, WRITES,
+  return [`Added to the logit of ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) =>
+    [`${placeName(layer, head)} from ${clip(trace.keys[key], 12)}`, from_key / largest, { layer, head, key: null }, `${placeInWords(layer, head)}. ${WRITES}`,
       `+${number(from_key, 2)}`])];
 }
 

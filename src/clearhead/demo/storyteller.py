@@ -59,7 +59,8 @@ class Reading:
         labels = [visible(x, 24) for x in Encoded(self.tokens, (), self.unknown).labels()]
         width = max(map(len, labels))
         lines = [
-            f"{label:<{width}}  " + "  ".join(f"{visible(word)} {p:.0%}" for word, p in guesses)
+            f"{label:<{width}}  "
+            + "  ".join(f"{visible(word)} {_percent(p)}" for word, p in guesses)
             for label, guesses in zip(labels, self.guesses, strict=True)
         ]
         if any(self.unknown):
@@ -240,6 +241,10 @@ class Storyteller:
         if self.table is not None:
             keep_table(path, self.table)
         return path
+
+
+def _percent(probability: float) -> str:
+    return "<1%" if probability < 0.005 else f"{probability:.0%}"
 
 
 def _kind(head: MeasuredHead) -> frozenset[str]:

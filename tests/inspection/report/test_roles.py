@@ -140,7 +140,7 @@ def test_weight_that_chance_may_explain_is_named_but_is_not_a_role():
     q, k = pointing(5, lambda i: max(i - 1, 0))
     head = head_of(q, k, [f"w{i}" for i in range(5)])
     assert head.roles == () and head.label == "sharp"
-    assert head.withheld.startswith("Not called previous token: 3 of 3 queries look there most")
+    assert head.withheld.startswith("Possibly previous token: 3 of 3 tokens look there most")
 
 
 def test_padding_changes_no_role():

@@ -124,7 +124,7 @@ def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
         "guesses": None
         if report.guesses is None
         else [
-            [(visible_in_browser(word), round(p, 4)) for word, p in guesses]
+            [(visible_in_browser(word), float(f"{p:.4g}")) for word, p in guesses]
             for guesses in report.guesses
         ],
         "layers": [

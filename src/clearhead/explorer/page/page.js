@@ -1,4 +1,4 @@
-// Made by `make page` from the sources d9bed48c849bf6e0f0b8dffb4edb453b69289373007ff604e59fb4f1b4939bdf; do not edit.
+// Made by `make page` from the sources 2c16ebc2ebc086ee04431137051bc474ce0e6a374ff138f13cdd2fcce87c99a5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -555,6 +555,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return String(Number(value.toPrecision(5))).replace("e+", "e").replaceAll("-", MINUS);
   }
   var percent = (share) => {
+    if (share > 0 && share < 5e-3) return "<1 %";
     const nearlyAll = share > 0.995 && share < 1;
     return `${nearlyAll ? Math.floor(1e3 * share) / 10 : Math.round(100 * share)} %`;
   };
@@ -757,7 +758,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var placeName = (layer, head) => {
     const first = snapshot().layer(layer).numbered("h", head);
-    return snapshot().layers > 1 || snapshot().findings.size ? `${layer}·${first}` : `head ${first}`;
+    return snapshot().layers > 1 || snapshot().findings.size ? `L${layer} H${first}` : `head ${first}`;
+  };
+  var placeInWords = (layer, head) => {
+    const first = snapshot().layer(layer).numbered("h", head);
+    return snapshot().layers > 1 || snapshot().findings.size ? `Layer ${layer}, head ${first}` : `Head ${first}`;
   };
   function go(changes, misread = []) {
     Object.assign(chosen, changes);
@@ -1144,7 +1149,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function drawControls() {
     const { layer, head } = chosen, { text, edits } = asked();
     const isOff2 = edits.off.some(([l, h]) => l === layer && h === head);
-    byId("edit-off").textContent = `${pageData.edits.off.label} ${layer}·${head} ${isOff2 ? "is off" : "on"}`;
+    byId("edit-off").textContent = `${pageData.edits.off.label} ${placeName(layer, head)} ${isOff2 ? "is off" : "on"}`;
     byId("edit-off").setAttribute("aria-pressed", isOff2);
     byId("edit-first").hidden = !isOffered(edits);
     byId("edit-first").textContent = isOffered(edits) ? firstEdit().words : "";
@@ -1659,23 +1664,23 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
   }
   var FINDS = {
-    antecedent: ["this head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
-    subject: ["this head finds the subject of a verb", (q, k) => k < q],
-    "previous word": ["this head looks at the word before", (q, k) => k === q - 1],
-    "previous token": ["this head looks at the token before", (q, k) => k === q - 1],
-    "two before": ["this head looks two tokens before", (q, k) => k === q - 2],
-    "next token": ["this head looks at the token after", (q, k) => k === q + 1],
-    "same token": ["this head looks at the token itself", (q, k) => k === q],
-    "first token (sink)": ["this head looks at the first token", (_, k) => k === 0],
-    induction: ["this head finds what followed an earlier copy", (q, k, words) => k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
-    "duplicate token": ["this head finds an earlier copy", (q, k, words) => k < q - 1 && bare(words[k]) === bare(words[q])]
+    antecedent: ["This head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
+    subject: ["This head finds the subject of a verb", (q, k) => k < q],
+    "previous word": ["This head looks at the word before", (q, k) => k === q - 1],
+    "previous token": ["This head looks at the token before", (q, k) => k === q - 1],
+    "two before": ["This head looks two tokens before", (q, k) => k === q - 2],
+    "next token": ["This head looks at the token after", (q, k) => k === q + 1],
+    "same token": ["This head looks at the token itself", (q, k) => k === q],
+    "first token (sink)": ["This head looks at the first token", (_, k) => k === 0],
+    induction: ["This head finds what followed an earlier copy", (q, k, words) => k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
+    "duplicate token": ["This head finds an earlier copy", (q, k, words) => k < q - 1 && bare(words[k]) === bare(words[q])]
   };
   function drawSentence() {
     const trace = shownTrace(), { layer, head, query, key } = state();
-    const words = [];
+    const words = [...snapshot().places()].length > 1 ? [`${placeInWords(layer, head)}: `] : [];
     if (query === null) {
       const row = trace.received(head), most = largestAt(row);
-      words.push("All queries: ", keyToken(most, 40), ` receives most, ${percent(row[most])} on average.`);
+      words.push(keyToken(most, 40), ` receives most weight, ${percent(row[most])} on average over all queries.`);
     } else {
       const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
       if (!row.some((weight) => weight > 0)) {
@@ -1690,10 +1695,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
           make("strong", {}, keyToken(to, 40)),
           ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
           ...writer ? [
-            ": from there this head writes ",
+            ", and this head writes ",
             make("strong", {}, clip(snapshot().nextToken.token, 40)),
             ", the predicted next token."
-          ] : [shown ? `: ${claim}.` : "."],
+          ] : [shown ? `. ${claim}.` : "."],
           ...inDetail(trace, layer, head, query, to, writer)
         );
       }
@@ -1704,7 +1709,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
   function writtenInWords({ from_key, without }) {
     const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
-    const part = `it writes +${number(from_key, 2)} of the logit of ${name} from there`;
+    const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
     const words = without === void 0 ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without)} instead of ${percent(probability)}; ${part}`;
     return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
   }
@@ -1878,10 +1883,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       ]);
     }
     if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
-    const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) / lists.length);
-    let above = y;
+    const parts = lists.map(([, lines]) => lines[0]?.length > 4 ? 1.3 : 1), all = parts.reduce((sum2, part) => sum2 + part, 0);
+    let above = y, left = x;
     lists.forEach(([title, lines], i) => {
-      const left = isColumn ? x : x + i * (wide + 24), y2 = above;
+      const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y2 = above;
       scene.text(fitted(title, wide, { size: 13, bold: true }), left, y2 + 8, { size: 13, bold: true });
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
       lines.forEach(([word, weight, changes, titled, amount], j) => {
@@ -1894,16 +1899,17 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         else if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
       });
       if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
+      else left += wide + 24;
     });
     return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
   }
   function writersList(from, trace, writers) {
     const largest2 = Math.max(...writers.map((it) => it.from_key));
-    return [`Heads that write ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) => [
-      `${layer}·${head} from ${clip(trace.keys[key], 12)}`,
+    return [`Added to the logit of ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) => [
+      `${placeName(layer, head)} from ${clip(trace.keys[key], 12)}`,
       from_key / largest2,
       { layer, head, key: null },
-      WRITES,
+      `${placeInWords(layer, head)}. ${WRITES}`,
       `+${number(from_key, 2)}`
     ])];
   }
@@ -2253,9 +2259,15 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     "local window": "of its weight is on nearby tokens",
     "nothing (sink logit)": "of its weight goes to its sink, which has no value",
     spread: "at a time, on average: its weights are nearly uniform",
-    sharp: "at a time, on average: few keys, which no label describes",
+    sharp: "at a time, on average: few tokens, which no role describes",
     mixed: "at a time, on average",
     NaN: "at a time, on average: its weights are NaN"
+  };
+  var EVENNESS = {
+    spread: "its weights are nearly uniform",
+    sharp: "it looks at few tokens at a time",
+    mixed: "it is between spread and sharp",
+    NaN: "its weights are NaN"
   };
   var SHORT = {
     "duplicate token": "repeat",
@@ -2290,8 +2302,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   };
   var rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
   var means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
-  var isByEntropy = (it) => ["spread", "sharp", "mixed", "NaN"].includes(it.label);
-  var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} keys` : percent(it.number);
+  var isByEntropy = (it) => it.label in EVENNESS;
+  var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` : percent(it.number);
   var labelsOf = (it) => !it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label];
   var writingLabel = () => snapshot().nextToken.writers.length ? `writes ${clip(snapshot().nextToken.token, 12)}` : null;
   var writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
@@ -2345,18 +2357,21 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const label = writes(it) && writingLabel() || (snapshot().finding(it.layer, it.head)?.label ?? "");
       groups.set(label, [...groups.get(label) ?? [], it]);
     }
+    const elsewhere2 = (label, group) => isByEntropy({ label }) || label === writingLabel() ? 0 : [...snapshot().findings.values()].filter((it) => labelsOf(it).includes(label)).length - group.length;
     return [...groups].flatMap(([label, group]) => [
-      labelButton(label, group.length),
+      labelButton(label, group.length, elsewhere2(label, group)),
       make("div", { class: isByEntropy({ label }) ? "group" : "group role", role: "presentation" }, group)
     ]);
   }
-  function labelButton(label, number2) {
-    const title = label === writingLabel() ? `Show the heads that write most of the logit of the predicted next token, ${snapshot().nextToken.token}.` : `${label}. Show these heads. Their number is ${isByEntropy({ label }) ? "a number of keys" : "a fraction"}: ${means({ label })}.`;
+  function labelButton(label, number2, elsewhere2 = 0) {
+    const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.` : isByEntropy({ label }) ? `the head has no role, and ${EVENNESS[label]}.` : `a large part ${means({ label })}.`;
+    const more = elsewhere2 ? ` This is also a role of ${count(elsewhere2, "head")} in other groups.` : "";
+    const title = `${label}: ${what}${more} Click to show these heads.`;
     const button = make(
       "button",
       { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
       make("span", {}, label),
-      make("small", {}, ` ${number2}`)
+      make("small", {}, ` ${number2}${elsewhere2 ? ` + ${elsewhere2}` : ""}`)
     );
     button.addEventListener("click", () => {
       sheet.label = sheet.label === label ? null : label;
@@ -2380,7 +2395,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
       },
       make("canvas", { "aria-hidden": "true" }),
-      make("span", { class: "place", "aria-hidden": "true" }, name),
+      make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name),
+      // short, below a tile
       make(
         "span",
         { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
@@ -2442,9 +2458,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function drawHeadLine() {
     const { layer, head } = state(), it = snapshot().finding(layer, head);
-    const place = snapshot().layers > 1 || it ? `Layer ${layer}, head ${head}` : `Head ${shownTrace().numbered("h", head)}`;
     const does = it ? [...writes(it) ? [writingLabel()] : [], ...isByEntropy(it) ? [] : labelsOf(it)] : [];
-    byId("head-title").replaceChildren(place, ...does.length ? [": ", make("em", {}, does.join(", "))] : []);
+    byId("head-title").replaceChildren(placeInWords(layer, head), ...does.length ? [": ", make("em", {}, does.join(", "))] : []);
     const [effect, sentence] = effectOf(it), others = othersInWords(it);
     Object.assign(byId("effect"), {
       textContent: others ? `${effect}. ${others}` : effect,
@@ -3295,16 +3310,15 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       return;
     }
     const at = queryOr(), key = keyOr();
-    const numbers = trace.pairs.filter((step) => !(step.name === "masked" && trace.row(step, head, at)?.[key] > -Infinity)).map((step) => [step.name, trace.row(step, head, at)?.[key] ?? (step.name === "weights" ? zoomedWeight(at, key) : void 0)]).filter(([, value]) => value !== void 0).map(([name, value]) => make(
-      "span",
-      {
-        "data-step": name,
-        class: name === "weights" ? "shown" : "",
-        title: stepTitle(trace.step(name))
-      },
-      `${name} `,
-      make("b", {}, precise(value))
-    ));
+    const numbers = trace.pairs.filter((step) => !(step.name === "masked" && trace.row(step, head, at)?.[key] > -Infinity)).map((step) => [step.name, trace.row(step, head, at)?.[key] ?? (step.name === "weights" ? zoomedWeight(at, key) : void 0)]).filter(([, value]) => value !== void 0).flatMap(([name, value], i) => [
+      i ? make("span", { class: "soft" }, "·") : "",
+      make(
+        "span",
+        { "data-step": name, class: name === "weights" ? "shown" : "", title: stepTitle(trace.step(name)) },
+        `${OF_PAIR[name] ?? name} `,
+        make("b", {}, precise(value))
+      )
+    ]);
     line.replaceChildren(
       make("strong", {}, queryToken(at)),
       make("span", { class: "arrow" }, " → "),
@@ -3313,6 +3327,15 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     );
     if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
   }
+  var OF_PAIR = {
+    scores: "score",
+    scaled: "scaled score",
+    capped: "capped score",
+    biased: "score with bias",
+    masked: "masked score",
+    weights: "weight",
+    dropped: "weight after dropout"
+  };
   var STEP_WORDS = {
     scores: "query times key: the products of their features, added up",
     scaled: "the score times a scale, by default 1 divided by the square root of the head size",
@@ -3384,7 +3407,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       type: "button",
       "data-by": by2,
       "aria-pressed": chosen.by === by2,
-      title: by2 === "weight" ? "The weights of the selected query" : CARRIES
+      title: by2 === "weight" ? "The attention weights of the selected token, which sum to 1" : CARRIES
     }, by2);
     byId("shading").hidden = !trace.isOneText;
     byId("shading").title = isKnown ? "" : `No contributions: ${trace.carriedWithheld}`;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources d9bed48c849bf6e0f0b8dffb4edb453b69289373007ff604e59fb4f1b4939bdf; do not edit.
+// Made by `make page` from the sources 2c16ebc2ebc086ee04431137051bc474ce0e6a374ff138f13cdd2fcce87c99a5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -57,6 +57,7 @@ var clearhead = (() => {
     return sign + size.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(size)))));
   }
   var percent = (share) => {
+    if (share > 0 && share < 5e-3) return "<1 %";
     const nearlyAll = share > 0.995 && share < 1;
     return `${nearlyAll ? Math.floor(1e3 * share) / 10 : Math.round(100 * share)} %`;
   };

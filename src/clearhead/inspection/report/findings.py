@@ -51,8 +51,8 @@ class Role:
         if not self.words:
             return f"{mass}."
         return (
-            f"{mass}, {self.low:.2f} to {self.high:.2f}; {self.hits} of {self.queries} queries "
-            f"look there most, of {self.words} different words."
+            f"{mass} (95 % interval {self.low:.2f} to {self.high:.2f}); {self.hits} of "
+            f"{self.queries} tokens look there most, {self.words} different ones."
         )
 
 

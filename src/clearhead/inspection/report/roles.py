@@ -239,9 +239,9 @@ class _Tested:
         )
 
     def doubt(self, name: str, h: int) -> str:
-        return f"Not called {LABELS[name]}: " + (
-            f"{int(self.hits[h])} of {self.queries} queries look there most, of "
-            f"{int(self.words[h])} different words, which may be chance."
+        return (
+            f"Possibly {LABELS[name]}: {int(self.hits[h])} of {self.queries} tokens look there "
+            "most, but a head that prefers certain words may do so by chance."
         )
 
 

@@ -10,7 +10,6 @@ from .opening import Opening, opening, token_labels
 from .result import EFFECTS, Report, columns
 
 TOP = 8  # listed heads
-LISTED_WRITERS = 5
 WIDTH = 80
 FEW_WORDS = 32  # different tokens
 AROUND = 12  # printed tokens to either side of the query and the key
@@ -19,8 +18,12 @@ AROUND = 12  # printed tokens to either side of the query and the key
 def summary(report: Report) -> str:
     """Write the report in about twenty lines, for any number of heads."""
     counts = Counter(label for x in report.heads for label in _labels(x))
-    without = sum(not _labels(x) for x in report.heads)
-    roles = ", ".join(f"{count} {label}" for label, count in counts.most_common())
+    writers = [] if report.next_token is None else report.next_token.writers
+    writing = {(x.layer, x.head) for x in writers}
+    without = sum(not _labels(x) and (x.layer, x.head) not in writing for x in report.heads)
+    roles = [f"{count} {label}" for label, count in counts.most_common()]
+    if report.next_token is not None and writing:  # which the page shows as a group
+        roles.insert(0, f"{len(writing)} write {_quoted(report.next_token.token)}")
     lines = [f"{visible(report.name, 200)}: {report.about}", ""]
     begin = opening(report)
     if begin is not None:
@@ -34,15 +37,15 @@ def summary(report: Report) -> str:
     if report.next_token is not None and report.next_token.clearest is not None:
         lines += [*_writers(report, report.next_token), ""]
     lines += textwrap.wrap(
-        f"Roles of heads, of which a head may have several: {roles or 'none'}. "
-        f"{without} heads have none that chance does not explain.",
+        f"Roles of heads, of which a head may have several: {', '.join(roles) or 'none'}."
+        + f" {without} heads have no role, or one that may be chance." * (without > 0),
         WIDTH,
     )
     words = len(set(report.tokens))
     if without and words < FEW_WORDS:
         lines += textwrap.wrap(
-            f"The text has {words} different tokens, too few to separate many roles from chance: "
-            "a longer text shows more.",
+            f"The text has {words} different tokens, too few to tell many roles from chance. "
+            "A longer text shows more.",
             WIDTH,
         )
     strongest = matter_most(report)
@@ -85,7 +88,14 @@ def _heading(report: Report) -> str:
 
 
 def _table(report: Report, heads: list[Head]) -> list[str]:
-    rows = [("layer", "head", *(("effect",) if report.effect_metric else ()), "does")]
+    rows = [
+        (
+            "layer",
+            "head",
+            *(("effect",) if report.effect_metric else ()),
+            "does, with the fraction of its weight",
+        )
+    ]
     for x in heads:
         effect = () if not report.effect_metric else (f"{x.effect:+.3f}",)
         rows.append((str(x.layer), str(x.head), *effect, _does(x)))
@@ -94,7 +104,7 @@ def _table(report: Report, heads: list[Head]) -> list[str]:
 
 def _does(head: Head) -> str:
     if head.measured:
-        return f"{head.label} {head.number:.2f}"
+        return f"{head.label} {head.number:.2f} (of held-out words)"
     return ", ".join(f"{x.label} {x.mass:.2f}" for x in head.roles) or head.label
 
 
@@ -104,11 +114,12 @@ def in_words(report: Report, begin: Opening) -> str:
     queries, keys = token_labels(report, head.layer)
     begin_with = f"Begin with layer {head.layer}, head {head.head}"
     looks = (
-        f"At token {query}, {_quoted(queries[query])}, it looks at token {key}, "
-        f"{_quoted(keys[key])}, with {weight:.2f} of its weight"
+        f"At {_quoted(queries[query])} (position {query}, counted from 0) it looks at "
+        f"{_quoted(keys[key])} (position {key}) with {weight:.2f} of its weight"
     )
     if writer is None or report.next_token is None:
-        return f"{begin_with}: {_does(head)}. {looks}."
+        does = _does(head) + " of its weight" * (bool(head.roles) and not head.measured)
+        return f"{begin_with}: {does}. {looks}."
     token, probability = _quoted(report.next_token.token), report.next_token.probability
     return (
         f"After this text the model predicts {token}, with {probability:.1%}. {begin_with}. "
@@ -121,10 +132,10 @@ def _writers(report: Report, next_token: NextToken) -> list[str]:
     """Return a table of the heads that write the predicted next token."""
     line = (
         f"The heads that write most of the logit of {_quoted(next_token.token)}, the predicted "
-        "next token, and the token from which most of that comes:"
+        "next token. From one token each adds:"
     )
-    rows = [("layer", "head", "writes", "from")]
-    for x in next_token.writers[:LISTED_WRITERS]:
+    rows = [("layer", "head", "logits", "from")]
+    for x in next_token.writers:
         _, keys = token_labels(report, x.layer)
         rows.append((str(x.layer), str(x.head), f"{x.from_key:+.2f}", _quoted(keys[x.key])))
     return [*textwrap.wrap(line, WIDTH), *columns(rows)]
@@ -150,10 +161,10 @@ def _largest_probes(report: Report) -> list[str]:
     probed = [x for x in report.heads if x.probe is not None]
     if not probed:
         return []
-    lines = ["Largest scores on random tokens, repeated (layer.head score):"]
+    lines = ["Largest scores on random tokens, repeated (score of layer L, head H):"]
     for name in ("induction", "duplicate", "previous"):
         heads = sorted(probed, key=lambda x: -(x.probe or {})[name])[:5]
-        scores = ", ".join(f"{x.layer}.{x.head} {(x.probe or {})[name]:.2f}" for x in heads)
+        scores = ", ".join(f"L{x.layer} H{x.head} {(x.probe or {})[name]:.2f}" for x in heads)
         lines.append(f"  {name:<9}  {scores}")
     return ["", *lines]
 
