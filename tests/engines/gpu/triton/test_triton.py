@@ -114,13 +114,11 @@ def test_tiles_fit_into_the_memory_of_a_block(monkeypatch):
     from clearhead.engines.gpu.triton.launch_backward import KEY_GRADIENTS, QUERY_GRADIENTS
 
     cpu = torch.device("cpu")
-    # The splits of the keys, and so the bits of the output, follow from queries and keys of a tile.
-    for large, small in (sizes for of in launch_forward.FORWARD.values() for sizes in of.values()):
-        assert large[:2] == small[:2]
-    for table in (launch_forward.FORWARD, QUERY_GRADIENTS, KEY_GRADIENTS):
-        for kind, D in ((torch.bfloat16, 128), (torch.float32, 256)):
+    tables = launch_forward.FORWARD, launch_forward.CUT, launch_forward.SWEEP
+    for table in (*tables, QUERY_GRADIENTS, KEY_GRADIENTS):
+        for kind, D, enough in ((torch.bfloat16, 128, 163), (torch.float32, 64, 227)):
             large, small = table[kind == torch.float32][D]
-            for bytes_there, tile in ((163 * 1024, large), (99 * 1024, small)):
+            for bytes_there, tile in ((enough * 1024, large), (99 * 1024, small)):
                 monkeypatch.setattr(
                     launch_forward, "shared_memory", lambda device, found=bytes_there: found
                 )

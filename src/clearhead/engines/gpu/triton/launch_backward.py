@@ -66,7 +66,7 @@ TRANSPOSED_KEY_GRADIENTS: Table = {
 # Heads that read the same keys are split among programs until `key_gradients` has `LEAST_PROGRAMS`
 # for an example, since a large GPU has 132 to 148 processors. A split writes dK and dV once more,
 # in float32. With `LEAST_OF_SPLIT` queries over all its heads, that takes an eighth of the time of
-# its products, by the rates of an H100. Splits do not depend on the batch or the device
+# its products, by the rates of an H100. Splits do not depend on the batch
 # (launch_forward.py).
 LEAST_PROGRAMS, LEAST_OF_SPLIT = 256, 2048
 

@@ -24,8 +24,8 @@ from .start import start
 # 4096 keys of eight key heads yield a program for nearly each of the 132 processors of a large GPU.
 #
 # A row has at most MOST_SPLITS splits. If heads share no tile, a head has at most MOST_PROGRAMS
-# programs, so that eight heads fill a large GPU. Splits do not depend on the batch or the device,
-# so an example has the same bits in any batch.
+# programs, so that eight heads fill a large GPU. Splits do not depend on the batch, so
+# an example has the same bits in any batch.
 LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 256, 32, 64, 16
 # Tiles by whether the dtype is float32, and by head size: queries, keys, warps and stages. The
 # first tile is for devices with LARGE_MEMORY bytes of shared memory per block (capability 8.0, 9.0,
