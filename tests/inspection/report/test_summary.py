@@ -1,11 +1,13 @@
 """A report on one screen: counts of roles, and the head and query to begin with."""
 
+from dataclasses import replace
+
 import torch
 
 import clearhead as ch
 from clearhead.inspection.report import report, summary
-from clearhead.inspection.report.opening import opening
-from clearhead.inspection.report.summary import matter_most
+from clearhead.inspection.report.opening import Opening, opening
+from clearhead.inspection.report.summary import _sentence, matter_most
 from tests.inspection.report.models import AttentionCalls, pointing
 
 
@@ -43,9 +45,24 @@ def test_the_clearest_example_query_is_shown_in_its_sentence():
     assert f"[w{example.key % 20}]" in flat and f"[w{example.query % 20}]" in flat
 
 
-def test_heads_matter_by_their_effect_if_it_is_known():
-    from dataclasses import replace
+def test_the_sentence_marks_the_words_of_the_query_and_the_key_only():
+    """A line break is written out. A query after stored keys is at its position among the keys,
+    and one of another text is not marked."""
+    T = 6
+    layer = AttentionCalls((*(x[None, None] for x in pointing(T, lambda i: max(i - 1, 0))), {}))
+    tokens = ["a", "b", "\n", "c", "d", "e"]
+    whole = report(layer, torch.zeros(1), tokens=tokens)
 
+    def marked(query, key, **changes):
+        changed = replace(whole, layers=(replace(whole.layers[0], **changes),))
+        return _sentence(changed, Opening(changed[0, 0], query, key, 1.0))
+
+    assert marked(3, 2) == "a b [↵] [c] d e"
+    assert marked(0, 3, queries=2) == "a b [c] [d] e"
+    assert marked(1, 3, cross_attention=True) == "a b [c] d e"
+
+
+def test_heads_matter_by_their_effect_if_it_is_known():
     result = many_heads()
     assert [x.head for x in matter_most(result)] == [0, 1]  # and no sink
     [layer] = result.layers

@@ -113,8 +113,8 @@ class Writer:
     """A head that writes the logit of the predicted next token, at the last token of the text.
 
     `part` is what it writes, as in `logit_attribution` with ``center=True``. `key` is the token
-    from which most of it comes, `from_key`. `without` is the probability of the predicted token if
-    the head outputs 0; None if not measured.
+    that adds most to it, `from_key`. `without` is the probability of the predicted token if the
+    head outputs 0; None if not measured.
     """
 
     layer: int

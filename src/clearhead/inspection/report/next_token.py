@@ -69,8 +69,8 @@ def find_next_token(
 
 
 def _writers(parts: LogitAttribution) -> tuple[Writer, ...]:
-    """Return the heads that write most of the logit of the last position, ordered by the part that
-    comes from one token."""
+    """Return the heads with the largest parts of the logit of the last position, ordered by what
+    the token that adds most adds to each."""
     at_end = parts.heads[:, :, -1]
     largest = at_end.flatten().topk(min(WRITERS, at_end.numel()))
     writers = []

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
 
 from ...formatting import Token, visible
 from .findings import Head, NextToken
@@ -27,8 +26,7 @@ def summary(report: Report) -> str:
     lines = [f"{visible(report.name, 200)}: {report.about}", ""]
     begin = opening(report)
     if begin is not None:
-        _, keys = token_labels(report, begin.head.layer)
-        sentence = visible(_sentence(keys, begin.query, begin.key), 2000)
+        sentence = visible(_sentence(report, begin), 2000)
         lines += [
             *textwrap.wrap(in_words(report, begin), WIDTH),
             *textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "),
@@ -131,8 +129,8 @@ def in_words(report: Report, begin: Opening) -> str:
 def _writers(report: Report, next_token: NextToken) -> list[str]:
     """Return a table of the heads that write the predicted next token."""
     line = (
-        f"The heads that write most of the logit of {_quoted(next_token.token)}, the predicted "
-        "next token. From one token each adds:"
+        f"The heads with the largest parts of the logit of {_quoted(next_token.token)}, the "
+        "predicted next token. From one token each adds:"
     )
     rows = [("layer", "head", "logits", "from")]
     for x in next_token.writers:
@@ -141,13 +139,16 @@ def _writers(report: Report, next_token: NextToken) -> list[str]:
     return [*textwrap.wrap(line, WIDTH), *columns(rows)]
 
 
-def _sentence(tokens: Sequence[str], query: int, key: int) -> str:
-    """Return the tokens around the query and the key, which are in brackets."""
-    written = [
-        x.replace(x.strip(), f"[{x.strip()}]") if i in (query, key) else x
-        for i, x in enumerate(tokens)
-    ]
-    low, high = sorted((query, key))
+def _sentence(report: Report, begin: Opening) -> str:
+    """Return the tokens around the key and the query, which are in brackets; with cross-attention
+    those around the key, because the query is in another text."""
+    layer, (_, tokens) = report.layers[begin.head.layer], token_labels(report, begin.head.layer)
+    at = begin.query + len(tokens) - layer.queries
+    low, high = sorted((begin.key, begin.key if layer.cross_attention else at))
+    written = list(tokens)
+    for i in {low, high}:
+        token = written[i] if written[i].strip() else visible(written[i])
+        written[i] = token.replace(token.strip(), f"[{token.strip()}]")
     parts = [range(max(0, low - AROUND), low + AROUND), range(high - AROUND, high + AROUND)]
     if parts[0].stop >= parts[1].start:
         parts = [range(parts[0].start, parts[1].stop)]
