@@ -189,7 +189,8 @@ def kind_of(
     if p.grad or torch._C._is_any_autocast_enabled():
         return None
     kind = _kind(p, engine)
-    if kind is None or not all(type(s) in BY_LAYOUT for s in statistics):
+    by_layout = all(type(s) in BY_LAYOUT and s.factors is None for s in statistics)
+    if kind is None or not by_layout:
         return None
     return *kind, statistics
 

@@ -14,6 +14,7 @@ import clearhead as ch
 from clearhead.engines import choice
 from clearhead.engines.gpu import replay
 from clearhead.engines.gpu.replay import Recorder, Records, do_not_record, start_recorded
+from clearhead.problem.check import Options, make_problem
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="test_triton.py runs it, interpreted"
@@ -142,12 +143,18 @@ def test_a_replayed_function_within_another_is_a_part_of_its_record():
     assert inner._by_kind
 
 
-def test_two_arguments_that_are_one_tensor_are_not_recorded():
-    records = Records()
+def test_which_arguments_are_one_tensor_is_a_part_of_the_kind():
+    """As in `attention(x, x, x)`. A record of it has one parameter."""
+    records, calls = Records(), []
+    run = lambda *args: calls.append(args) or torch.sub(*args)  # noqa: E731
     x, y, _ = draw(3, 5)
     for _ in range(3):
-        records.call(torch.sub, (x, x))
-    assert torch.equal(records.call(torch.sub, (x, y)), x - y)
+        assert not records.call(run, (x, x)).any()
+    assert len(calls) == 2
+    for first, second in [(x, y), (y, x), (x, y.clone())]:
+        assert torch.equal(records.call(run, (first, second)), first - second)
+    assert torch.equal(records.call(run, (y, y)), y - y)
+    assert len(calls) == 4
 
 
 def test_a_record_has_the_needed_steps_and_no_tensor():
@@ -214,6 +221,15 @@ def test_a_repeated_call_has_the_bits_of_a_new_one(engine, stats):
             for a, b in zip(computed, expected, strict=True)
         )
     assert any(callable(x) for x in choice._records._by_kind.values())
+
+
+def test_a_statistic_with_numbers_for_the_keys_has_no_kind():
+    """The numbers are tensors that a record could not replace, and they have no hash."""
+    problem, _ = make_problem(*draw(1, 2, 5, 8), Options())
+    kind = choice.kind_of(problem, "triton", (ch.topk(2),))
+    assert kind is not None and hash(kind)
+    for counted in (ch.topk(2, by=torch.ones(5)), ch.received(by=torch.ones(5))):
+        assert choice.kind_of(problem, "triton", (counted,)) is None
 
 
 @interpreted

@@ -216,7 +216,7 @@ class Records:
             return function(*args)
         _recording.inside = True
         try:
-            if record >= PLAIN_CALLS and _can_record(tensors):
+            if record >= PLAIN_CALLS and _can_record():
                 result, self._by_kind[of] = _recorded(function, args, tensors)
             else:
                 result = function(*args)
@@ -253,10 +253,14 @@ def replayed(function: Function) -> Function:
 
 
 def _describe(args: Sequence[Any], kind: list[Any], tensors: list[Tensor]) -> bool:
-    """Add the tensors among the arguments to `tensors`, and their layouts and the other arguments
-    to `kind`. Return whether all tensors are plain."""
+    """Add the tensors among the arguments to `tensors`, each once, and their layouts and the other
+    arguments to `kind`. Return whether all tensors are plain."""
     for x in args:
         if type(x) in PLAIN_TYPES:
+            earlier = next((i for i, y in enumerate(tensors) if y is x), None)
+            if earlier is not None:  # `attention(x, x, x)`
+                kind.append(("again", earlier))
+                continue
             tensors.append(x)
             aligned = x.data_ptr() % 16 == 0
             kind.append((x.shape, x.stride(), x.dtype, aligned, x.is_neg(), x.requires_grad))
@@ -285,11 +289,9 @@ def settings(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     )
 
 
-def _can_record(tensors: list[Tensor]) -> bool:
-    """Return whether the arguments are different objects, and only the recorder intercepts the
-    functions of torch."""
-    alone = torch._C._is_torch_function_enabled() and torch._C._len_torch_function_stack() == 0
-    return alone and len(set(map(id, tensors))) == len(tensors)
+def _can_record() -> bool:
+    """Return whether only the recorder would intercept the functions of torch."""
+    return torch._C._is_torch_function_enabled() and torch._C._len_torch_function_stack() == 0
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
