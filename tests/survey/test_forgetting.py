@@ -88,6 +88,9 @@ def test_budgets_mask_what_they_do_not_keep(survey):
             assert (out[0, head].double() - expected).abs().max() < 1e-5
     with pytest.raises(ch.BadValue, match=r"keep=0.2.*\n.*from 0.312"):
         survey.budgets(0.2)
+    for keep in ("0.5", True):
+        with pytest.raises(ch.BadType, match="keep="):
+            survey.budgets(keep)
 
 
 def test_a_survey_without_errors_is_refused(tmp_path):
@@ -96,21 +99,27 @@ def test_a_survey_without_errors_is_refused(tmp_path):
         survey.budgets(0.5)
 
 
+def survey_of(name, out):
+    """Texts of 30 words that do not repeat themselves."""
+    contents = [" ".join(WORDS[(i * j) % len(WORDS)] for i in range(30)) for j in (1, 2, 3)]
+    model = MODELS[name](attn_implementation="clearhead").eval()
+    return ch.survey(
+        model, contents, out=out, tokenizer=tokenizer(True), context=30, metrics="long"
+    )
+
+
 def test_a_model_that_looks_ahead_is_refused(tmp_path):
     """Its windows have keys on both sides, so budgets would be half of what it keeps."""
-    contents = [" ".join(WORDS[(i * j) % len(WORDS)] for i in range(30)) for j in (1, 2, 3)]
-    options = {"tokenizer": tokenizer(True), "context": 30, "metrics": "long"}
-    for name in ("bert", "llama"):
-        model = MODELS[name](attn_implementation="clearhead").eval()
-        survey = ch.survey(model, contents, out=tmp_path / name, **options)
-        if name == "bert":
-            with pytest.raises(ch.BadValue, match="BertModel looks ahead"):
-                survey.budgets(0.9)
-            continue
+    with pytest.raises(ch.BadValue, match="BertModel looks ahead"):
+        survey_of("bert", tmp_path).budgets(0.9)
+
+
+def test_texts_that_do_not_repeat_themselves_give_a_warning(tmp_path):
+    survey = survey_of("llama", tmp_path)
+    with pytest.warns(UserWarning, match="so no head is known to copy"):
         assert survey.budgets(0.9).context == 30
-        for keep in ("0.9", True):
-            with pytest.raises(ch.BadType, match="keep="):
-                survey.budgets(keep)
+    with pytest.warns(UserWarning, match="so no head is known to copy"):
+        assert {x.retrieval.mean for x in survey.key_heads(16)} == {0.0}
 
 
 def test_no_division_has_a_smaller_sum_of_errors():

@@ -4,6 +4,7 @@ A key head is read by a group of query heads, and a cache drops a key for all of
 is that of the query head with the largest one, and so is its retrieval score.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -37,7 +38,7 @@ class Mean(NamedTuple):
 class KeyHead(NamedTuple):
     """A key head: its error without the keys outside a window, and its retrieval score.
 
-    The score is 0 if no text of the survey repeats itself.
+    The score is 0, with a warning, if no text of the survey repeats itself.
     """
 
     layer: int
@@ -108,7 +109,7 @@ def key_heads(survey: "Survey", recent: int = RECENT) -> list[KeyHead]:
     A layer whose own mask is such a window has the error 0. Raises `BadValue` if the survey does
     not have this window.
     """
-    errors, scores = _errors(survey), _largest(survey, "retrieval")
+    errors, scores = _errors(survey), _scores(survey)
     if recent not in errors:
         raise BadValue(
             f"recent={recent!r}.",
@@ -200,7 +201,7 @@ def hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 def error_curves(survey: "Survey") -> list[list[tuple[int, float]]]:
     """Return the errors of each key head by the number of keys that it keeps, as convex curves."""
     context = survey.manifest.fixed["context"]
-    errors, scores = _errors(survey), _largest(survey, "retrieval")
+    errors, scores = _errors(survey), _scores(survey)
     return [
         [(context, 0.0)]
         if score.mean > COPIES
@@ -254,6 +255,17 @@ def _must_not_look_ahead(survey: "Survey") -> None:
             "budgets are of the keys that a cache keeps while a model generates.",
             "survey a model that generates; the table heads has the numbers of this one.",
         )
+
+
+def _scores(survey: "Survey") -> dict[tuple[int, int], Mean]:
+    """Return the retrieval score of each key head, with a warning if it was not measured."""
+    if not survey.query("select 1 from heads where metric = 'retrieval' limit 1"):
+        warnings.warn(
+            "No text of the survey repeats earlier text, so no head is known to copy: survey "
+            "longer texts, or Needles.",
+            stacklevel=4,
+        )
+    return _largest(survey, "retrieval")
 
 
 def _largest(survey: "Survey", metric: str) -> dict[tuple[int, int], Mean]:
