@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.masks import duplicate_keys, induction_keys
 from tests.hf.test_intervene import renormalised, weights_edited
 from tests.hf.test_models import build
 
@@ -387,3 +388,23 @@ def test_a_checkpoint_edits_the_same_positions_again(kind):
         gradients.append([p.grad.clone() for p in batch.model.parameters() if p.grad is not None])
     for plain, again in zip(*gradients, strict=True):
         torch.testing.assert_close(again, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_groups_by_id_take_the_ids_of_all_columns():
+    """The ids of padding do not count, and the first token is that of the text."""
+    model = build("llama", "AutoModelForCausalLM")
+    model.set_attn_implementation("clearhead")
+    pad, tokens = 6, torch.randint(3, 8, (2, 24), generator=torch.Generator().manual_seed(2))
+    real = torch.ones_like(tokens)
+    real[1, :pad] = 0
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+
+    def masses(tokens, **inputs):
+        keys = {"induction": induction_keys(tokens), "duplicate": duplicate_keys(tokens)}
+        with torch.no_grad(), ch.watch(model, stats=[ch.mass(keys)]) as seen:
+            model(tokens, **inputs)
+        return seen[0].mass
+
+    padded = masses(tokens, attention_mask=real, position_ids=positions)
+    for name, alone in masses(tokens[1:, pad:]).items():
+        torch.testing.assert_close(padded[name][1, :, pad:], alone[0])

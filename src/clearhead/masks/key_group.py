@@ -129,7 +129,8 @@ def duplicate_keys(ids: "Tensor | Iterable[int]") -> Mask:
     """Let a query look at earlier copies of its own token, to sum their weights by `mass`.
 
     ``ids[k] == ids[q] and 1 <= k <= q - 2``. The previous token and the first one do not count,
-    because a head may look at them wherever they are copies or not. `ids` are (T,) or (B, T).
+    because a head may look at them wherever they are copies or not. `ids` are (T,) or (B, T),
+    with those of padding.
     """
     return documents(ids) & _EARLIER
 
@@ -138,7 +139,7 @@ def induction_keys(ids: "Tensor | Iterable[int]") -> Mask:
     """Let a query look at the keys after earlier copies of its token, to sum weights by `mass`.
 
     ``ids[k - 1] == ids[q] and 1 <= k <= q - 2``. So a token repeated at once is not its own
-    induction key. `ids` are (T,) or (B, T).
+    induction key. `ids` are (T,) or (B, T), with those of padding.
     """
     copies = documents(ids).ids
     assert isinstance(copies, Tensor)

@@ -107,7 +107,8 @@ class mass(GroupStatistic):
 
     In `look`, positions are columns of the call: key 0 is padding if the text is padded on the
     left, or the oldest key in a cache that drops keys. In `watch`, positions count from the first
-    token of each text if the call has its padding.
+    token of each text if the call has its padding; ids, as in `documents`, are those of all columns
+    also there, with any id for padding.
     """
 
     groups: Groups
