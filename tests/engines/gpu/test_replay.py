@@ -109,9 +109,10 @@ ELSEWHERE = torch.ones(5)
         lambda x: x if bool(x[0, 0] > 0) else -x,
         lambda x: x + ELSEWHERE,
         lambda x: torch.add(x, other=ELSEWHERE),
+        lambda x: x.flatten()[: (x > 0).sum()],
         lambda x: do_not_record() or x + 1,
     ],
-    ids=["item", "bool", "elsewhere", "keyword", "refused"],
+    ids=["item", "bool", "elsewhere", "keyword", "slice", "refused"],
 )
 def test_what_depends_on_more_than_the_layouts_is_not_recorded(run):
     """A repeated step would compute with values of the recorded call."""

@@ -2,9 +2,9 @@
 
 To launch a kernel, Python chooses tiles and splits, allocates buffers, and finds out for which
 types of arguments the kernel is compiled. All of this follows from the layouts of the tensors and
-from the other arguments, and takes longer than a small call takes the device. So one of
-the first calls of a kind is recorded: the functions of torch that it calls, and the kernels that it
-starts. Later calls repeat these steps with their own tensors.
+from the other arguments, and takes longer than a small call takes the device. So the seventh call
+of a kind is recorded: the functions of torch that it calls, and the kernels that it starts. Later
+calls repeat these steps with their own tensors.
 
 A record is the text of a function, compiled: a line for each step. Its parameters are the tensors
 of a call, and everything else is a constant. Therefore a recorded function must not read values of
@@ -137,6 +137,8 @@ class Recorder(OwnMode):
             self.complete = self.complete and id(x) in self.names
             uses.add(name := self.names.get(id(x), ""))
             return f"{name}.data_ptr()" if addresses else name
+        if isinstance(x, slice) and _has_tensors((x.start, x.stop, x.step)):
+            self.complete = False  # torch reads the value of the tensor
         if not _has_tensors(x):
             return self._constant(x)
         if isinstance(x, dict):
@@ -257,9 +259,8 @@ def _describe(args: Sequence[Any], kind: list[Any], tensors: list[Tensor]) -> bo
     arguments to `kind`. Return whether all tensors are plain."""
     for x in args:
         if type(x) in PLAIN_TYPES:
-            earlier = next((i for i, y in enumerate(tensors) if y is x), None)
-            if earlier is not None:  # `attention(x, x, x)`
-                kind.append(("again", earlier))
+            if True in (same := [y is x for y in tensors]):  # `attention(x, x, x)`
+                kind.append(tuple(same))
                 continue
             tensors.append(x)
             aligned = x.data_ptr() % 16 == 0
