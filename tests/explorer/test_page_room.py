@@ -123,6 +123,13 @@ def test_270_heads_are_on_one_screen(browser, tmp_path):
     page.close()
 
 
+@pytest.mark.parametrize("width", [1280, 1000])
+def test_labels_below_small_maps_do_not_widen_them(tab, width):
+    tab.set_viewport_size({"width": width, "height": 900})
+    assert tab.evaluate("byId('grid').scrollWidth <= byId('grid').clientWidth")
+    assert "antecedent" in tab.locator("#grid.labelled .does").all_inner_texts()
+
+
 def test_the_map_names_the_selected_key(tab):
     tab.set_viewport_size({"width": 1280, "height": 720})
     labels = """picture.shapes.filter((it) => it.kind === 'text' && it.bold && it.turn === -90)
