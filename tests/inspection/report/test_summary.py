@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 import clearhead as ch
@@ -77,3 +78,12 @@ def test_a_report_without_roles_has_a_summary():
     assert opening(result) is None
     text = " ".join(summary(result).split())
     assert "2 heads have no role" in text and "too few to tell" in text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"), [("a", "1 different token,"), ("ab", "2 different tokens,")]
+)
+def test_different_tokens_are_counted(tokens, words):
+    q = torch.zeros(1, 2, len(tokens), 4)
+    result = report(AttentionCalls((q, q, {})), torch.zeros(1), tokens=list(tokens))
+    assert words in " ".join(summary(result).split())

@@ -41,8 +41,9 @@ def summary(report: Report) -> str:
     )
     words = len(set(report.tokens))
     if without and words < FEW_WORDS:
+        different = f"{words} different token{'s' * (words != 1)}"
         lines += textwrap.wrap(
-            f"The text has {words} different tokens, too few to tell many roles from chance. "
+            f"The text has {different}, too few to tell many roles from chance. "
             "A longer text shows more.",
             WIDTH,
         )
