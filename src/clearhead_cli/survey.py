@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clearhead.survey.steps import Setup
 
 MOST_SHOWN = 8  # heads of the summary
+FOLDERS = {"compare": ("OUT", "OTHER"), "merge": ("OUT",), "work": ("OUT",)}
 
 
 def survey(
@@ -72,18 +73,11 @@ def survey(
       clearhead survey compare out/tuned out/base
     """
     texts = texts or []
-    if len(texts) == 3 and texts[0] == "compare":
-        _compare(*map(Path, texts[1:]))
-        return
+    if texts and (folders := FOLDERS.get(texts[0])):
+        if len(texts) == 1 + len(folders) or not Path(texts[0]).exists():
+            _on_surveys(texts[0], texts[1:], model, metrics)
+            return
     say_loading(model)
-    if len(texts) == 2 and texts[0] == "merge":
-        from clearhead.survey.merge import merge
-
-        say(f"survey   {merge(Path(texts[1]))}")
-        return
-    if len(texts) == 2 and texts[0] == "work":
-        _work(Path(texts[1]), model, metrics)
-        return
     from clearhead.errors import writable_folder
     from clearhead.explorer import html
     from clearhead.explorer.load import load_text_model
@@ -102,6 +96,29 @@ def survey(
         say(f"left out {name}: {reason}")
     say(f"survey   {out}")
     say(f"page     {html.write_survey(result, out / 'index.html')}")
+
+
+def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str) -> None:
+    """Run `compare`, `merge` or `work`; raise `BadValue` unless it gets its `FOLDERS`."""
+    from clearhead.errors import BadValue
+
+    if len(folders) != len(FOLDERS[name]):
+        count = f"{len(folders)} folder{'s' * (len(folders) != 1)}"
+        raise BadValue(
+            f"survey {name} got {count}.",
+            f"it takes {' and '.join(FOLDERS[name])}, the folders of surveys.",
+            f"write clearhead survey {name} {' '.join(FOLDERS[name])}.",
+        )
+    out = Path(folders[0])
+    if name == "compare":
+        _compare(out, Path(folders[1]))
+    elif name == "merge":
+        from clearhead.survey.merge import merge
+
+        say(f"survey   {merge(out)}")
+    else:
+        say_loading(model)
+        _work(out, model, metrics)
 
 
 def _work(out: Path, model: Path | None, metrics: str) -> None:
