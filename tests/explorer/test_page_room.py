@@ -126,7 +126,9 @@ def test_270_heads_are_on_one_screen(browser, tmp_path):
 @pytest.mark.parametrize("width", [1280, 1000])
 def test_labels_below_small_maps_do_not_widen_them(tab, width):
     tab.set_viewport_size({"width": width, "height": 900})
-    assert tab.evaluate("byId('grid').scrollWidth <= byId('grid').clientWidth")
+    tab.wait_for_function(
+        "byId('grid').scrollWidth <= byId('grid').clientWidth", timeout=5000
+    )  # the maps are drawn in the frame after
     assert "antecedent" in tab.locator("#grid.labelled .does").all_inner_texts()
 
 
