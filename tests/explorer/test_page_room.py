@@ -126,9 +126,9 @@ def test_270_heads_are_on_one_screen(browser, tmp_path):
 @pytest.mark.parametrize("width", [1280, 1000])
 def test_labels_below_small_maps_do_not_widen_them(tab, width):
     tab.set_viewport_size({"width": width, "height": 900})
-    tab.wait_for_function(
-        "byId('grid').scrollWidth <= byId('grid').clientWidth", timeout=5000
-    )  # the maps are drawn in the frame after
+    frames = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    tab.evaluate(frames)  # the maps are drawn in the frame after
+    assert tab.evaluate("byId('grid').scrollWidth <= byId('grid').clientWidth")
     assert "antecedent" in tab.locator("#grid.labelled .does").all_inner_texts()
 
 
