@@ -77,7 +77,7 @@ def test_a_report_without_roles_has_a_summary():
     result = report(AttentionCalls((q, q, {})), torch.zeros(1))
     assert opening(result) is None
     text = " ".join(summary(result).split())
-    assert "2 heads have no role" in text and "too few to tell" in text
+    assert "2 heads have no role" in text and "too few to separate" in text
 
 
 @pytest.mark.parametrize(

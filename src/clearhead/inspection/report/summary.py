@@ -43,7 +43,7 @@ def summary(report: Report) -> str:
     if without and words < FEW_WORDS:
         different = f"{words} different token{'s' * (words != 1)}"
         lines += textwrap.wrap(
-            f"The text has {different}, too few to tell many roles from chance. "
+            f"The text has {different}, too few to separate many roles from chance. "
             "A longer text shows more.",
             WIDTH,
         )
