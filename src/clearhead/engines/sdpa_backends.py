@@ -112,8 +112,8 @@ def why_not_torch(problem: Problem, gpu: Gpu) -> str:
 
 
 def why_slower(p: Problem, gpu: Gpu) -> str:
-    """Return why torch's kernels take longer than the Triton kernels; empty if they do not, or
-    where nobody has measured.
+    """Return why torch's kernels take longer than the Triton kernels; empty if they do not, or if
+    their times are unknown.
 
     On an H200 the Triton kernels took 0.67 of the time for float32 heads of 64 features, and as
     long for 128. Neither gradients nor decoding were timed.

@@ -22,7 +22,6 @@ from .tile import (
     allowed_cells,
     anchor,
     cleaned,
-    finite,
     key_range,
     load_keys,
     load_rows,
@@ -324,7 +323,7 @@ def walk_queries(
                 w = w * survivors(rule, hashes, keys, TRANSPOSED)
             if MASKED and rule.careful is not None:
                 # NaN in a row must reach only the keys that it sees.
-                bad = tl.max(tl.where(finite(dout_tile), 0, 1), 1) > 0
+                bad = nonfinite_rows(dout_tile)
                 w = tl.where(of_rows(bad, TRANSPOSED) & (w != 0.0), float("nan"), w)
                 dout_tile, queries = cleaned(dout_tile), cleaned(queries)
             w = w.to(dout_tile.dtype)

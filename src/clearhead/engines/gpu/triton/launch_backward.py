@@ -9,7 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ....torch_state import has_values
 from ...operators import KernelArgs, with_rows
-from ..replay import do_not_record
+from ..replay import do_not_record, on_device
 from .arguments import KernelRule, Rows, Sizes, cells_if, kernel_rule, rows, sizes_of
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
 from .launch_forward import (
@@ -19,7 +19,6 @@ from .launch_forward import (
     dot_precision,
     head_block,
     hides_keys,
-    on_device,
     tile_from,
     transposes_tiles,
 )

@@ -5,7 +5,6 @@ memory that the compiler reports (forward.py).
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +13,7 @@ import triton
 from torch import Tensor
 
 from ...operators import KernelArgs, with_rows
+from ..replay import on_device
 from .arguments import Sizes, kernel_rule, rows, sizes_of
 from .forward import Out, PerKey, RowSums, attend_tiles, merge_splits
 from .start import start
@@ -292,8 +292,3 @@ def dot_precision(dtype: torch.dtype) -> str:
 def interprets() -> bool:
     """Return whether Triton runs kernels on a CPU. It reads this when it defines a kernel."""
     return bool(triton.knobs.runtime.interpret)
-
-
-def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Make the tensor's device current, because kernels start on the current device."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -14,11 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ...operators import KernelArgs
+from ..replay import on_device
 from .arguments import rows
 from .launch_backward import gradients
-from .launch_forward import Again, attend, head_block, on_device
+from .launch_forward import Again, attend, head_block
 from .start import start
-from .tile import finite, load_rows
+from .tile import load_rows, nonfinite_rows
 
 CHECKED_ROWS = 64  # of a program of `raise_flag`
 
@@ -55,7 +56,7 @@ def has_nonfinite(
     """Return whether a tile of M rows has a number that is not finite."""
     at = tl.minimum(tile.to(tl.int64) * M + tl.arange(0, M), count - 1)
     numbers = load_rows(x, at // length // heads, at // length % heads, at % length, D, BLOCK_D)
-    return tl.max(tl.max(tl.where(finite(numbers), 0, 1), 1), 0) > 0
+    return tl.max(nonfinite_rows(numbers).to(tl.int32), 0) > 0
 
 
 def repair_output(

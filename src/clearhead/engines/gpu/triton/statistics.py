@@ -19,10 +19,11 @@ from ....stats.statistic import WeightSums, bin_of, empty_rows, empty_sums, fini
 from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
 from ...operators import in_kernels, with_rows
+from ..replay import on_device
 from .arguments import FAR, Cells, args_of, cells, cells_if, kernel_rule, rows, sizes_of
 from .forward import ABSENT, Group, Grouped, Ids, PerKey, Ranges
 from .launch_backward import seen_from
-from .launch_forward import attend, dot_precision, head_block, on_device, power_of_2
+from .launch_forward import attend, dot_precision, head_block, power_of_2
 from .start import start
 from .weight_sums import store_exact_rows, sum_weights
 
