@@ -20,12 +20,17 @@ TOKENS = [
 ]
 
 
-def test_pieces_touch_and_the_pointer_shows_the_spelling(browser, tmp_path):
-    q = torch.randn(1, 1, len(TOKENS), 4)
-    trace = ch.explain(q, q, q, mask=ch.causal, tokens=TOKENS)
+def opened(browser, tmp_path, tokens):
+    q = torch.randn(1, 1, len(tokens), 4)
+    trace = ch.explain(q, q, q, mask=ch.causal, tokens=tokens)
     page = html.write_page(trace, tmp_path / "page.html", query=3)
     tab = browser.new_page(viewport={"width": 1280, "height": 720})
     tab.goto(page.as_uri())
+    return tab
+
+
+def test_pieces_touch_and_the_pointer_shows_the_spelling(browser, tmp_path):
+    tab = opened(browser, tmp_path, TOKENS)
     words = tab.locator("#strip .word")
     assert words.all_text_contents() == "The|un|believ|able|↵|␣|⟨E4 BD⟩|你".split("|")
     boxes = [words.nth(i).locator(".token").bounding_box() for i in range(len(TOKENS))]
@@ -67,11 +72,7 @@ ARABIC = [
 
 
 def test_a_text_that_is_written_from_the_right(browser, tmp_path):
-    q = torch.randn(1, 1, len(ARABIC), 4)
-    trace = ch.explain(q, q, q, mask=ch.causal, tokens=ARABIC)
-    page = html.write_page(trace, tmp_path / "page.html", query=3)
-    tab = browser.new_page(viewport={"width": 1280, "height": 720})
-    tab.goto(page.as_uri())
+    tab = opened(browser, tmp_path, ARABIC)
     words = tab.locator("#strip .word")
     boxes = [words.nth(i).bounding_box() for i in range(len(ARABIC))]
     targets = tab.evaluate("clearhead.store.picture.targets.slice(0, 4)")

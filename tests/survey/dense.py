@@ -5,6 +5,7 @@ Every metric is a sum over explicit pairs of positions. Nothing of clearhead is 
 
 import math
 
+import pytest
 import torch
 
 PUNCTUATION = {".", ",", ";", "!"}
@@ -120,3 +121,24 @@ def interval(sums: list[float], counts: list[int]):
         "queries": queries,
         "texts": K,
     }
+
+
+def add_numbers(rows: dict, layer: int, text: int, numbers: dict):
+    """Add the numbers of a context, (H, T), at the queries that count, (T,), to `rows`: by layer,
+    head and metric, the numbers of all queries, and the text of each."""
+    for metric, (values, counts) in numbers.items():
+        for head, of_head in enumerate(values):
+            row = rows.setdefault((layer, head, metric), [[], []])
+            row[0].append(of_head[counts])
+            row[1] += [text] * int(counts.sum())
+
+
+def interval_of(numbers: torch.Tensor, of_text: list[int], texts: int):
+    """`interval` of numbers of queries, which belong to the texts `of_text`."""
+    sums = torch.zeros(texts).double().index_add_(0, torch.tensor(of_text), numbers)
+    return interval(sums.tolist(), torch.tensor(of_text).bincount(minlength=texts).tolist())
+
+
+def assert_row(row: dict, wanted: dict):
+    for column in ("queries", "texts", "mean", "mean_of_texts", "sd_of_texts"):
+        assert row[column] == pytest.approx(wanted[column], rel=5e-5, abs=5e-6), (row, column)

@@ -83,9 +83,7 @@ def test_what_heads_write_toward_the_next_token_equals_a_dense_pass(name, tmp_pa
     assert len(rows) == 2 * 2 * H
     for row in rows:
         of_texts = sums[row["metric"]][:, row["layer"], row["head"]]
-        wanted = dense.interval(of_texts.tolist(), queries.tolist())
-        for column in ("queries", "texts", "mean", "mean_of_texts", "sd_of_texts"):
-            assert row[column] == pytest.approx(wanted[column], rel=5e-5, abs=5e-6), (row, column)
+        dense.assert_row(row, dense.interval(of_texts.tolist(), queries.tolist()))
         assert row["uniform"] is None
     shares = survey.query("select sum(mean) from heads where metric = 'next_share'").rows
     assert shares[0][0] == pytest.approx(1, abs=1e-5)

@@ -78,11 +78,7 @@ def test_long_equals_a_dense_pass(name, tmp_path):
         for context in dense.contexts_of(ids, CONTEXT, ([0], [1]) if around else ([], [])):
             for layer, part in enumerate(eager_run(eager, PARTS[name](eager), context)):
                 numbers = numbers_of(*part, context, name != "bert")
-                for metric, (values, counts) in numbers.items():
-                    for head in range(H):
-                        row = expected.setdefault((layer, head, metric), [[], []])
-                        row[0].append(values[head][counts])
-                        row[1] += [number] * int(counts.sum())
+                dense.add_numbers(expected, layer, number, numbers)
     torch.manual_seed(3)
     model = MODELS[name](attn_implementation="clearhead").eval()
     survey = ch.survey(
@@ -92,11 +88,7 @@ def test_long_equals_a_dense_pass(name, tmp_path):
     assert heads.keys() == expected.keys()
     for key, (parts, of_text) in expected.items():
         every, row = torch.cat(parts), heads[key]
-        sums = torch.zeros(len(contents)).double().index_add_(0, torch.tensor(of_text), every)
-        queries = torch.tensor(of_text).bincount(minlength=len(contents))
-        wanted = dense.interval(sums.tolist(), queries.tolist())
-        for column in ("queries", "texts", "mean", "mean_of_texts", "sd_of_texts"):
-            assert row[column] == pytest.approx(wanted[column], rel=5e-5, abs=5e-6), (key, column)
+        dense.assert_row(row, dense.interval_of(every, of_text, len(contents)))
         assert (row["uniform"] is None) == key[2].startswith(("error", "retrieval"))
     assert all(any(heads[k]["mean"] > 0 for k in heads if k[2] == m) for m in {k[2] for k in heads})
 

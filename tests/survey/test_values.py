@@ -64,11 +64,8 @@ def test_what_heads_move_equals_a_dense_pass(name, tmp_path):
         for context in dense.contexts_of(ids, CONTEXT, ([0], [1]) if around else ([], [])):
             words = [spelling[i] for i in context]
             for layer, part in enumerate(eager_run(eager, PARTS[name](eager), context)):
-                for metric, (values, counts) in numbers_of(*part, context, words).items():
-                    for head in range(H):
-                        row = expected.setdefault((layer, head, metric), [[], []])
-                        row[0].append(values[head][counts])
-                        row[1] += [number] * int(counts.sum())
+                numbers = numbers_of(*part, context, words)
+                dense.add_numbers(expected, layer, number, numbers)
     torch.manual_seed(3)
     model = MODELS[name](attn_implementation="clearhead").eval()
     survey = ch.survey(
@@ -78,11 +75,7 @@ def test_what_heads_move_equals_a_dense_pass(name, tmp_path):
     assert heads.keys() == expected.keys()
     for key, (parts, of_text) in expected.items():
         every, row = torch.cat(parts), heads[key]
-        sums = torch.zeros(len(contents)).double().index_add_(0, torch.tensor(of_text), every)
-        queries = torch.tensor(of_text).bincount(minlength=len(contents))
-        wanted = dense.interval(sums.tolist(), queries.tolist())
-        for column in ("queries", "texts", "mean", "mean_of_texts", "sd_of_texts"):
-            assert row[column] == pytest.approx(wanted[column], rel=5e-5, abs=5e-6), (key, column)
+        dense.assert_row(row, dense.interval_of(every, of_text, len(contents)))
         assert key[2] in MASSES or row["uniform"] is None
         if key[2] == "varying":  # smaller values count in the first bin
             every = every.clamp(min=1.05e-4)
