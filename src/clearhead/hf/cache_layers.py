@@ -26,7 +26,7 @@ class _Memory:
     start = 0
 
     def append(self, stored: Tensor, new: Tensor) -> Tensor:
-        """Return `stored` followed by `new`; copies `stored` only if there is no room behind it."""
+        """Return `stored` followed by `new`. Copy `stored` only if there is no room behind it."""
         T, t = stored.shape[-2], new.shape[-2]
         memory = self._around(stored)
         if memory is None or self.start + T + t > memory.shape[-2]:
