@@ -5,7 +5,7 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -32,6 +32,13 @@ def serve(
         Path | None,
         typer.Option(help="The folder of a survey of the model: explore its heads and examples."),
     ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OTHER",
+            help="With --survey: a survey of the same texts, to show where the two differ.",
+        ),
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The port; 0 means any free port.")
     ] = 0,
@@ -46,7 +53,10 @@ def serve(
       clearhead serve --open
       clearhead serve story.txt --model DIR --port 8000
       clearhead serve --model DIR --survey out/survey
+      clearhead serve --model DIR --survey out/tuned --compare out/base
     """
+    if compare is not None and survey is None:
+        _refuse_compare(compare)
     say_loading(model)
     from clearhead.explorer import html
     from clearhead.explorer.serve import Reader
@@ -56,7 +66,7 @@ def serve(
     words = EXAMPLE if text is None else read_text(text)
     with _listen(port) as listener:
         reader = Reader(model)
-        overview = None if survey is None else _page_of_survey(survey, reader.model)
+        overview = None if survey is None else _page_of_survey(survey, reader.model, compare)
         result = reader.report(words, progress=None)
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
@@ -70,14 +80,28 @@ def serve(
     say("ended")
 
 
-def _page_of_survey(folder: Path, model: "TextModel") -> str:
-    """Return the page of a survey. Raises `BadValue` if it is of another model."""
+def _page_of_survey(folder: Path, model: "TextModel", other: Path | None) -> str:
+    """Return the page of a survey, compared with that in `other`.
+
+    Raises `BadValue` if it is of another model, and for surveys that cannot be compared.
+    """
     from clearhead.explorer import html
     from clearhead.survey import Survey
 
     opened = Survey.open(folder)
     opened.must_be_of(model)
-    return html.survey_page(opened, host="server")
+    beside = None if other is None else Survey.open(other)
+    return html.survey_page(opened, other=beside, host="server")
+
+
+def _refuse_compare(other: Path) -> NoReturn:
+    from clearhead.errors import BadValue
+
+    raise BadValue(
+        f"--compare {other} was given without --survey.",
+        "two surveys are compared.",
+        f"write clearhead serve --survey OUT --compare {other}.",
+    )
 
 
 def _library() -> tuple[Callable[..., None], Callable[..., Any]]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 
 import pytest
 import torch
@@ -185,6 +186,37 @@ def test_the_server_has_the_survey_and_the_explorer(stories):
     client = TestClient(served, base_url="http://127.0.0.1:8000")
     assert client.get("/token/").text == survey_page
     assert client.get("/token/explore").text == "<p>explorer</p>"
+
+
+def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browser, monkeypatch):  # noqa: F811
+    """The command serves both surveys, and an example opens in the explorer."""
+    from clearhead.explorer.serve.server import app
+    from tests.explorer.serve.test_served_page import opened_page
+
+    rows = stories.compare(changed).to_pylist()
+    seen = {}
+
+    def start(served, listener):
+        with opened_page(browser, served, listener) as page:
+            seen["about"] = page.text_content("#differences-about")
+            seen["first"] = page.locator("#differences-table tbody th").first.text_content()
+            seen["axis"] = page.input_value("#axis-y")
+            seen["caution"] = page.text_content("#caution")
+            page.locator("#metrics button", has_text="largest").click()
+            page.locator("#examples a").first.click()
+            page.wait_for_url("**/explore#*")
+
+    command = sys.modules["clearhead_cli.serve"]
+    monkeypatch.setattr(command, "_library", lambda: (start, app))
+    code, _, errors = run("serve", "--survey", stories.folder, "--compare", changed.folder)
+    assert code == 0, errors
+    sure = [row for row in rows if row["q"] < 0.05]
+    assert f"{len(sure)} of {len(rows)} numbers differ" in seen["about"]
+    assert "storyteller, in changed" in seen["about"] and seen["caution"] == ""
+    assert seen["first"] == f"1.{rows[0]['head']} {rows[0]['metric'].replace('_', ' ')}"
+    assert seen["axis"] == f"difference:{rows[0]['metric']}"
+    code, _, errors = run("serve", "--compare", changed.folder)
+    assert code == 2 and "was given without --survey" in errors
 
 
 def test_a_survey_of_another_model_is_refused(stories):

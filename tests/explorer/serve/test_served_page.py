@@ -28,18 +28,25 @@ def page(browser):
 @contextmanager
 def served_page(browser, reader, shown):
     """The page in a browser; at the end, nothing was refused and nothing failed."""
-    listener, problems = _listen(0), []
-    port = listener.getsockname()[1]
+    listener = _listen(0)
     text = html.report_page(reader.report(shown), host="server")
-    config = uvicorn.Config(server.app(reader, text, TOKEN, port), log_level="error", ws="none")
-    served = uvicorn.Server(config)
+    served = server.app(reader, text, TOKEN, listener.getsockname()[1])
+    with opened_page(browser, served, listener, PLAIN_NAMES) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_page(browser, app, listener, script=""):
+    """The first page of a served application, with the same check at the end."""
+    problems, port = [], listener.getsockname()[1]
+    served = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
     thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]})
     thread.start()
     opened = browser.new_page()
-    opened.add_init_script(PLAIN_NAMES)
+    opened.add_init_script(script)
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda it: it.type == "error" and problems.append(it.text))
-    opened.goto(f"http://127.0.0.1:{port}/{TOKEN}/")
+    opened.goto(f"http://127.0.0.1:{port}/{app.token}/")
     try:
         yield opened
     finally:
