@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 # with a reason in the commit.
 BUDGETS = {
     "explorer": 3300,  # and the page of a survey; what heads carry
-    "survey": 3330,  # moves, forgets, budgets, needles; random repeats; states; rows
+    "survey": 3400,  # moves, forgets, budgets, needles; random repeats; states; rows; what differs
     "demo": 485,  # and where its page begins
     "inspection": 6440,  # attribution, circuits, roles, probe, batches, patches, the next token
     "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache

@@ -489,12 +489,13 @@ export interface SurveyContext {
  * All data of the page of a survey.
  *
  * `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
- * `other` names the survey with which it is compared.
+ * `other` names the survey with which it is compared, and `caution` has what is not compared.
  */
 export interface SurveyPage {
   inks: Record<string, Record<string, [number, number, number][]>>;
   host: "server" | "notebook" | "frame" | null;
   other: string | null;
+  caution: string;
   metrics: SurveyMetric[];
   heads: SurveyHead[];
   contexts: SurveyContext[];

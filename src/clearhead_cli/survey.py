@@ -135,10 +135,11 @@ def _compare(folder: Path, other: Path) -> None:
     """Write the page of a survey with its differences from another one, into its folder."""
     from clearhead.explorer import html
     from clearhead.survey import Survey
-    from clearhead.survey.compare import LEAST_Q
+    from clearhead.survey.compare import LEAST_Q, compare
 
     one, two = Survey.open(folder), Survey.open(other)
-    rows = one.compare(two).to_pylist()
+    comparison = compare(folder, other)
+    rows = comparison.to_pylist()
     sure = [row for row in rows if row["q"] < LEAST_Q]
     say(f"{len(sure)} of {len(rows)} numbers differ (q < {LEAST_Q})")
     for row in sure[:MOST_SHOWN]:
@@ -146,6 +147,8 @@ def _compare(folder: Path, other: Path) -> None:
             f"layer {row['layer']}, head {row['head']}, {row['metric']}: {row['other']:.3g} -> "
             f"{row['mean']:.3g}, q {row['q']:.2g}"
         )
+    if comparison.warning:
+        say(comparison.warning)
     say(f"page     {html.write_survey(one, folder / 'compare.html', other=two)}")
 
 

@@ -14,6 +14,7 @@ export function drawDifferences() {
   byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ` +
     `${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. ` +
     `At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
+  byId("caution").textContent = survey.caution;
   const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
     const { layer, head } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
     const { mean, other, difference, low, high, q } = compared;

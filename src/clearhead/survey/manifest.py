@@ -21,6 +21,11 @@ from .reader import Reader
 
 FILE, FORMAT = "manifest.json", 3
 MOST_SKIPPED = 1000  # texts left out that the manifest names
+# Fixed values of the machine, which change how numbers are rounded.
+MACHINE = ("batch tokens", "threads of a worker", "device", "instruction level", "torch uses",
+           "versions")  # fmt: skip
+# Other fixed values that may differ between surveys that are compared, besides digests.
+OWN = "model", "seed", "metrics"
 
 
 class ShardEntry(NamedTuple):
@@ -140,11 +145,13 @@ def must_have_added(old: Manifest, new: Manifest, out: Path) -> None:
 def must_have_read_the_same(one: Manifest, other: Manifest) -> None:
     """Raise `BadValue` unless two surveys have the same contexts, and one version of each metric.
 
-    Names of texts may differ.
+    The settings of metrics that both have are the same too. Names of texts may differ.
     """
-    settings = "context", "tokens before each context", "tokens after each context", "shard tokens"
-    pairs: list[tuple[str, Any, Any]]
-    pairs = [(name, one.fixed[name], other.fixed[name]) for name in settings]
+    pairs: list[tuple[str, Any, Any]] = [
+        (name, value, other.fixed[name])
+        for name, value in one.fixed.items()
+        if name in other.fixed and name not in (*MACHINE, *OWN) and "digest" not in name
+    ]
     a, b = ({x["metric"]: (x["version"], x["formula"]) for x in s.metrics} for s in (one, other))
     pairs += [(f"the metric {name}", a[name], b[name]) for name in a if name in b]
     for name, value, theirs in pairs:
@@ -161,6 +168,12 @@ def must_have_read_the_same(one: Manifest, other: Manifest) -> None:
             "two surveys are compared text by text.",
             "survey the same texts, in the same order, with two models of one tokenizer.",
         )
+
+
+def machines_that_differ(one: Manifest, other: Manifest) -> list[str]:
+    """Return the values of the machines of two surveys that differ, with their names."""
+    a, b = (_flat({name: survey.fixed[name] for name in MACHINE}) for survey in (one, other))
+    return [f"{name} {value!r} and {b[name]!r}" for name, value in a.items() if value != b[name]]
 
 
 def _other(out: Path, name: str, known: Any, value: Any) -> BadValue:

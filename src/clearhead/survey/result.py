@@ -1,5 +1,6 @@
 """Read the tables of a survey: `Survey`."""
 
+import warnings
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import BadValue, as_count, did_you_mean
 from . import cache_files, corpus, forgetting
-from .compare import compare
+from .compare import Comparison, compare
 from .corpus import Shard, read_shard
 from .deciles import decile_range
 from .example_rows import weights_of
@@ -156,13 +157,17 @@ class Survey:
         rows = self.of_head("heads", layer, head).to_pylist()
         return roles_of(layer, head, {row["metric"]: row for row in rows})
 
-    def compare(self, other: "Survey") -> Table:
+    def compare(self, other: "Survey") -> Comparison:
         """Return how heads differ from those of another survey of the same tokens, paired by text.
 
         `clearhead.survey.compare` describes the test. A model compared with itself has no
-        difference: every p is 1.
+        difference: every p is 1. A layer, head or metric that only one survey has is left out, with
+        a warning. So is a metric whose mean is over other queries, because the masks differ.
         """
-        return compare(self.folder, other.folder)
+        comparison = compare(self.folder, other.folder)
+        if comparison.warning:
+            warnings.warn(comparison.warning, stacklevel=2)
+        return comparison
 
     def by_metric(self, table: str, order: str) -> dict[tuple[int, int, str], list[dict[str, Any]]]:
         """Return the rows of a table for each layer, head and metric, in one query."""

@@ -418,12 +418,13 @@ class SurveyPage(TypedDict):
     """All data of the page of a survey.
 
     `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
-    `other` names the survey with which it is compared.
+    `other` names the survey with which it is compared, and `caution` has what is not compared.
     """
 
     inks: dict[str, dict[str, tuple[Colour, ...]]]
     host: Host | None
     other: str | None
+    caution: str
     metrics: list[SurveyMetric]
     heads: list[SurveyHead]
     contexts: list[SurveyContext]

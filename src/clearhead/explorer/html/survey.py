@@ -14,6 +14,7 @@ from typing import Any, cast
 from ...errors import BadType, kind_of
 from ...formatting import visible_in_browser
 from ...survey import Bins, Survey
+from ...survey.compare import Comparison, compare
 from ...survey.deciles import sample_of_decile
 from ...survey.examples import LARGEST as LARGEST_STRATUM
 from ...survey.roles import roles_of
@@ -64,7 +65,8 @@ def write_survey(survey: Survey, path: str | Path, *, other: Survey | None = Non
 def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema.SurveyPage:
     """Return all data of the page of a survey."""
     contexts = _Contexts(survey)
-    differences = {} if other is None else _differences(survey, other)
+    comparison = None if other is None else compare(survey.folder, other.folder)
+    differences = {} if comparison is None else _differences(comparison)
     histograms = survey.by_metric("histograms", "bin")
     examples = survey.by_metric("examples", "stratum, rank")
     heads: dict[tuple[int, int], schema.SurveyHead] = {}
@@ -112,6 +114,7 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
         "inks": INKS,
         "host": host,
         "other": None if other is None else f"{name_of(other)}, in {other.folder.name}",
+        "caution": "" if comparison is None else comparison.warning,
         "metrics": [_metric(row) for row in survey.metrics.to_pylist()],
         "heads": list(heads.values()),
         "contexts": contexts.stored,
@@ -125,16 +128,13 @@ def name_of(survey: Survey) -> str:
     return Path(str(survey.manifest.fixed["model"])).name
 
 
-def _differences(
-    survey: Survey, other: Survey
-) -> dict[tuple[int, int, str], schema.SurveyDifference]:
-    rows = survey.compare(other).to_pylist()
+def _differences(comparison: Comparison) -> dict[tuple[int, int, str], schema.SurveyDifference]:
     names = schema.SurveyDifference.__annotations__
     return {
         (row["layer"], row["head"], row["metric"]): cast(
             "schema.SurveyDifference", {name: row[name] for name in names}
         )
-        for row in rows
+        for row in comparison.to_pylist()
     }
 
 

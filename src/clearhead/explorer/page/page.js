@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 2c16ebc2ebc086ee04431137051bc474ce0e6a374ff138f13cdd2fcce87c99a5; do not edit.
+// Made by `make page` from the sources c5cce7a8ab2d21812f3c1ff779585e276c708964c53386823e2124ea6ce437c1; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 2c16ebc2ebc086ee04431137051bc474ce0e6a374ff138f13cdd2fcce87c99a5; do not edit.
+// Made by `make page` from the sources c5cce7a8ab2d21812f3c1ff779585e276c708964c53386823e2124ea6ce437c1; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -280,6 +280,7 @@ var clearhead = (() => {
     const sure = differences.filter(({ compared }) => compared.q < LEAST_Q);
     const heads = new Set(sure.map(({ at }) => at)).size;
     byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
+    byId("caution").textContent = survey.caution;
     const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
       const { mean, other, difference, low, high, q } = compared;
