@@ -4,6 +4,9 @@
 // A pair costs D + Dv multiply-adds and one exponential, like forward. The second product is Q K^T
 // with other operands: groups of the vectors, and panels of the values. The list of a row is
 // relative to its running maximum, like its sum, so no earlier sweep is needed.
+//
+// A query that sees a part of NaN or infinity gets NaN as all its parts (engines/parts.py computes
+// these again).
 #pragma once
 
 #include "block_scores.h"
@@ -91,13 +94,14 @@ template <class A> class PartLister : BlockScores<A> {
       F from = splat(base[r]), sum = zero(), most = zero();
 #pragma GCC unroll 3
       for (int k = begin; k < end; k += W) {
-        F w = exp2<5>(mul(sub(load(s + k), from), log2_scale));
+        F score = load(s + k), w = exp2<5>(mul(sub(score, from), log2_scale));
         sum = add(sum, w);
-        F part = mul(w, load(product + k));  // NaN if a masked key's value is
+        // A masked key has the score -infinity, and perhaps NaN in its value.
+        F part = select(equal(score, splat(-INF)), zero(), mul(w, load(product + k)));
         store(s + k, part);
-        most = max(abs(part), most);  // a NaN is ignored, here and in the list
+        most = max_magnitude(abs(part), most);
       }
-      sums[r] = sum;
+      sums[r] = fma(most, zero(), sum);  // NaN if a part is NaN or infinite
       update_list(i * QUERY_BLOCK + r, s, most, rescale[r]);
     }
     for (int r = 0; r < rows; r += W)  // lanes past the last row are undefined, and not read

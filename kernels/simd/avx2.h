@@ -85,6 +85,10 @@ inline F div(F a, F b) { return _mm256_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F max(F a, F b) { return _mm256_max_ps(a, b); }  // b if either is NaN
 inline F abs(F a) { return _mm256_andnot_ps(splat(-0.0f), a); }
+// Returns the larger of two numbers that are at least 0. As bits, NaN is above infinity.
+inline F max_magnitude(F a, F b) {
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
 inline F sign_of(F magnitude, F sign) {
   return _mm256_or_ps(magnitude, _mm256_and_ps(splat(-0.0f), sign));
 }

@@ -68,6 +68,10 @@ inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }  // b if either is NaN
 inline F abs(F a) { return _mm512_abs_ps(a); }
+// Returns the larger of two numbers that are at least 0. As bits, NaN is above infinity.
+inline F max_magnitude(F a, F b) {
+  return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
 inline F sign_of(F magnitude, F sign) {  // a magnitude with the sign of another number
   const __m512i top = _mm512_set1_epi32(int(0x80000000));
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitude),

@@ -64,6 +64,8 @@ inline F div(F a, F b) { return vdivq_f32(a, b); }
 inline F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 inline F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }  // b if either is NaN
 inline F abs(F a) { return vabsq_f32(a); }
+// Returns the larger of two numbers that are at least 0; NaN is above infinity.
+inline F max_magnitude(F a, F b) { return vmaxq_f32(a, b); }
 inline F sign_of(F magnitude, F sign) {
   return vbslq_f32(vdupq_n_u32(0x80000000), sign, magnitude);
 }

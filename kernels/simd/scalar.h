@@ -98,6 +98,8 @@ inline F div(F a, F b) { return a / b; }
 inline F fma(F a, F b, F c) { return a * b + c; }
 inline F max(F a, F b) { return a > b ? a : b; }  // b if either is NaN
 inline F abs(F a) { return (F)((Words)a & 0x7fffffffu); }
+// Returns the larger of two numbers that are at least 0. As bits, NaN is above infinity.
+inline F max_magnitude(F a, F b) { return (Lanes)a > (Lanes)b ? a : b; }
 inline F sign_of(F magnitude, F sign) {
   return (F)((Words)magnitude | ((Words)sign & 0x80000000u));
 }

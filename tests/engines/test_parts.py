@@ -90,6 +90,33 @@ def test_masked_values_that_are_nan_do_not_count(level):
     assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [(x, torch.nan) for x in ("q", "k", "v", "direction")] + [(x, torch.inf) for x in "kv"],
+)
+def test_a_visible_part_of_nan_comes_first(where, number, level):
+    problem, inputs, x = problem_of("ragged")
+    {**inputs._asdict(), "direction": x}[where][:, 1, 8, 3] = number  # of both texts
+    found = module.largest_parts(problem, inputs, x, 5)
+
+    q, k, v = (y.double() for y in inputs)
+    k, v = (y.repeat_interleave(3, 1) for y in (k, v))
+    key = torch.arange(211)
+    sees = (key <= key[:, None]) & (key < torch.tensor([211, 13]).reshape(2, 1, 1, 1))
+    scores = (q @ k.mT / 13**0.5).masked_fill(~sees, -torch.inf)
+    parts = (scores.softmax(-1) * (x.double() @ v.mT)).masked_fill(scores == -torch.inf, 0)
+    unsure = parts.isnan()
+    assert 0 < parts.isfinite().all(-1).sum() < 2 * 6 * 211
+    assert torch.equal(found.parts.isnan().sum(-1), unsure.sum(-1).clamp(max=5))
+    assert bool((found.parts.isnan().int().diff(dim=-1) <= 0).all())
+    assert torch.equal(unsure.gather(-1, found.keys.clamp(min=0)), found.parts.isnan())
+    same = ~unsure.any(-1)  # the other queries
+    largest = parts.abs().topk(5, -1).values
+    torch.testing.assert_close(
+        found.parts[same].abs().double(), largest[same], rtol=1e-4, atol=1e-6
+    )
+
+
 def test_scores_that_rise_by_thousands(level):
     problem, inputs, x = problem_of("causal", scale=3000.0)
     found = module.largest_parts(problem, inputs, x, 3)

@@ -138,6 +138,19 @@ def test_the_largest_sources_are_those_of_every_query(target):
         found.largest_sources(8)
 
 
+def test_nan_is_among_the_largest_and_reaches_only_queries_that_see_it():
+    found = ch.logit_attribution(randomised(Small("pre")), ids(), 4)
+    source = found._sources[0]
+    source.inputs.v[:, :, 4] = torch.nan
+    parts, keys = found.largest_sources(2)
+    assert bool(parts[0, :, 4:, 0].isnan().all()) and bool((keys[0, :, 4:, 0] == 4).all())
+    assert not parts[0, :, :4].isnan().any() and not parts[0, :, 4:, 1].isnan().any()
+    assert not found.sources(0, 1, 3).isnan().any()
+    assert found.sources(0, 1, 5).isnan().tolist() == [False] * 4 + [True] + [False] * 2
+    found.mlps[1, -1] = torch.nan
+    assert repr(found).splitlines()[1] == "      +nan  layer 1  mlp"
+
+
 def test_the_run_changes_nothing():
     model = randomised(Small("pre"))
     with torch.no_grad():

@@ -3,8 +3,8 @@
 The part of key j at query i is ``w[i, j] * (v[j] @ direction[i])``. With the output projection in
 the directions, it is what a head writes toward a token from one source.
 
-The C++ core computes it in one sweep. Otherwise torch computes the weights again tile by tile,
-after a sweep for their log-sum-exp. Memory is O(Tq + Tk).
+The C++ core computes it in one sweep. Otherwise, and if a visible part is NaN or infinite, torch
+computes the weights again tile by tile, after a sweep for their log-sum-exp. Memory is O(Tq + Tk).
 
 Letters: B batch, H query heads, Tq queries, Tk keys, Dv value size.
 """
@@ -28,7 +28,8 @@ BLOCK = 32  # keys whose largest part is compared first
 class LargestParts(NamedTuple):
     """The largest parts of each query by absolute value, and their keys, (B, H, Tq, n) both.
 
-    If fewer differ from 0, the other entries are 0 and -1.
+    NaN is above all numbers, as in torch.topk. If fewer differ from 0, the other entries are 0
+    and -1.
     """
 
     parts: Tensor
@@ -40,7 +41,9 @@ def largest_parts(problem: Problem, inputs: Inputs, directions: Tensor, n: int) 
     """Find the n largest parts of each query, for `directions` of shape (B, H, Tq, Dv)."""
     p = problem.without_dropout
     if not CORE.why_not(p) and lists_parts(p, inputs, directions):
-        return LargestParts(*core_largest_parts(p, inputs, directions, n))
+        largest = LargestParts(*core_largest_parts(p, inputs, directions, n))
+        if not bool(largest.parts.isnan().any()):
+            return largest
     return _by_torch(p, inputs, directions, n)
 
 
@@ -59,8 +62,8 @@ def _by_torch(p: Problem, inputs: Inputs, directions: Tensor, n: int) -> Largest
             scores = tile.logits(q, inputs.k[:, :, columns], queries, columns)[0]
             weights = (scores - lse[:, :, queries]).exp_().to(values.dtype)
             products = along @ values[:, :, columns].mT
-            # A masked key adds 0, even if its value is NaN.
-            parts = products.mul_(weights).masked_fill_(weights == 0, 0)
+            # A masked key adds 0, even if its value or the query is NaN.
+            parts = products.mul_(weights).masked_fill_(scores == MASKED, 0)
             best = _larger(best, _largest_of_tile(parts, columns.start, n))
         tiles.append(best)
     parts, keys = (torch.cat(of_tiles, 2) for of_tiles in zip(*tiles, strict=True))

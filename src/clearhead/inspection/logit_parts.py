@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
 class LargestSources(NamedTuple):
     """The largest parts of each head at each query, by absolute value, and the tokens that they
-    come from, (L, H, T, n) both; -1 where a query sees fewer."""
+    come from, (L, H, T, n) both; -1 where a query sees fewer. NaN is above all numbers."""
 
     parts: Tensor
     keys: Tensor
@@ -137,7 +137,11 @@ class LogitAttribution:
             values = repeat_heads(inputs.v, problem.H)[0].to(direction.dtype)
             per_weight = direction[:, queries] @ values.mT
             rows = Matrix(problem, inputs).rows(queries)
-            return rows.reshape(per_weight.shape).to(direction.dtype) * per_weight
+            parts = rows.reshape(per_weight.shape).to(direction.dtype) * per_weight
+            # A masked key adds 0, even if its value is NaN.
+            at = torch.arange(problem.Tq, device=problem.device)[queries]
+            visible = problem.key_ranges.to_bool(at, slice(0, problem.Tk))[0]
+            return parts.masked_fill(~visible.to(parts.device), 0.0)
 
     def __repr__(self) -> str:
         L, H, T = self.heads.shape
@@ -148,7 +152,8 @@ class LogitAttribution:
             for at, row in enumerate(self.heads[..., -1])
             for h, x in enumerate(row)
         ]
-        largest = sorted(named, key=lambda part: -abs(float(part[1])))[:10]
+        sizes = torch.stack([x for _, x in named]).abs()  # topk puts NaN first
+        largest = [named[at] for at in sizes.topk(min(10, len(named))).indices.tolist()]
         lines = [f"  {float(x):+8.3f}  {name}" for name, x in largest]
         head = f"{L} layers x {H} heads, {T} positions; the largest parts at the last position:"
         return "\n".join([head, *lines, f"  {float(self.logit[-1]):+8.3f}  the logit"])
