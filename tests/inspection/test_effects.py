@@ -295,6 +295,8 @@ def test_it_prints_a_table():
     assert found.table(2).splitlines()[5] == "... and 2 smaller ones"
     assert found.as_dict()["effects"][1]["label"] == "previous token"
     assert Effects("loss", 1.0, rows[:1]).correlation is None
+    with_nan = Effects("loss", 1.0, (*rows, Effect("hot", float("nan"), None)))
+    assert [effect.name for effect in with_nan.largest()[:2]] == ["hot", "layer 0 head 1"]
 
 
 def test_it_is_drawn():

@@ -117,6 +117,16 @@ def test_a_masked_key_adds_nothing_whatever_its_number(engine):
 
 
 @pytest.mark.parametrize("engine", ["cpu", "tiled"])
+def test_topk_lists_a_key_whose_number_is_nan_first(engine):
+    q, k, v, n = drawn()
+    n[..., -2] = torch.nan  # which only the last two causal queries see
+    top = ch.look(q, k, v, mask=END, stats=[ch.topk(3, by=n)], engine=engine).topk
+    assert bool((top.keys[..., -2:, 0] == TK - 2).all())
+    assert bool(top.weights[..., -2:, 0].isnan().all())
+    assert bool(top.weights[..., :-2, :].isfinite().all() & top.weights[..., 1:].isfinite().all())
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled"])
 def test_numbers_of_1_change_nothing(engine):
     q, k, v, _ = drawn()
     ones = torch.ones(TK)

@@ -120,7 +120,12 @@ SUMS = {"received", "pooled", "exact_rows"}
 
 
 def in_kernels(statistic: Statistic) -> bool:
-    """Return whether the kernels compute the accumulators of this statistic."""
+    """Return whether the kernels compute the accumulators of this statistic.
+
+    Their lists of `topk` would leave out a key whose number is NaN.
+    """
+    if statistic.name == "topk" and statistic.factors is not None and statistic.factors.has_nan:
+        return False
     if statistic.sweep == "first":
         return cast(RowStatistic, statistic).accumulator in ACCUMULATORS
     return statistic.name in SUMS

@@ -76,8 +76,8 @@ class Effects:
         return iter(self.effects)
 
     def largest(self) -> list[Effect]:
-        """Return the effects sorted by size, the largest first."""
-        return sorted(self.effects, key=lambda effect: -effect.size)
+        """Return the effects sorted by size, the largest first, and NaN before all numbers."""
+        return sorted(self.effects, key=lambda effect: (effect.size == effect.size, -effect.size))
 
     @property
     def correlation(self) -> float | None:

@@ -53,6 +53,10 @@ class PerKey:
             )
         self.numbers = numbers.detach().reshape((1,) * (3 - numbers.dim()) + numbers.shape)
 
+    @property
+    def has_nan(self) -> bool:
+        return self.numbers is not None and bool(self.numbers.isnan().any())
+
     def must_fit(self, grid: Grid) -> None:
         """Raise `BadValue` unless there is one number for each key of a call of these sizes."""
         if self.numbers is None:

@@ -59,7 +59,8 @@ def matter_most(report: Report) -> list[Head]:
     besides sinks, by how improbable chance is, then by mass."""
     if report.effect_metric:
         heads = [x for x in report.heads if x.effect is not None]
-        return sorted(heads, key=lambda x: -abs(x.effect or 0.0))[:TOP]
+        size = {id(x): abs(x.effect or 0.0) for x in heads}  # NaN comes first
+        return sorted(heads, key=lambda x: (size[id(x)] == size[id(x)], -size[id(x)]))[:TOP]
     clear = {id(x): _evidence(x) for x in report.heads}
     heads = [x for x in report.heads if clear[id(x)] < (1.0, 0.0)]
     return sorted(heads, key=lambda x: clear[id(x)])[:TOP]
