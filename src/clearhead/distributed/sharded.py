@@ -58,10 +58,7 @@ class Shard:
         own = self.layout.positions[self.rank]
         has_last = len(own) > 0 and own.ranges[-1].stop == self.layout.length
         end = x.narrow(dim, x.shape[dim] - 1, 1) if has_last else x.new_zeros(_one(x, dim))
-        transport = GroupTransport(self.group, self.timeout)
-        agree(transport, {"call": "last", "dtype": x.dtype, "sizes": str(_one(x, dim))}, 0, 0)
-        with transport.computing():
-            return torch.stack(transport.all_gather(end.detach().contiguous())).sum(0)
+        return self.total(end.detach(), "last")
 
     def decoding(self, length: int) -> AbstractContextManager[None]:
         """Decode inside the `with` block: every rank runs the model on the same new tokens after
@@ -88,6 +85,13 @@ class Shard:
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """Gather the whole text on every rank, as `distributed.unshard` does."""
         return gathered(GroupTransport(self.group, self.timeout), x, self.layout, dim)
+
+    def total(self, x: Tensor, call: str = "total") -> Tensor:
+        """Return the sum of a tensor over the ranks, on every rank."""
+        transport = GroupTransport(self.group, self.timeout)
+        agree(transport, {"call": call, "dtype": x.dtype, "sizes": str(list(x.shape))}, 0, 0)
+        with transport.computing():
+            return torch.stack(transport.all_gather(x.contiguous())).sum(0)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: Ambient
@@ -122,6 +126,8 @@ class Shard:
             must_merge_over_ranks(parsed)
         call: dict[str, object] = {"call": "statistics", "stats": parsed}
         agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])
+        if not parsed:
+            return {}
         own = replace(
             problem, Tq=inputs.q.shape[2], Tk=inputs.k.shape[2], mask=everything, bias=None
         )

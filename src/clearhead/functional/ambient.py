@@ -108,6 +108,9 @@ class Ranks(Protocol):
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """Return the tensor of the full sequence, on every rank, from the parts of the ranks."""
 
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks, on every rank."""
+
     def must_be_one_text(self, ids: Tensor) -> None:
         """Raise `BadValue` if the document `ids` (B, t) name more than one text.
 

@@ -35,20 +35,22 @@ def token_positions(start: int, count: int, dtype: torch.dtype, device: torch.de
 
 def cached_part(x: Tensor) -> Tensor:
     """Return the new keys or values that a cache stores here, from all, (..., t, D)."""
-    ranks = ambient().ranks
-    return x if ranks is None else ranks.cached_part(x)
+    return x if (ranks := ambient().ranks) is None else ranks.cached_part(x)
 
 
 def full_output(out: Tensor) -> Tensor:
     """Return a copy of the output of all queries; without a gradient inside `sharded`."""
-    ranks = ambient().ranks
-    return out.clone() if ranks is None else ranks.unshard(out.detach())
+    return out.clone() if (ranks := ambient().ranks) is None else ranks.unshard(out.detach())
 
 
-def of_all_keys(x: Tensor) -> Tensor:
-    """Return the numbers of all keys, (B, H, Tk), from those of the keys here."""
-    ranks = ambient().ranks
-    return x if ranks is None else ranks.unshard(x, 2)
+def of_all_tokens(x: Tensor) -> Tensor:
+    """Return the numbers of all queries or keys, (B, H, T), from those of the ones here."""
+    return x if (ranks := ambient().ranks) is None else ranks.unshard(x, 2)
+
+
+def over_ranks(x: Tensor) -> Tensor:
+    """Sum a tensor over the ranks; outside `sharded` return it."""
+    return x if (ranks := ambient().ranks) is None else ranks.total(x)
 
 
 def statistics_of(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
+from ..functional.sharding import over_ranks, token_positions
 from ..hf.projections import OutputProjection, output_projection
 from ..masks.text_positions import PerText
 from ..problem.problem import Inputs, Problem
@@ -81,11 +82,14 @@ def _version(parameter: Tensor) -> int:
 def norms(root: Tensor, p: Problem, inputs: Inputs, first: PerText | None = None) -> Tensor:
     """Compute |v W_O|, (B, H, k), from the root of W_O, of the keys that are here.
 
-    With `first`, the key of each text's first token, it is |(v - v_first) W_O|.
+    With `first`, the key of each text's first token, it is |(v - v_first) W_O|. Inside `sharded`,
+    one rank has the value of that key, and adds it to the zeros of the others.
     """
     per_key_head = root.unflatten(0, (p.G, p.H // p.G))
     values = inputs.v.detach().reshape(p.B, p.G, 1, inputs.v.shape[-2], p.Dv).to(p.wide)
     if first is not None:
-        key = torch.tensor(first, device=p.device).reshape(-1, 1, 1, 1, 1)
-        values = values - values.gather(3, key.expand(p.B, p.G, 1, 1, p.Dv))
+        keys = token_positions(0, values.shape[3], torch.long, p.device)
+        is_first = keys == torch.tensor(first, device=p.device).reshape(-1, 1, 1, 1)
+        of_first = values.masked_fill(~is_first.unsqueeze(-1), 0.0).sum(3, keepdim=True)
+        values = values - over_ranks(of_first)
     return (values @ per_key_head).norm(dim=-1).flatten(1, 2)

@@ -13,7 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadValue, as_index
 from ..functional.ambient import EditedCall, Editor, editing, listening
-from ..functional.sharding import full_output, must_not_be_sharded, of_all_keys, statistics_of
+from ..functional.sharding import (
+    full_output,
+    of_all_tokens,
+    over_ranks,
+    statistics_of,
+    token_positions,
+)
 from ..masks import Grid
 from ..masks.text_positions import Positions, per_text
 from ..masks.without import edges_in_call
@@ -109,8 +115,6 @@ class Watcher:
         statistics, rows = self.aligned(problem, at), None
         root = None
         if self.values is not None:
-            if any(isinstance(s, Varying) or _norm_of(s) == RELATIVE_VALUE for s in statistics):
-                must_not_be_sharded('watch with "varying" or "relative_value"')
             root = self.values.root(name, problem, out)
             statistics = _with_norms(statistics, root, problem, inputs, at)
         if self.rows is not None:
@@ -128,8 +132,10 @@ class Watcher:
                 assert root is not None
                 counts = at.is_real(problem.Tq).to(problem.device)
                 counts = counts if masked is None else counts & ~masked
-                heads_out = out.reshape(problem.B, problem.H, problem.Tq, problem.Dv)
-                results[varying.name] = varying.of_output(heads_out.to(problem.wide), root, counts)
+                z = out.reshape(problem.B, problem.H, out.shape[-2], problem.Dv).to(problem.wide)
+                own = counts[..., token_positions(0, z.shape[2], torch.long, problem.device)]
+                share = varying.of_output(z, root, own, over_ranks)
+                results[varying.name] = of_all_tokens(share)
             if rows is not None:
                 results["exact_rows"] = _rows_of_texts(
                     cast(Tensor, results["exact_rows"]), columns, rows
@@ -250,12 +256,14 @@ def _with_norms(
 ) -> tuple[Statistic, ...]:
     """Return the statistics with the norms of the call's values that they name."""
     first = per_text(lambda key: min(max(-key, 0), p.Tk - 1), at.first_key)
+    named = dict.fromkeys(map(_norm_of, statistics))  # in the same order on all ranks
     numbers = {
-        norm: of_all_keys(norms(root, p, inputs, first if norm == RELATIVE_VALUE else None))
-        for norm in {_norm_of(s) for s in statistics} - {None}
+        norm: of_all_tokens(norms(root, p, inputs, first if norm == RELATIVE_VALUE else None))
+        for norm in named
+        if norm is not None
     }
     return tuple(
-        s if _norm_of(s) is None else s.with_numbers(numbers[_norm_of(s)]) for s in statistics
+        s if (norm := _norm_of(s)) is None else s.with_numbers(numbers[norm]) for s in statistics
     )
 
 

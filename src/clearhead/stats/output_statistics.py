@@ -1,5 +1,6 @@
 """Define statistics of what a head writes, which `watch` computes from the output of a call."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,16 +31,19 @@ class Varying(Statistic):
             'use watch(model, stats=["varying"]).',
         )
 
-    def of_output(self, out: Tensor, root: Tensor, counts: Tensor) -> Tensor:
+    def of_output(
+        self, out: Tensor, root: Tensor, counts: Tensor, over_ranks: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Compute it, (B, H, Tq), from z (B, H, Tq, Dv) and W_O as a root (H, Dv, Dv).
 
-        `counts`, (B|1, H|1, Tq), is False for queries that are in no mean.
+        `counts`, (B|1, H|1, Tq), is False for queries that are in no mean. The queries may be a
+        part of the text; `over_ranks` adds the sums of the other parts.
         """
         counts = counts.to(out.device)
         z = out.masked_fill(~counts.unsqueeze(-1), 0.0)
-        n = counts.sum(-1, keepdim=True).clamp(min=1)
-        mean = z.sum(2, keepdim=True) / n.unsqueeze(-1)
+        n = over_ranks(counts.sum(-1, keepdim=True)).clamp(min=1)
+        mean = over_ranks(z.sum(2, keepdim=True)) / n.unsqueeze(-1)
         change = ((z - mean) @ root).square().sum(-1)
-        total = (z @ root).square().sum((2, 3)).unsqueeze(-1) / n
+        total = over_ranks((z @ root).square().sum((2, 3)).unsqueeze(-1)) / n
         share = change / torch.where(total == 0, 1.0, total)
         return share.masked_fill(~counts, 0.0)

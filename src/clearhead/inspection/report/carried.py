@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ...errors import BadValue
-from ...functional.sharding import of_all_keys, statistics_of
+from ...functional.sharding import of_all_tokens, statistics_of
 from ...masks import Mask
 from ...problem.problem import Inputs, Problem
 from ...stats import value_weighted
@@ -38,7 +38,7 @@ class CarriedValues:
             root = self._values.root(name, problem, out)
         except BadValue as error:
             return Carried(None, _why(error))
-        return Carried(of_all_keys(norms(root, problem, inputs))[0])
+        return Carried(of_all_tokens(norms(root, problem, inputs))[0])
 
     def leave(self, module: nn.Module, arguments: object, result: object) -> None:
         """Compare what the running module returns with what the heads of its call write."""
