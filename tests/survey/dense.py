@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from scipy import optimize, stats
 
 PUNCTUATION = {".", ",", ";", "!"}
 NEAR = 16
@@ -106,21 +107,39 @@ def values_of(weights: torch.Tensor, ids: list[int], words: list[str], causal: b
 
 
 def interval(sums: list[float], counts: list[int]):
-    """Mean, half width without Student's t, mean of texts and their standard deviation."""
+    """Mean, its standard error, mean of texts and their standard deviation."""
     pairs = [(s, n) for s, n in zip(sums, counts, strict=True) if n]
     total, queries, K = sum(s for s, _ in pairs), sum(n for _, n in pairs), len(pairs)
     mean = total / queries
-    squares = sum((s - mean * n) ** 2 for s, n in pairs)
+    squares = sum(((s - mean * n) / (1 - n / queries)) ** 2 for s, n in pairs)
     of_texts = [s / n for s, n in pairs]
     average = sum(of_texts) / K
     return {
         "mean": mean,
-        "error": math.sqrt(squares * K / (K - 1)) / queries,
+        "error": math.sqrt(squares) / queries,
         "mean_of_texts": average,
         "sd_of_texts": math.sqrt(sum((m - average) ** 2 for m in of_texts) / (K - 1)),
         "queries": queries,
         "texts": K,
     }
+
+
+def ends_of(wanted: dict, least: float | None, most: float | None) -> tuple[float, float]:
+    """The 95 % interval of a mean in limits: the least and the largest mean that is not rejected,
+    if a variance shrinks toward a limit as that of a fraction does."""
+    mean, t = wanted["mean"], float(stats.t.ppf(0.975, wanted["texts"] - 1))
+
+    def shape(x):
+        return (1.0 if least is None else x - least) * (1.0 if most is None else most - x)
+
+    def excess(x):
+        return (x - mean) ** 2 - (t * wanted["error"]) ** 2 * shape(x) / shape(mean)
+
+    far = 1e3 * t * wanted["error"]
+    lowest, highest = mean - far if least is None else least, mean + far if most is None else most
+    if not lowest < mean < highest:
+        return mean, mean
+    return optimize.brentq(excess, lowest, mean), optimize.brentq(excess, mean, highest)
 
 
 def add_numbers(rows: dict, layer: int, text: int, numbers: dict):
@@ -139,6 +158,8 @@ def interval_of(numbers: torch.Tensor, of_text: list[int], texts: int):
     return interval(sums.tolist(), torch.tensor(of_text).bincount(minlength=texts).tolist())
 
 
-def assert_row(row: dict, wanted: dict):
+def assert_row(row: dict, wanted: dict, least: float | None = None, most: float | None = None):
     for column in ("queries", "texts", "mean", "mean_of_texts", "sd_of_texts"):
         assert row[column] == pytest.approx(wanted[column], rel=5e-5, abs=5e-6), (row, column)
+    ends = ends_of(wanted, least, most)
+    assert (row["low"], row["high"]) == pytest.approx(ends, rel=1e-3, abs=2e-5), row

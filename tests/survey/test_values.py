@@ -75,7 +75,7 @@ def test_what_heads_move_equals_a_dense_pass(name, tmp_path):
     assert heads.keys() == expected.keys()
     for key, (parts, of_text) in expected.items():
         every, row = torch.cat(parts), heads[key]
-        dense.assert_row(row, dense.interval_of(every, of_text, len(contents)))
+        dense.assert_row(row, dense.interval_of(every, of_text, len(contents)), 0, 1)
         assert key[2] in MASSES or row["uniform"] is None
         if key[2] == "varying":  # smaller values count in the first bin
             every = every.clamp(min=1.05e-4)

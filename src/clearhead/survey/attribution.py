@@ -48,7 +48,7 @@ class TowardNext(Metric):
         "z W_O · (u - mean u) · scale: z W_O is the head's output, u the unembedding of x[q + 1]"
     )
     source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits"
-    bins = Bins(-8.0, 8.0, count=160, bounded=False)
+    bins = Bins(-8.0, 8.0, count=160, bounds=(None, None))
 
     def __init__(self, parts: Parts, before: int, after: int) -> None:
         self.parts, self.before, self.after = parts, before, after

@@ -18,8 +18,9 @@ from ..errors import BadValue
 from ..formatting import axis_size
 from ..inspection.report.role_tests import t_quantile, t_tail
 from .corpus import FOLDER, read_shard
+from .intervals import MOST_FREE
 from .manifest import Manifest, machines_that_differ, must_have_read_the_same, read_manifest
-from .merge import MOST_FREE, states, sums_of_texts
+from .merge import states, sums_of_texts
 from .state import LayerState
 from .tables import Table
 

@@ -47,7 +47,7 @@ class Error(Metric):
     """
 
     source = "Xiao et al. 2024, arXiv 2410.10819: the output of a streaming head"
-    bins = Bins(1e-4, 10.0, log=True, bounded=False)
+    bins = Bins(1e-4, 10.0, log=True, bounds=(0.0, None))
 
     def __init__(self, mass: Outside) -> None:
         self.name, self.mass = f"error_{mass.size}", mass

@@ -19,7 +19,7 @@ from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
 
-FILE, FORMAT = "manifest.json", 3
+FILE, FORMAT = "manifest.json", 4
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 # Fixed values of the machine, which change how numbers are rounded.
 MACHINE = ("batch tokens", "threads of a worker", "device", "instruction level", "torch uses",
@@ -89,7 +89,8 @@ def describe(metric: Metric) -> dict[str, Any]:
         "high": bins.high,
         "bins": bins.count,
         "logarithmic": bins.log,
-        "bounded": bins.bounded,
+        "least": bins.limits[0],
+        "most": bins.limits[1],
         "examples": metric.examples,
     }
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..inspection.report.role_tests import t_quantile
 from . import corpus, state
 from .corpus import read_shard
 from .examples import EXAMPLE, selected
+from .intervals import interval
 from .manifest import Manifest, read_manifest
 from .metric import Bins
 from .state import State, is_readable, read_state
@@ -28,7 +28,6 @@ from .token_counts import LINK, QUERY, merged
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 MOST_TOKENS = 100  # rows of a head and side in the table of tokens, by lift and by count
 LEAST_COUNT = 5  # links of a token with a lift
-MOST_FREE = 1000  # degrees of freedom of an interval: beyond, Student's t hardly changes
 
 
 def missing_shards(out: Path, manifest: Manifest) -> list[int]:
@@ -233,9 +232,8 @@ def _histograms(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
 
 def bins_of(metric: dict[str, Any]) -> Bins:
     """Return the bins of a metric, from its row in the manifest."""
-    return Bins(
-        metric["low"], metric["high"], metric["bins"], metric["logarithmic"], metric["bounded"]
-    )
+    ends, bounds = (metric["low"], metric["high"]), (metric["least"], metric["most"])
+    return Bins(*ends, metric["bins"], metric["logarithmic"], bounds)
 
 
 def _heads(out: Path, manifest: Manifest, folded: _Folded) -> Iterator[Columns]:
@@ -270,7 +268,9 @@ class _Moments(NamedTuple):
     queries: Tensor
     texts: Tensor
     means: Tensor  # the sum of the means of texts
-    squares: Tensor  # the sum of (sum of a text - mean * its queries)^2
+    # The variance of the mean: the sum over texts of (mean without this text - mean)^2. Texts are
+    # clusters, and their lengths differ (Bell and McCaffrey 2002, Survey Methodology 28: CR3).
+    variance: Tensor
     mean_squares: Tensor  # the sum of (mean of a text - mean of these)^2
 
     def numbers(self, head: int, metric: int, bins: Bins) -> dict[str, Any]:
@@ -278,12 +278,8 @@ class _Moments(NamedTuple):
         mean = float(self.sums[head, metric]) / queries
         low = high = sd = math.nan
         if texts > 1:
-            # The variance of a ratio of sums, clustered by text (Liang and Zeger 1986).
-            variance = float(self.squares[head, metric]) * texts / (texts - 1) / queries**2
-            half = t_quantile(min(texts - 1, MOST_FREE)) * math.sqrt(variance)
-            low, high = mean - half, mean + half
-            if bins.bounded:
-                low, high = max(low, bins.low), min(high, bins.high)
+            variance = float(self.variance[head, metric])
+            low, high = interval(mean, variance, texts, bins.limits)
             sd = math.sqrt(float(self.mean_squares[head, metric]) / (texts - 1))
         return {
             "mean": mean, "low": low, "high": high,
@@ -308,7 +304,7 @@ def _moments(out: Path, manifest: Manifest) -> list[_Moments]:
         for layer, (sums, queries) in enumerate(zip(text.sums, text.queries, strict=True)):
             total, count, texts, means = first[layer]
             mean = total / count.clamp(min=1)
-            second[layer][0] += (sums - mean * queries) ** 2
+            second[layer][0] += ((total - sums) / (count - queries) - mean) ** 2
             of_text = sums / queries.clamp(min=1)
             second[layer][1] += ((of_text - means / texts.clamp(min=1)) ** 2) * (queries > 0)
     return [_Moments(*one, *two) for one, two in zip(first, second, strict=True)]

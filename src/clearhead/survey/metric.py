@@ -24,6 +24,7 @@ from torch import Tensor
 from ..masks import Mask
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, mass
+from .intervals import Limits
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,20 @@ class Bins:
     """The fixed bins of a histogram, `count` equal ones from `low` to `high`.
 
     With `log`, their logarithms have equal widths. A value outside counts in the nearest bin.
-    `bounded` is True if no value can be outside, so that an interval does not extend beyond.
+    `bounds` are the least and largest mean that is possible, where intervals end: None in place of
+    a number that does not exist, and in place of both if they are `low` and `high`.
     """
 
     low: float = 0.0
     high: float = 1.0
     count: int = 100
     log: bool = False
-    bounded: bool = True
+    bounds: Limits | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """The least and largest possible mean."""
+        return (self.low, self.high) if self.bounds is None else self.bounds
 
     def of(self, values: Tensor) -> Tensor:
         """Return the bin of each value, as int64."""

@@ -30,7 +30,7 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
         "module": ("VARCHAR", "module of the model that calls attention"),
         "key_head": ("SMALLINT", "number of the key head that the query head reads, from 0"),
         "mean": ("DOUBLE", "mean over all queries: the sum of all texts / the number of queries"),
-        "low": ("DOUBLE", "95 % interval of the mean, clustered by text; NULL for one text"),
+        "low": ("DOUBLE", "95 % interval of the mean over texts; NULL for one text"),
         "high": ("DOUBLE", "upper end of the interval"),
         "mean_of_texts": ("DOUBLE", "mean of the means of texts, each text alike"),
         "sd_of_texts": ("DOUBLE", "standard deviation of the means of texts; NULL for one text"),
@@ -93,7 +93,8 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
         "high": ("DOUBLE", "upper end of its bins"),
         "bins": ("INTEGER", "number of bins"),
         "logarithmic": ("BOOLEAN", "whether the logarithms of bins have equal widths"),
-        "bounded": ("BOOLEAN", "whether no value is outside the bins"),
+        "least": ("DOUBLE", "least possible mean; NULL without one"),
+        "most": ("DOUBLE", "largest possible mean; NULL without one"),
         "examples": ("BOOLEAN", "whether it has examples"),
     },
 }

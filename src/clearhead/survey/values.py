@@ -54,7 +54,7 @@ class Varies(Metric):
 
     name = "varying"
     formula = "|o - mean o|² / mean |o|², means over the queries of a context, o = z W_O"
-    bins = Bins(1e-4, 1e4, log=True, bounded=False)
+    bins = Bins(1e-4, 1e4, log=True, bounds=(0.0, 1.0))
 
     def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
         return ["varying"]
