@@ -86,7 +86,7 @@ SPLIT = {"softcap": 3.0, "sinks": torch.tensor([0.5]), "dropout": 0.2, "seed": 3
 
 @pytest.mark.parametrize("Tq, Tk, splits, keywords", [
     (17, 1100, 2, {"mask": ch.Causal(align="end")}),
-    (65, 2200, 2, {"mask": ch.window(before=2140, after=9, align="end")}),
+    (65, 2200, 2, {"mask": ch.window(before=2140, after=9, align="end"), "bias": torch.ones(2200)}),
     (40, 2200, 2, {"mask": ch.window(before=2100, align="end") | ch.prefix(5), **SPLIT}),
 ], ids=["one tile", "tiles", "all"])  # fmt: skip
 def test_many_keys_are_split_also_for_a_chunk_of_queries(Tq, Tk, splits, keywords, monkeypatch):

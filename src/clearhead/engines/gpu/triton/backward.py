@@ -22,6 +22,7 @@ from .tile import (
     allowed_cells,
     anchor,
     cleaned,
+    is_nonfinite,
     key_range,
     load_keys,
     load_rows,
@@ -162,7 +163,7 @@ def query_gradients(
             DROPS, PRECISION,
         )  # fmt: skip
     if flag is not None and rule.careful is None:
-        if tl.max(nonfinite_rows(acc).to(tl.int32), 0) > 0:
+        if is_nonfinite(acc):
             tl.store(flag, 1)
     store_rows(dq, b, h, t, acc * scale, stored, D, BLOCK_D)
 
@@ -278,8 +279,7 @@ def key_gradients(
                 )  # fmt: skip
     dk_acc, dv_acc = state
     if flag is not None and rule.careful is None:
-        nonfinite = nonfinite_rows(dk_acc) | nonfinite_rows(dv_acc)
-        if tl.max(nonfinite.to(tl.int32), 0) > 0:
+        if is_nonfinite(dk_acc) | is_nonfinite(dv_acc):
             tl.store(flag, 1)
     store_rows(dk, example, g, last_key, dk_acc * scale, stored_dk, D, BLOCK_D)
     store_rows(dv, example, g, last_key, dv_acc, stored_dv, DV, BLOCK_DV)

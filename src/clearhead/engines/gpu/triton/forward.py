@@ -31,6 +31,7 @@ from .tile import (
     anchor,
     cleaned,
     finite,
+    is_nonfinite,
     key_range,
     line_offsets,
     load_keys,
@@ -190,7 +191,7 @@ def attend_tiles(
 
     top, total, acc, moment, of_groups, best, where = state
     if flag is not None and rule.careful is None:
-        if tl.max(nonfinite_rows(acc).to(tl.int32), 0) > 0:
+        if is_nonfinite(acc):
             tl.store(flag, 1)
     at = ((split * sizes.B + b).to(tl.int64) * sizes.H + h) * sizes.Tq + t
     if sums.max is not None:

@@ -83,13 +83,14 @@ def gradients(
     rule: KernelArgs,
     bias_grad: bool,
     again: Again | None = None,
+    seen: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k, v, bias and sinks. The one of the bias is empty without
     `bias_grad`, the one of the sinks without sinks.
 
     If `top` and `share` are None, the weights follow from `lse` alone. With `again`, the kernels
     compute carefully, and write the rows of its tensors that are not finite, in one split, if its
-    flag is up (`attend`).
+    flag is up (`attend`). `seen` is the result of `seen_from`, if it is known.
     """
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
     sizes = sizes_of(q, k)
@@ -146,9 +147,9 @@ def gradients(
                 dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
             transposed = transposes_tiles(q.device)
             tile = _tile(TRANSPOSED_KEY_GRADIENTS if transposed else KEY_GRADIENTS, q, block, rule)
-            first, last = None, None
-            if rule.lo is not None:
-                first, last = seen_from(rule, sizes, tile.queries, tile.keys)
+            if rule.lo is not None and seen is None:
+                seen = seen_from(rule, sizes, tile.queries, tile.keys)
+            first, last = seen or (None, None)
             tiles = math.ceil(Tk / tile.keys)
             splits, chunk = splits_of_heads(H // G, tiles * G, Tq) if again is None else (1, H // G)
             parts = [dk, dv]
@@ -164,7 +165,7 @@ def gradients(
                 dk, dv = (x.sum(0).to(q.dtype) for x in parts)
     if again is None and flag is not None and Tk:
         gradients(
-            dout, dlse, out, lse, top, share, q, k, v, rule, False, Again(flag, dq, dk, dv)
+            dout, dlse, out, lse, top, share, q, k, v, rule, False, Again(flag, dq, dk, dv), seen
         )  # fmt: skip
     if rule.sinks is not None:
         share_of_sink = torch.exp(rule.sinks.view(-1, 1) - lse)

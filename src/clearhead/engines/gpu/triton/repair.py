@@ -19,7 +19,7 @@ from .arguments import rows
 from .launch_backward import gradients
 from .launch_forward import Again, attend, head_block
 from .start import start
-from .tile import load_rows, nonfinite_rows
+from .tile import is_nonfinite, load_rows
 
 CHECKED_ROWS = 64  # of a program of `raise_flag`
 
@@ -56,7 +56,7 @@ def has_nonfinite(
     """Return whether a tile of M rows has a number that is not finite."""
     at = tl.minimum(tile.to(tl.int64) * M + tl.arange(0, M), count - 1)
     numbers = load_rows(x, at // length // heads, at // length % heads, at % length, D, BLOCK_D)
-    return tl.max(nonfinite_rows(numbers).to(tl.int32), 0) > 0
+    return is_nonfinite(numbers)
 
 
 def repair_output(

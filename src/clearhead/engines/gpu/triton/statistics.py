@@ -144,11 +144,12 @@ def _sum_weights(
     maps = [s for s in statistics if isinstance(s, pooled)]
     q_bins, k_bins = (maps[0].query_bins(p), maps[0].key_bins(p)) if maps else (1, 1)
     factors = cells_if(_numbers(maps[0], p)) if maps else None
-    M, N = _tile(p, block_d, q_bins)
+    M, N, stages = _tile(p, block_d, q_bins)
     tiles = math.ceil(p.Tk / N)
     first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
     how: dict[str, Any] = dict(
-        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype)
+        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype),
+        stages=stages,
     )  # fmt: skip
     of_kernel = kernel_rule(rule)
     share = share.contiguous()
@@ -190,11 +191,13 @@ def _positions(positions: list[int], device: torch.device) -> Tensor:
     )
 
 
-def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int]:
-    """Return the queries and keys of a tile. More queries than a bin has would be idle."""
-    wide = p.dtype == torch.float32 or block_d > 128
-    rows_of_bin = power_of_2(p.Tq // q_bins)
-    return min(32 if wide else 64, max(16, rows_of_bin)), 32 if wide else 64
+def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int, int]:
+    """Return the queries and keys of a tile, and its stages. More queries than a bin has would be
+    idle. In float32, three tiles of 256 features do not fit into 99 KB of shared memory."""
+    single, large = p.dtype == torch.float32, block_d > 128
+    most = 32 if single or large else 64
+    queries = min(most, max(16, power_of_2(p.Tq // q_bins)))
+    return queries, most, 2 if single and large else 3
 
 
 def _pooled(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:

@@ -196,6 +196,13 @@ def finite(x):
 
 
 @triton.jit
+def is_nonfinite(x):
+    """Return whether (rows, D) has a number that is not finite. It reduces all cells at once,
+    because Triton 3.7 cannot compile a reduction of row maxima for capability 10.0."""
+    return tl.max(tl.where(finite(x), 0, 1)) > 0
+
+
+@triton.jit
 def nonfinite_rows(x):
     """Return which rows of (rows, D) have a number that is not finite."""
     return tl.max(tl.where(finite(x), 0, 1), 1) > 0
