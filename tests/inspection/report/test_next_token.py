@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clearhead import demo
-from clearhead.errors import BadValue
+from clearhead.errors import BadType, BadValue
 from clearhead.explorer.html.report import snapshot
 from clearhead.explorer.serve.reader import Reader
 from clearhead.inspection.report import Report, report, summary
@@ -167,3 +167,8 @@ def test_the_reason_of_a_model_whose_logits_cannot_be_split(monkeypatch):
     result = report(demo.load(), WITCH, next_token=True, progress=False)
     assert result.next_token is None
     assert result.next_token_withheld == "The norm is not known: norms are known."
+
+
+def test_a_token_is_not_a_switch():
+    with pytest.raises(BadType, match="logit_attribution"):
+        report(torch.nn.Linear(2, 2), torch.zeros(1, 2), next_token="sat")

@@ -83,6 +83,12 @@ def report(
         BadValue, BadType: a folder, a text or tokens that do not fit; an id without embedding; a
             batch of texts; a model that never calls clearhead's attention.
     """
+    if not isinstance(next_token, bool):
+        raise BadType(
+            f"report got next_token={next_token!r}.",
+            "next_token is True or False: the token is the one that the model predicts.",
+            "for another token, call clearhead.logit_attribution(model, ids, target=...).",
+        )
     run = prepare(model, text)
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
     collector = Collector(texts)

@@ -131,8 +131,8 @@ def in_words(report: Report, begin: Opening) -> str:
 def _writers(report: Report, next_token: NextToken) -> list[str]:
     """Return a table of the heads that write the predicted next token."""
     line = (
-        f"The heads with the largest parts of the logit of {_quoted(next_token.token)}, the "
-        "predicted next token. From one token each adds:"
+        f"The heads that add most to the logit of {_quoted(next_token.token)}, the predicted next "
+        "token, each from one token:"
     )
     rows = [("layer", "head", "logits", "from")]
     for x in next_token.writers:
