@@ -31,10 +31,10 @@ def test_every_block_runs_in_order(tmp_path, monkeypatch):
             names.update(test.globs)
         else:
             exec(block, names)
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 7
     assert names["seen"][0].entropy.shape == (1, 4, 5)
     assert names["changed"][0].entropy.shape == (2, 8, 10)
-    assert {path.name for path in tmp_path.iterdir()} == {"model.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.html", "out"}
 
 
 def test_its_commands_exist():
