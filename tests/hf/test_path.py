@@ -1,6 +1,7 @@
 """Paths from head to head: what eager attention gives with hooks, run by run (Wang et al. 2022)."""
 
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -8,10 +9,10 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import BadType, BadValue
-from tests.hf.test_patch import hooked, inputs
+from tests.hf.test_patch import check, hooked, inputs
 from tests.pairs import pairs
 
-KINDS = ["gpt2", "llama", "gemma2", "gpt_neox"]
+KINDS = ["gpt2", "llama", "gemma2", "gemma3", "gpt_neox"]
 LAYERS, READS = 4, {"query": 2, "key": 1, "value": 1}  # the head of the receiver
 
 
@@ -33,6 +34,11 @@ def model_of(kind):
             vocab_size=97, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
             num_key_value_heads=2, intermediate_size=37, pad_token_id=0, head_dim=8,
             sliding_window=5, attn_logit_softcapping=2.0,
+        ),
+        "gemma3": lambda: t.Gemma3TextConfig(
+            vocab_size=97, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
+            num_key_value_heads=2, intermediate_size=37, pad_token_id=0, head_dim=8,
+            sliding_window=5, layer_types=["sliding_attention", "full_attention"] * 2,
         ),
     }  # fmt: skip
     ch.hf.register()
@@ -118,9 +124,18 @@ def test_as_hooks_on_eager_attention(kind, layers, of, positions, padding):
         with ch.intervene(model, [patch]) as done:
             logits = model(**mine).logits
     assert done.times(0) == 1 and "path" in repr(edit)
-    logits, right, plain = (x[real] for x in (logits, right, plain))
-    effect = (right - plain).abs().max()
-    assert effect > 1e-4 and (logits - right).abs().max() < 0.03 * effect
+    check(*(x[real] for x in (logits, right, plain)))
+
+
+@torch.no_grad()
+def test_in_float64_the_only_difference_is_rounding():
+    model = deepcopy(model_of("gpt2")).double()  # the other models compute norms in float32
+    (mine, _), (others, _) = (inputs("gpt2", seed, "right") for seed in (1, 2))
+    for of, head in READS.items():
+        right = by_hooks(model, "gpt2", (0, 3), (3, head), of, None, mine, others)
+        edit = edit_of(model, (0, 3), (3, head), of, others).as_patch(model, mine)
+        with ch.intervene(model, [edit]):
+            torch.testing.assert_close(model(**mine).logits, right, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -137,8 +152,7 @@ def test_a_value_at_a_named_position_is_changed_in_every_step_of_a_generation():
         text, other = found.sequences[:, : 11 + step], others["input_ids"]
         whole = {"input_ids": text}, {"input_ids": torch.cat([other, text[:, 11:]], 1)}
         right = by_hooks(model, "llama", (0, 3), (2, 1), "value", [2], *whole)[:, -1]
-        effect = (right - model(text).logits[:, -1]).abs().max()
-        assert effect > 1e-4 and (logits - right).abs().max() < 0.03 * effect
+        check(logits, right, model(text).logits[:, -1])
 
 
 @torch.no_grad()
@@ -188,8 +202,7 @@ def test_after_a_cache_only_new_tokens_are_sent_and_read():
     with hooked(model, "llama", 2, "key", read):
         right = model(tokens).logits[:, 7:]
     model.set_attn_implementation("clearhead")
-    effect = (right - plain).abs().max()
-    assert effect > 1e-4 and (found - right).abs().max() < 0.03 * effect
+    check(found, right, plain)
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
