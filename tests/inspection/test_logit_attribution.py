@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
 from clearhead import demo
@@ -201,6 +202,24 @@ def test_a_stream_that_is_changed_in_place():
     other = ch.logit_attribution(model, ids(), 3)
     assert torch.allclose(found.heads, other.heads, atol=1e-5)
     assert torch.allclose(found.embedding, other.embedding, atol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_inside_a_checkpoint(reentrant):
+    class Checkpointed(Small):
+        def forward(self, ids):
+            x = checkpoint(self.first, self.embed(ids), use_reentrant=reentrant)
+            return self.head(self.norm(self.second(x)))
+
+    model = randomised(Checkpointed("pre"))
+    if reentrant:
+        with pytest.raises(BadValue, match="use_reentrant=True runs first"):
+            ch.logit_attribution(model, ids(), 4)
+    else:
+        found = ch.logit_attribution(model, ids(), 4)
+        assert torch.equal(
+            found.heads, ch.logit_attribution(randomised(Small("pre")), ids(), 4).heads
+        )
 
 
 def test_a_model_without_attention_is_refused():

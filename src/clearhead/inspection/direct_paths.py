@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
 from ..functional.ambient import listening
 from ..hf.projections import OutputProjection, input_width, output_projection
 from ..problem.problem import Inputs, Problem
+from ..torch_state import in_autograd_function
 from .layers import Layers
 from .norms import is_norm, read_norm
 
@@ -98,6 +100,12 @@ class DirectPaths:
 
     def _hooks(self, name: str) -> tuple[Any, Any]:
         def before(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+            if not torch.is_grad_enabled() and in_autograd_function():
+                raise BadValue(
+                    f"A checkpoint with use_reentrant=True runs {name}.",
+                    "the parts of a logit follow from gradients, and it records none.",
+                    "call model.eval(), or pass use_reentrant=False to the checkpoint.",
+                )
             self.layers.enter(name, module, args, kwargs)
             self._frames.append(_Frame(self.calls, len(self.others), len(self.biases)))
 

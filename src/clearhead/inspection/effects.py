@@ -52,6 +52,9 @@ def effects(
     output. Copies run one at a time, with a warning, if the output cannot be split into copies (for
     example one loss of all rows), or if rows of a batch depend on each other.
 
+    A model in bfloat16 or float16 rounds its logits, to 3 digits in bfloat16, so an effect below
+    that is rounding: load the model in float32 to measure small effects.
+
     Estimates need one forward and one backward pass for all edits: the change of each head's output
     in the unedited run, times the metric's gradient. `Effects.correlation` measures how well they
     rank the edits, and `Effect.trusted` compares each with its exact effect.

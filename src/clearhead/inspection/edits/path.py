@@ -27,9 +27,10 @@ class path(Edit):
     - every head in the layers between sender and receiver has its unedited output,
     - everything else is recomputed: MLPs, norms, embeddings.
 
-    So the change reaches the receiver directly and through MLPs, and not through other heads. In
-    the edited run, everything after the receiver is recomputed. Edits of the same list apply in all
-    of these runs; other paths do not.
+    So the change reaches the receiver directly and through MLPs, and not through other heads. The
+    scales of norms change with it, as in Wang et al.; `logit_attribution` freezes them. In the
+    edited run, everything after the receiver is recomputed. Edits of the same list apply in all of
+    these runs; other paths do not.
 
     `effects` makes the two more runs that a path needs. For `intervene`, `as_patch` makes them. A
     cache is an input of the runs: the keys and values in it do not change.
