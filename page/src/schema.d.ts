@@ -486,6 +486,50 @@ export interface SurveyContext {
 }
 
 /**
+ * The vectors of one part of a head on their first principal components, (n, 3) or fewer.
+ *
+ * `shares` is the fraction of the variance along each. With `all` false, the examples are those
+ * whose key is not the first of its context.
+ */
+export interface SurveyPart {
+  name: string;
+  all: boolean;
+  size: number;
+  points: number[][];
+  shares: number[];
+}
+
+/**
+ * An example with the class of the query's token, and the kind of the key.
+ */
+export interface SurveyVectorExample {
+  decile: number;
+  value: number;
+  context: number;
+  query: number;
+  keys: number[];
+  weights: number[];
+  token_class: string;
+  looks_at: string;
+}
+
+/**
+ * The response to the request "vectors" of a survey's page: one head at its examples.
+ *
+ * Contexts and spelling are those of `SurveyPage`, and only of these examples. `why_rotated` is
+ * why vectors before rotation are missing.
+ */
+export interface SurveyVectors {
+  key_head: number;
+  parts: SurveyPart[];
+  why_rotated: string | null;
+  examples: SurveyVectorExample[];
+  contexts: SurveyContext[];
+  spelling: string[];
+  between: string;
+}
+
+/**
  * All data of the page of a survey.
  *
  * `spelling` has the texts of tokens, and `between` what is between two tokens of a context.

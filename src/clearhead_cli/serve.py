@@ -5,16 +5,13 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from .options import Text
 from .output import say, say_loading
 from .text_input import read_text
-
-if TYPE_CHECKING:
-    from clearhead.inspection.text_model import TextModel
 
 EXAMPLE = (
     "Once upon a time there was a quiet queen and a young wizard. She danced in the castle because "
@@ -61,12 +58,16 @@ def serve(
     from clearhead.explorer import html
     from clearhead.explorer.serve import Reader
     from clearhead.formatting import visible
+    from clearhead.survey import Survey
 
     start, app = _library()
     words = EXAMPLE if text is None else read_text(text)
     with _listen(port) as listener:
-        reader = Reader(model)
-        overview = None if survey is None else _page_of_survey(survey, reader.model, compare)
+        surveyed, other = (None if x is None else Survey.open(x) for x in (survey, compare))
+        reader = Reader(model, surveyed)
+        overview = (
+            None if surveyed is None else html.survey_page(surveyed, other=other, host="server")
+        )
         result = reader.report(words, progress=None)
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
@@ -78,20 +79,6 @@ def serve(
             webbrowser.open(address)
         start(app(reader, page, token, port, overview), listener)
     say("ended")
-
-
-def _page_of_survey(folder: Path, model: "TextModel", other: Path | None) -> str:
-    """Return the page of a survey, compared with that in `other`.
-
-    Raises `BadValue` if it is of another model, and for surveys that cannot be compared.
-    """
-    from clearhead.explorer import html
-    from clearhead.survey import Survey
-
-    opened = Survey.open(folder)
-    opened.must_be_of(model)
-    beside = None if other is None else Survey.open(other)
-    return html.survey_page(opened, other=beside, host="server")
 
 
 def _refuse_compare(other: Path) -> NoReturn:

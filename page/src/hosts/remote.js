@@ -5,6 +5,7 @@
 import { say } from "../compute.js";
 import { parse } from "../json.js";
 import { pageData } from "../store.js";
+import { errorWords, serverLines } from "./server_lines.js";
 
 /** @import { Source } from "../store.js" */
 
@@ -17,33 +18,6 @@ export function remoteSource() {
     setTimeout(resolve, time);
     signal.addEventListener("abort", () => reject(signal.reason));
   });
-
-  // The lines of a server's response. Leaving the page, or a newer request, ends them.
-  async function* fromServer(path, request, signal) {
-    let response;
-    try {
-      response = await fetch(path, {
-        method: "POST", headers: { "Content-Type": "application/json" },
-        body: JSON.stringify(request), signal,
-      });
-    } catch (error) {
-      if (signal?.aborted) throw error;
-      throw new Error("The server does not respond. Start clearhead serve again, and open the " +
-        "address that it prints.");
-    }
-    const reader = /** @type {ReadableStream} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
-    let parts = [];
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) throw new Error("The server ended before its response was complete. Try again.");
-      const [first, ...others] = value.split("\n");
-      parts.push(first);
-      for (const next of others) {
-        yield parts.join("");
-        parts = [next];
-      }
-    }
-  }
 
   // The lines of the response of a notebook's Python, as messages through the cell of this frame.
   async function* fromNotebook(path, request, signal) {
@@ -76,7 +50,7 @@ export function remoteSource() {
   }
 
   async function ask(path, request, signal) {
-    const lines = parent === window ? fromServer : fromNotebook;
+    const lines = parent === window ? serverLines : fromNotebook;
     for await (const text of lines(path, request, signal)) {
       const line = parse(text);
       if (line.error) throw new Error(errorWords(line.error));
@@ -88,7 +62,6 @@ export function remoteSource() {
     }
   }
 
-  const errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
   const progressWords = (done, total) =>
     (done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing");
 

@@ -4,7 +4,7 @@ import { css, inkOn, mixed } from "../colours.js";
 import { byId, make, number, percent } from "../marks.js";
 import { LARGEST, chosen, go, head, metricOf, numbers, survey, theme } from "./store.js";
 
-/** @import { SurveyExample } from "../schema.d.ts" */
+/** @import { SurveyExample, SurveyPage } from "../schema.d.ts" */
 
 const BEFORE = 22, AFTER = 8, NEAR_KEY = 5; // tokens around the query and around a key
 const LINE_END = /↵$/;
@@ -27,21 +27,22 @@ export function drawExamples() {
   byId("no-examples").textContent = shown.length ? "" : isStored
     ? "No query of the sample is in this decile: its values fall into the bins of another one."
     : "This metric has no examples. Choose another metric.";
-  byId("examples").replaceChildren(...shown.map(article));
+  byId("examples").replaceChildren(...shown.map((example) => article(example)));
 }
 
-/** @param {SurveyExample} example */
-function article(example) {
-  const { value, context, query, keys, weights } = example, { name, tokens } = survey.contexts[context];
+/** An example in its context. `source` has the context, and the texts of its tokens.
+ * @param {SurveyExample} example @param {Pick<SurveyPage, "contexts" | "spelling" | "between">} [source] */
+export function article(example, source = survey) {
+  const { value, context, query, keys, weights } = example, { name, tokens } = source.contexts[context];
   const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
   const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
   const line = make("p", { class: "sample" });
   let last = -1;
   for (const position of positions(example, tokens.length)) {
     if (position > last + 1) line.append(make("span", { class: "gap" }, " … "));
-    else if (position) line.append(survey.between);
+    else if (position) line.append(source.between);
     last = position;
-    const text = survey.spelling[tokens[position]], weight = weightOf.get(position);
+    const text = source.spelling[tokens[position]], weight = weightOf.get(position);
     const piece = make("bdi", { class: position === query ? "query" : "", title:
       weight === undefined ? `position ${position}` : `position ${position}, weight ${percent(weight)}` }, text);
     if (weight !== undefined) {
@@ -52,13 +53,13 @@ function article(example) {
     if (LINE_END.test(text)) line.append(make("br"));
   }
   const place = `${name}, position ${query}`;
-  const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query) }, place) : place;
+  const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query, source) }, place) : place;
   return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
 }
 
 // The address of the explorer with a text, at the selected head and this query.
-function explorerAddress(tokens, query) {
-  const text = tokens.map((i) => survey.spelling[i]).join(survey.between).replaceAll("↵", "\n").replaceAll("⇥", "\t");
+function explorerAddress(tokens, query, { spelling, between }) {
+  const text = tokens.map((i) => spelling[i]).join(between).replaceAll("↵", "\n").replaceAll("⇥", "\t");
   const { layer, head: number } = head();
   return `explore#${new URLSearchParams(/** @type {any} */ ({ text, layer, head: number, query }))}`;
 }

@@ -7,7 +7,7 @@ import { axes, chosen, go, survey, theme, valueOn, words } from "./store.js";
 const SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
 const SVG = "http://www.w3.org/2000/svg";
 
-function element(tag, attributes, text = "") {
+export function element(tag, attributes, text = "") {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
   made.append(text);

@@ -7,6 +7,7 @@ import { buildExamples, drawExamples } from "./examples.js";
 import { drawHead } from "./head.js";
 import { buildScatter, drawScatter } from "./scatter.js";
 import { LARGEST, chosen, go, head, metricsOf, readAddress, screen, settle, survey, theme } from "./store.js";
+import { buildVectors, drawVectors } from "./vectors.js";
 
 const wrapped = (i, length) => (i + length) % length;
 
@@ -15,6 +16,7 @@ function draw() {
   drawDifferences();
   drawHead();
   drawExamples();
+  drawVectors();
 }
 
 // The keys of HeadVis: h and l for heads, brackets for deciles, and m for metrics.
@@ -37,6 +39,7 @@ function start() {
   buildThemeButton((isDark) => { theme.isDark = isDark; }, draw);
   buildScatter();
   buildExamples();
+  buildVectors();
   const { changes, misread } = readAddress(location.hash);
   Object.assign(chosen, changes);
   settle();

@@ -76,6 +76,37 @@ def read_weights(model: nn.Module) -> ModelWeights:
             "the heads of a circuit read and write one residual stream.",
             "pass its encoder: model.get_encoder().",
         )
+    run, output = _recorded(model)
+    with torch.no_grad():
+        layers = tuple(run.layer(call) for call in run.calls)
+        unembedding, final_norm = run.unembedding(output)
+    return ModelWeights(layers, run.embedding, unembedding, final_norm, run.embedding_norms())
+
+
+def rotary_of_layer(model: nn.Module, layer: int) -> Rotary | None:
+    """Return the rotation of the queries and keys of a layer, or None.
+
+    Raises `BadValue` if the queries are not a linear map of the layer's input, perhaps with a norm,
+    and a rotation by the position alone.
+    """
+    if not rotations_of(model):
+        return None
+    for name, module in model.named_modules():
+        types = getattr(module, "rope_type", None)  # one, or one for each kind of layer
+        for kind in types.values() if isinstance(types, Mapping) else [types]:
+            if kind in ("dynamic", "longrope"):
+                raise BadValue(
+                    f"The rotation of {name} is {kind!r}.",
+                    "its frequencies depend on the length of the text.",
+                    "use the vectors after rotation.",
+                )
+    run, _ = _recorded(model)
+    with torch.no_grad():
+        return run.queries(run.calls[layer]).rotary
+
+
+def _recorded(model: nn.Module) -> "tuple[_Run, Any]":
+    """Run a model on a few ids. Returns what is recorded, and the output."""
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     ids = torch.arange(min([_IDS, *tables])).flip(0)  # which differ from the positions
     run = _Run(model, ids.to(next(model.parameters()).device))
@@ -87,10 +118,7 @@ def read_weights(model: nn.Module) -> ModelWeights:
         output = run_with_known_ids(model, run.ids[None])
     if not run.calls:
         raise no_attention_call(model, "circuits needs the attention calls of a model.")
-    with torch.no_grad():
-        layers = tuple(run.layer(call) for call in run.calls)
-        unembedding, final_norm = run.unembedding(output)
-    return ModelWeights(layers, run.embedding, unembedding, final_norm, run.embedding_norms())
+    return run, output
 
 
 class _Ran(NamedTuple):
@@ -171,8 +199,7 @@ class _Run:
 
     def layer(self, call: _Call) -> HeadWeights:
         p = call.problem
-        rotaries = [None, *rotations_of(self.model)]
-        q = self._find(call, "queries", call.inputs.q, rotaries)
+        q = self.queries(call)
         k = self._find(call, "keys", call.inputs.k, [q.rotary])
         v = self._find(call, "values", call.inputs.v, [None])
         norm = self._norm_before(call.module, q.input)
@@ -189,6 +216,11 @@ class _Run:
             v.weight.repeat_interleave(group, 0), call.projection.weight,
             norm, q.rotary, tuple(inexact),
         )  # fmt: skip
+
+    def queries(self, call: _Call) -> _Matrix:
+        """Find the matrix of the queries, and their norm and rotation."""
+        rotaries = [None, *rotations_of(self.model)]
+        return self._find(call, "queries", call.inputs.q, rotaries)
 
     def _find(
         self, call: _Call, what: str, wanted: Tensor, rotaries: Sequence[Rotary | None]

@@ -9,6 +9,7 @@ as it is. A context never mixes texts. A shard has contexts in their order, unti
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -54,6 +55,17 @@ class Shard:
             digest.update(part.numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(self.lengths.cumsum(0).tolist())
+
+    @cached_property
+    def _is_separator(self) -> Tensor:
+        """Whether each token id is punctuation or the end of a line."""
+        is_separator = torch.zeros(max(self.spelling) + 1, dtype=torch.bool)
+        is_separator[[i for i, token in self.spelling.items() if role_keys.is_separator(token)]] = 1
+        return is_separator
+
     @property
     def file(self) -> str:
         """The name of its files: that of its tokens, and that of its state."""
@@ -61,7 +73,7 @@ class Shard:
 
     def context(self, index: int) -> Tensor:
         """Return the ids of a context, (T,)."""
-        end = int(self.lengths[: index + 1].sum())
+        end = self._ends[index]
         return self.ids[end - int(self.lengths[index]) : end].long()
 
     def batches(self, most: int) -> Iterator[Batch]:
@@ -69,24 +81,24 @@ class Shard:
 
         A batch has at most `most` tokens, or one context.
         """
-        ends = self.lengths.cumsum(0).tolist()
-        is_separator = torch.zeros(max(self.spelling) + 1, dtype=torch.bool)
-        is_separator[[i for i, token in self.spelling.items() if role_keys.is_separator(token)]] = 1
         by_length: dict[int, list[int]] = {}
         for index, length in enumerate(self.lengths.tolist()):
             by_length.setdefault(length, []).append(index)
         for length in sorted(by_length, reverse=True):
             indices, size = by_length[length], max(1, most // length)
             for first in range(0, len(indices), size):
-                chosen = indices[first : first + size]
-                ids = torch.stack([self.ids[ends[i] - length : ends[i]] for i in chosen]).long()
-                yield Batch(
-                    ids=ids,
-                    texts=self.texts[chosen].tolist(),
-                    contexts=self.contexts[chosen].tolist(),
-                    spelling=self.spelling,
-                    separators=is_separator[ids],
-                )
+                yield self.batch(indices[first : first + size])
+
+    def batch(self, indices: list[int]) -> Batch:
+        """Return contexts of equal length as a batch."""
+        ids = torch.stack([self.context(index) for index in indices])
+        return Batch(
+            ids=ids,
+            texts=self.texts[indices].tolist(),
+            contexts=self.contexts[indices].tolist(),
+            spelling=self.spelling,
+            separators=self._is_separator[ids],
+        )
 
     def write(self, out: Path) -> Path:
         """Write the shard, if the folder does not have it."""

@@ -91,6 +91,11 @@ class Reader:
         return next((int(size) for size in sizes if size and size > 0), None)
 
     @cached_property
+    def spaced(self) -> bool:
+        """Whether tokens of the vocabulary begin with the space before a word."""
+        return any(str(word)[:1] == " " for word in self.words)
+
+    @cached_property
     def model_digest(self) -> str:
         """A digest of the weights and the configuration."""
         config: Any = getattr(self.module, "config", None)

@@ -21,6 +21,7 @@ from .merge import missing_shards
 from .reader import Reader, open_reader
 from .roles import Roles, roles_of
 from .tables import Table, open_tables
+from .vectors import HeadVectors, OnContext, chosen_examples, read_vectors
 
 if TYPE_CHECKING:
     from ..inspection.text_model import TextModel
@@ -147,6 +148,40 @@ class Survey:
         reader = self.must_be_of(model, tokenizer)
         return weights_of(examples, reader, self._context)
 
+    def vectors(
+        self,
+        model: "str | Path | TextModel | nn.Module | Reader",
+        layer: int,
+        head: int,
+        *,
+        n: int = 200,
+        tokenizer: Any = None,
+        on_context: OnContext = lambda done, total: None,
+    ) -> HeadVectors:
+        """Compute the queries, keys, values and outputs of a head at n of its examples or more.
+
+        The examples are those of all metrics: samples of every range of values, and the largest.
+        They are of complete contexts, which the model of the survey reads again up to the layer.
+        A key is the one with the largest weight. ``on_context(done, total)`` is called before each
+        context.
+
+        >>> vectors = survey.vectors("checkpoint", 5, 3)  # doctest: +SKIP
+        >>> vectors.pca("q").points  # (n, 3)  # doctest: +SKIP
+
+        Raises `BadValue` for another model, and for a head that does not exist or has no examples.
+        """
+        n = as_count("n", n, "n is a number of examples, 1 or more.", "pass n=200.", least=1)
+        reader = self.must_be_of(model, tokenizer)
+        examples = self.of_head("examples", layer, head)
+        if not examples:
+            raise BadValue(
+                f"The survey has no examples of layer {layer}, head {head}.",
+                "vectors are those of examples, which metrics store for queries with a choice.",
+                'survey with metrics="basic".',
+            )
+        chosen = chosen_examples(examples, self.manifest.fixed["seed"], n)
+        return read_vectors(reader, layer, head, chosen, self._context, on_context)
+
     def roles(self, layer: int, head: int) -> Roles:
         """Return what a head does, as a mix: how often its largest weight is on each kind of key.
 
@@ -176,7 +211,7 @@ class Survey:
         return {of: list(group) for of, group in groupby(rows.to_pylist(), key)}
 
     def must_be_of(
-        self, model: "str | Path | TextModel | nn.Module", tokenizer: Any = None
+        self, model: "str | Path | TextModel | nn.Module | Reader", tokenizer: Any = None
     ) -> Reader:
         """Return the reader of the model. Raises `BadValue` if the survey is of another model."""
         reader, fixed = open_reader(model, tokenizer), self.manifest.fixed

@@ -414,6 +414,43 @@ class SurveyContext(TypedDict):
     tokens: list[int]
 
 
+class SurveyPart(TypedDict):
+    """The vectors of one part of a head on their first principal components, (n, 3) or fewer.
+
+    `shares` is the fraction of the variance along each. With `all` false, the examples are those
+    whose key is not the first of its context.
+    """
+
+    name: str
+    all: bool
+    size: int
+    points: list[list[float]]
+    shares: list[float]
+
+
+class SurveyVectorExample(SurveyExample):
+    """An example with the class of the query's token, and the kind of the key."""
+
+    token_class: str
+    looks_at: str
+
+
+class SurveyVectors(TypedDict):
+    """The response to the request "vectors" of a survey's page: one head at its examples.
+
+    Contexts and spelling are those of `SurveyPage`, and only of these examples. `why_rotated` is
+    why vectors before rotation are missing.
+    """
+
+    key_head: int
+    parts: list[SurveyPart]
+    why_rotated: str | None
+    examples: list[SurveyVectorExample]
+    contexts: list[SurveyContext]
+    spelling: list[str]
+    between: str
+
+
 class SurveyPage(TypedDict):
     """All data of the page of a survey.
 

@@ -64,7 +64,7 @@ def write_survey(survey: Survey, path: str | Path, *, other: Survey | None = Non
 
 def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema.SurveyPage:
     """Return all data of the page of a survey."""
-    contexts = _Contexts(survey)
+    contexts = Contexts(survey)
     comparison = None if other is None else compare(survey.folder, other.folder)
     differences = {} if comparison is None else _differences(comparison)
     histograms = survey.by_metric("histograms", "bin")
@@ -159,7 +159,7 @@ def _chosen(
     yield from ((LARGEST, x) for x in largest[:OF_LARGEST])
 
 
-class _Contexts:
+class Contexts:
     """The contexts of examples, each stored once, and the texts of their tokens."""
 
     def __init__(self, survey: Survey) -> None:
@@ -197,7 +197,7 @@ class _Contexts:
 
 
 def _add_tokens(
-    survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead], contexts: _Contexts
+    survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead], contexts: Contexts
 ) -> None:
     """Add the tokens that each head's links have more often than the corpus, on each side."""
     added: dict[tuple[int, int, str], int] = defaultdict(int)

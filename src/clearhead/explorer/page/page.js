@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c5cce7a8ab2d21812f3c1ff779585e276c708964c53386823e2124ea6ce437c1; do not edit.
+// Made by `make page` from the sources 10da09384c525c05162abaf9348d62bb93866af93b0d7016f015acc28173460e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -3548,6 +3548,38 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
   }
 
+  // src/hosts/server_lines.js
+  async function* serverLines(path, request, signal) {
+    let response;
+    try {
+      response = await fetch(path, {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify(request),
+        signal
+      });
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new Error("The server does not respond. Start clearhead serve again, and open the address that it prints.");
+    }
+    const reader = (
+      /** @type {ReadableStream} */
+      response.body.pipeThrough(new TextDecoderStream()).getReader()
+    );
+    let parts = [];
+    for (; ; ) {
+      const { done, value } = await reader.read();
+      if (done) throw new Error("The server ended before its response was complete. Try again.");
+      const [first, ...others] = value.split("\n");
+      parts.push(first);
+      for (const next of others) {
+        yield parts.join("");
+        parts = [next];
+      }
+    }
+  }
+  var errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
+
   // src/hosts/remote.js
   function remoteSource() {
     const PAUSE = 250;
@@ -3556,35 +3588,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       setTimeout(resolve, time);
       signal.addEventListener("abort", () => reject(signal.reason));
     });
-    async function* fromServer(path, request, signal) {
-      let response;
-      try {
-        response = await fetch(path, {
-          method: "POST",
-          headers: { "Content-Type": "application/json" },
-          body: JSON.stringify(request),
-          signal
-        });
-      } catch (error) {
-        if (signal?.aborted) throw error;
-        throw new Error("The server does not respond. Start clearhead serve again, and open the address that it prints.");
-      }
-      const reader = (
-        /** @type {ReadableStream} */
-        response.body.pipeThrough(new TextDecoderStream()).getReader()
-      );
-      let parts = [];
-      for (; ; ) {
-        const { done, value } = await reader.read();
-        if (done) throw new Error("The server ended before its response was complete. Try again.");
-        const [first, ...others] = value.split("\n");
-        parts.push(first);
-        for (const next of others) {
-          yield parts.join("");
-          parts = [next];
-        }
-      }
-    }
     async function* fromNotebook(path, request, signal) {
       const id = String(Math.random());
       const heard = [];
@@ -3616,7 +3619,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       }
     }
     async function ask(path, request, signal) {
-      const lines = parent === window ? fromServer : fromNotebook;
+      const lines = parent === window ? serverLines : fromNotebook;
       for await (const text of lines(path, request, signal)) {
         const line = parse(text);
         if (line.error) throw new Error(errorWords(line.error));
@@ -3627,7 +3630,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         }
       }
     }
-    const errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
     const progressWords = (done, total) => done ? `Computing: layer ${done}${total ? ` of ${total}` : ""}` : "Computing";
     return {
       can: { text: true, tile: true, steps: true, edits: Object.keys(pageData.edits) },

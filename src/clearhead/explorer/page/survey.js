@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c5cce7a8ab2d21812f3c1ff779585e276c708964c53386823e2124ea6ce437c1; do not edit.
+// Made by `make page` from the sources 10da09384c525c05162abaf9348d62bb93866af93b0d7016f015acc28173460e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -327,22 +327,22 @@ var clearhead = (() => {
     for (const button of byId("deciles").children) {
       button.setAttribute("aria-pressed", String(Number(button.dataset.decile) === chosen.decile));
     }
-    const shown = numbers().examples.filter((it) => it.decile === chosen.decile);
+    const shown2 = numbers().examples.filter((it) => it.decile === chosen.decile);
     const isStored = metricOf(chosen.metric)?.examples;
-    byId("no-examples").textContent = shown.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
-    byId("examples").replaceChildren(...shown.map(article));
+    byId("no-examples").textContent = shown2.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
+    byId("examples").replaceChildren(...shown2.map((example) => article(example)));
   }
-  function article(example) {
-    const { value, context, query, keys, weights } = example, { name, tokens } = survey.contexts[context];
+  function article(example, source = survey) {
+    const { value, context, query, keys, weights } = example, { name, tokens } = source.contexts[context];
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
     const line = make("p", { class: "sample" });
     let last = -1;
     for (const position of positions(example, tokens.length)) {
       if (position > last + 1) line.append(make("span", { class: "gap" }, " … "));
-      else if (position) line.append(survey.between);
+      else if (position) line.append(source.between);
       last = position;
-      const text = survey.spelling[tokens[position]], weight = weightOf.get(position);
+      const text = source.spelling[tokens[position]], weight = weightOf.get(position);
       const piece = make("bdi", { class: position === query ? "query" : "", title: weight === void 0 ? `position ${position}` : `position ${position}, weight ${percent(weight)}` }, text);
       if (weight !== void 0) {
         const colour = mixed(scale, Math.sqrt(weight));
@@ -352,11 +352,11 @@ var clearhead = (() => {
       if (LINE_END.test(text)) line.append(make("br"));
     }
     const place = `${name}, position ${query}`;
-    const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query) }, place) : place;
+    const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query, source) }, place) : place;
     return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
   }
-  function explorerAddress(tokens, query) {
-    const text = tokens.map((i) => survey.spelling[i]).join(survey.between).replaceAll("↵", "\n").replaceAll("⇥", "	");
+  function explorerAddress(tokens, query, { spelling, between }) {
+    const text = tokens.map((i) => spelling[i]).join(between).replaceAll("↵", "\n").replaceAll("⇥", "	");
     const { layer, head: number2 } = head();
     return `explore#${new URLSearchParams(
       /** @type {any} */
@@ -437,6 +437,217 @@ var clearhead = (() => {
     frame.replaceChildren(picture);
   }
 
+  // src/hosts/server_lines.js
+  async function* serverLines(path, request, signal) {
+    let response;
+    try {
+      response = await fetch(path, {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify(request),
+        signal
+      });
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new Error("The server does not respond. Start clearhead serve again, and open the address that it prints.");
+    }
+    const reader = (
+      /** @type {ReadableStream} */
+      response.body.pipeThrough(new TextDecoderStream()).getReader()
+    );
+    let parts = [];
+    for (; ; ) {
+      const { done, value } = await reader.read();
+      if (done) throw new Error("The server ended before its response was complete. Try again.");
+      const [first, ...others] = value.split("\n");
+      parts.push(first);
+      for (const next of others) {
+        yield parts.join("");
+        parts = [next];
+      }
+    }
+  }
+  var errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
+
+  // src/survey/vectors.js
+  var PARTS = {
+    q_unrotated: "queries, before rotation",
+    q: "queries",
+    k_unrotated: "keys, before rotation",
+    k: "keys",
+    v: "values",
+    o: "outputs, before the output projection"
+  };
+  var ROTATED = ", rotated by position";
+  var AXES = [[0, 1], [0, 2], [1, 2]];
+  var KINDS = ["first", "self", "previous", "induction", "duplicate", "separator", "near", "far", "ahead"];
+  var CLASSES = ["first", "space", "punctuation", "digit", "start", "continuation", "other"];
+  var INKS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442", "#999999", "#8b5a2b"];
+  var COLOURS = {
+    looks_at: { title: "kind of key", groups: KINDS, of: (it) => it.looks_at },
+    token_class: { title: "class of the query's token", groups: CLASSES, of: (it) => it.token_class },
+    weight: { title: "largest weight", of: (it) => it.value },
+    position: { title: "position of the query", of: (it, tokens) => it.query / Math.max(1, tokens.length - 1) }
+  };
+  var LETTER = { k: "key", k_unrotated: "key", v: "key" };
+  var results = (
+    /** @type {Map<number, SurveyVectors>} */
+    /* @__PURE__ */ new Map()
+  );
+  var shown = { part: "", of: "all", axes: 0, colour: "looks_at", only: "" };
+  var running = { at: -1, run: new AbortController() };
+  function buildVectors() {
+    const isServed = survey.host === "server";
+    byId("vectors-about").textContent = isServed ? "The model reads whole contexts again, up to this layer, until it has 200 examples of this head or all. Each is a query, and the key with its largest weight. Principal components are exact." : "Queries, keys, values and outputs of the examples need the model. To see their principal components: clearhead serve --model DIR --survey OUT. In Python: survey.vectors(model, layer, head).pca().";
+    if (!isServed) return;
+    byId("vectors-compute").addEventListener("click", compute);
+    const lists = (
+      /** @type {[string, string[][]][]} */
+      [
+        ["of", [["all", "all"], ["others", "not on the first token"]]],
+        ["axes", AXES.map((pair, i) => [String(i), pair.map((c) => c + 1).join(" and ")])],
+        ["colour", Object.entries(COLOURS).map(([name, { title }]) => [name, title])]
+      ]
+    );
+    for (const [name, entries] of lists) {
+      byId(`vectors-${name}`).append(...entries.map(([value, title]) => make("option", { value }, title)));
+    }
+    for (const name of ["part", "of", "axes", "colour"]) {
+      byId(`vectors-${name}`).addEventListener("change", ({ target }) => {
+        Object.assign(shown, { [name]: name === "axes" ? Number(target.value) : target.value, only: "" });
+        drawVectors();
+      });
+    }
+    new ResizeObserver(drawCloud).observe(byId("cloud"));
+  }
+  async function compute() {
+    const { at } = chosen, { layer, head: number2 } = head();
+    running.run.abort();
+    const mine = running = { at, run: new AbortController() };
+    drawVectors();
+    say("Waiting for the model.");
+    try {
+      for await (const text of serverLines("vectors", { layer, head: number2 }, mine.run.signal)) {
+        const line = parse(text);
+        if (line.error) throw new Error(errorWords(line.error));
+        if (line.progress) say(`Reading: ${line.progress[0]} of ${count(line.progress[1], "context")}.`);
+        if (line.vectors) {
+          results.set(at, line.vectors);
+          say("");
+          break;
+        }
+      }
+    } catch (error) {
+      if (!mine.run.signal.aborted) say(
+        /** @type {Error} */
+        error.message
+      );
+    }
+    if (running === mine) running.at = -1;
+    drawVectors();
+  }
+  var say = (text) => {
+    byId("vectors-said").textContent = text;
+  };
+  function drawVectors() {
+    if (survey.host !== "server") return;
+    if (running.at >= 0 && running.at !== chosen.at) {
+      running.run.abort();
+      running.at = -1;
+      say("");
+    }
+    const data = results.get(chosen.at), button = byId("vectors-compute");
+    button.hidden = Boolean(data);
+    button.disabled = running.at >= 0;
+    button.textContent = `Compute for layer ${head().layer}, head ${head().head}`;
+    byId("vectors").hidden = !data;
+    if (!data) return;
+    const names = data.parts.filter((it) => it.all).map((it) => it.name).sort((a, b) => Object.keys(PARTS).indexOf(a) - Object.keys(PARTS).indexOf(b));
+    if (!names.includes(shown.part)) shown.part = names[0];
+    const title = (name) => PARTS[name] + (names.includes(`${name}_unrotated`) ? ROTATED : "");
+    byId("vectors-part").replaceChildren(...names.map((name) => make("option", { value: name }, title(name))));
+    for (const name of ["part", "of", "axes", "colour"]) byId(`vectors-${name}`).value = shown[name];
+    drawLegend(data);
+    drawCloud();
+    showExample(-1);
+  }
+  var partOf = (data) => (
+    /** @type {SurveyPart} */
+    data.parts.find((it) => it.name === shown.part && it.all === (shown.of === "all"))
+  );
+  var examplesOf = (data) => (
+    /** @type {SurveyVectorExample[]} */
+    data.examples.filter((it) => shown.of === "all" || it.keys[0])
+  );
+  var tokensOf = (data, example) => data.contexts[example.context].tokens;
+  function drawLegend(data) {
+    const { groups, of } = COLOURS[shown.colour], scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+    const swatch = (colour) => {
+      const dot = make("i", {});
+      dot.style.background = colour;
+      return dot;
+    };
+    const entries = groups ? groups.map((name, i) => ({ name, i, n: examplesOf(data).filter((it) => of(it, []) === name).length })).filter(({ n }) => n).map(({ name, i, n }) => {
+      const button = make(
+        "button",
+        { type: "button", class: "quiet", "aria-pressed": String(shown.only === name) },
+        swatch(INKS[i]),
+        `${name} ${n}`
+      );
+      button.addEventListener("click", () => {
+        shown.only = shown.only === name ? "" : name;
+        drawVectors();
+      });
+      return button;
+    }) : [swatch(css(mixed(scale, 0.15))), "0", swatch(css(mixed(scale, 1))), "1"];
+    byId("legend").replaceChildren(...entries);
+    const { shares, size } = partOf(data), { why_rotated: why, key_head: key } = data;
+    byId("shares").textContent = `${count(examplesOf(data).length, "example")} of ${count(data.contexts.length, "context")}; vectors of ${size} numbers` + (LETTER[shown.part] ? ` of key head ${key}` : "") + ". " + (shares.length ? `Variance: ${shares.map((it, i) => `component ${i + 1} ${percent(it)}`).join(", ")}.` : "All vectors are equal.") + (why && "qk".includes(shown.part) ? ` ${why}` : "");
+  }
+  function drawCloud() {
+    const data = results.get(chosen.at), frame = byId("cloud"), { clientWidth: width, clientHeight: height } = frame;
+    if (!data || !width || !height) return;
+    const { points, shares } = partOf(data), [a, b] = AXES[shown.axes], { groups, of } = COLOURS[shown.colour];
+    const at = points.map((point) => [point[a] ?? 0, point[b] ?? 0]);
+    const most = [0, 1].map((i) => Math.max(...at.map((point) => Math.abs(point[i])), 1e-30));
+    const scale = Math.min((width / 2 - 30) / most[0], (height / 2 - 26) / most[1]);
+    const x = (value) => width / 2 + value * scale, y = (value) => height / 2 - value * scale;
+    const inks = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+    const picture = element("svg", { width, height });
+    picture.append(
+      element("line", { x1: 0, x2: width, y1: y(0), y2: y(0) }),
+      element("line", { x1: x(0), x2: x(0), y1: 0, y2: height }),
+      ...a in shares ? [element("text", { x: width - 4, y: y(0) - 5, "text-anchor": "end" }, `${a + 1}: ${percent(shares[a])}`)] : [],
+      ...b in shares ? [element("text", { x: x(0) + 5, y: 14 }, `${b + 1}: ${percent(shares[b])}`)] : []
+    );
+    const examples = examplesOf(data), values = examples.map((example) => of(example, tokensOf(data, example)));
+    const isDim = (i) => Boolean(shown.only && groups && values[i] !== shown.only);
+    const order = values.map((_, i) => i).sort((i, j) => Number(isDim(j)) - Number(isDim(i)));
+    for (const i of order) {
+      const value = values[i];
+      const fill = groups ? INKS[groups.indexOf(value)] : css(mixed(inks, 0.15 + 0.85 * value));
+      const point = element("circle", { cx: x(at[i][0]), cy: y(at[i][1]), r: 5, fill, class: isDim(i) ? "dim" : "", "data-example": i });
+      point.append(element("title", {}, words2(data, examples[i])));
+      point.addEventListener("pointerenter", () => showExample(i));
+      point.addEventListener("click", () => showExample(i));
+      picture.append(point);
+    }
+    frame.replaceChildren(picture);
+  }
+  function words2(data, example) {
+    const tokens = tokensOf(data, example), text = (at) => `“${data.spelling[tokens[at]].trim()}”`;
+    return `${text(example.query)} (${example.token_class}) looks at ${text(example.keys[0])} (${example.looks_at}), weight ${number(example.value, 2)}`;
+  }
+  function showExample(i) {
+    const data = results.get(chosen.at);
+    for (const point of byId("cloud").querySelectorAll("circle")) point.classList.toggle("shown", Number(point.dataset.example) === i);
+    const same = data && i >= 0 ? partOf(data).points.filter((it) => String(it) === String(partOf(data).points[i])).length - 1 : 0;
+    byId("vectors-example").replaceChildren(...data && i >= 0 ? [
+      make("p", { class: "lead" }, words2(data, examplesOf(data)[i]) + (same ? `; ${count(same, "other")} at the same point` : "")),
+      article(examplesOf(data)[i], data)
+    ] : [make("p", { class: "hint" }, "Point at an example to see its text.")]);
+  }
+
   // src/survey/survey.js
   var wrapped = (i, length) => (i + length) % length;
   function draw() {
@@ -444,6 +655,7 @@ var clearhead = (() => {
     drawDifferences();
     drawHead();
     drawExamples();
+    drawVectors();
   }
   function listen(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, input")) return;
@@ -465,6 +677,7 @@ var clearhead = (() => {
     }, draw);
     buildScatter();
     buildExamples();
+    buildVectors();
     const { changes, misread } = readAddress(location.hash);
     Object.assign(chosen, changes);
     settle();

@@ -14,7 +14,8 @@ def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) 
     """Return the response to a request.
 
     It is ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}`` for "tile" and "steps",
-    or ``{"error": ...}`` with three parts. Raises only what `on_progress` raises.
+    ``{"vectors": ...}`` for "vectors", or ``{"error": ...}`` with three parts. Raises only what
+    `on_progress` raises.
     """
     try:
         if not isinstance(request, dict):
@@ -46,9 +47,13 @@ def _compute(reader: Reader, request: Mapping[str, object], on_progress: OnProgr
     return {"snapshot": reader.snapshot(text, request.get("edits"), on_progress)}  # type: ignore[arg-type]  # checked there
 
 
+def _vectors(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+    layer, head = _layer_and_head(request, "vectors have a layer and a head, numbered from 0.")
+    return {"vectors": reader.vectors(layer, head, on_progress)}
+
+
 def _tile(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
-    rule, hint = "a tile has a layer and a head, numbered from 0.", 'send "layer": 0, "head": 0.'
-    layer, head = (as_count(name, request.get(name), rule, hint) for name in ("layer", "head"))
+    layer, head = _layer_and_head(request, "a tile has a layer and a head, numbered from 0.")
     queries, keys = (_span(name, request.get(name)) for name in ("queries", "keys"))
     text, edits = request.get("text"), request.get("edits")
     trace = reader.tile(text, layer, head, queries, keys, edits, on_progress)  # type: ignore[arg-type]  # as above
@@ -62,6 +67,13 @@ def _steps(reader: Reader, request: Mapping[str, object], on_progress: OnProgres
     return {"layer": trace_data(trace)}
 
 
+def _layer_and_head(request: Mapping[str, object], rule: str) -> tuple[int, int]:
+    """Return the layer and the head of a request."""
+    hint = 'send "layer": 0, "head": 0.'
+    layer, head = (as_count(name, request.get(name), rule, hint) for name in ("layer", "head"))
+    return layer, head
+
+
 def _span(name: str, value: object) -> range:
     rule, hint = f"{name} are [first, last], counted from 0.", "send for example [0, 63]."
     if not isinstance(value, list) or len(value) != 2:
@@ -70,4 +82,4 @@ def _span(name: str, value: object) -> range:
     return range(first, last + 1)
 
 
-ANSWERS = {"compute": _compute, "tile": _tile, "steps": _steps}
+ANSWERS = {"compute": _compute, "tile": _tile, "steps": _steps, "vectors": _vectors}

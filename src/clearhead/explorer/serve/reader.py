@@ -18,9 +18,11 @@ from ...inspection.intervene import intervene
 from ...inspection.report import Report, report, tile
 from ...inspection.text_model import TextModel
 from ...problem.problem import Inputs, Problem
+from ...survey import Survey
 from ...trace import Trace
 from ..html.report import snapshot
-from ..html.schema import Snapshot
+from ..html.schema import Snapshot, SurveyVectors
+from ..html.vectors import vectors_data
 from ..load import load_text_model
 from .edits import read_edits
 
@@ -44,19 +46,23 @@ class Reader:
     Args:
         model: a folder or file, as for `clearhead look`: a Hugging Face checkpoint or a
             storyteller. None means the included storyteller.
+        survey: a survey of the model, for `vectors`.
 
     The methods accept `edits` in the format of `read_edits`. ``on_progress(done, total)`` is called
     when a run starts and after each attention call, with the number of calls; `total` is None if
     unknown. An exception in it ends the run. There is one run at a time: calls from several threads
     wait for each other.
 
-    Raises `BadValue` for a model that cannot be loaded.
+    Raises `BadValue` for a model that cannot be loaded, and for a survey of another model.
     """
 
-    def __init__(self, model: str | Path | TextModel | None = None) -> None:
+    def __init__(
+        self, model: str | Path | TextModel | None = None, survey: Survey | None = None
+    ) -> None:
         if model is None or isinstance(model, (str, Path)):
             model = load_text_model(model)
-        self.model = model
+        self.model, self.survey = model, survey
+        self._surveyed = None if survey is None else survey.must_be_of(model)
         self._turn = threading.Lock()
 
     def report(
@@ -113,6 +119,23 @@ class Reader:
                     "use a shorter text.",
                 )
             return self.model.explain(text, layer)
+
+    def vectors(
+        self, layer: int, head: int, on_progress: OnProgress = no_progress
+    ) -> SurveyVectors:
+        """Return the vectors of a head at examples of the survey, as data for its page.
+
+        ``on_progress(done, total)`` counts contexts. Raises `BadValue` without a survey.
+        """
+        if self.survey is None or self._surveyed is None:
+            raise BadValue(
+                "This server has no survey.",
+                "vectors are those of the examples of a survey.",
+                "start it with clearhead serve --model DIR --survey OUT.",
+            )
+        with self._turn:
+            vectors = self.survey.vectors(self._surveyed, layer, head, on_context=on_progress)
+            return vectors_data(self.survey, vectors)
 
     @contextmanager
     def _reading(self, text: str, edits: object, on_progress: OnProgress) -> Iterator[None]:

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import AttentionError, BadValue
 from ...errors.limits import MOST_LETTERS, MOST_REQUEST_BYTES, MOST_REQUESTS
-from .answer import Answer, answer
+from .answer import ANSWERS, Answer, answer
 from .reader import Cancelled, OnProgress, Reader
 from .refusal import HEADERS, NDJSON, Connection, line, refusal
 
@@ -44,7 +44,8 @@ def app(
 
     ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` the snapshot of a text with edits, ``/TOKEN/tile``
     exact weights of a part of one head, ``/TOKEN/steps`` every step of one layer. With a
-    `survey_page`, this is the first page, and the `page` is ``/TOKEN/explore``.
+    `survey_page`, this is the first page, and the `page` is ``/TOKEN/explore``;
+    ``/TOKEN/vectors`` has the vectors of one head at examples of the survey.
     """
     model = _Model()
 
@@ -54,21 +55,16 @@ def app(
     async def show_survey(request: Request) -> Response:
         return HTMLResponse(survey_page)
 
-    async def compute(request: Request) -> Response:
-        return await _response(request, model, reader, "compute")
+    def answered(path: str) -> Route:
+        async def respond(request: Request) -> Response:
+            return await _response(request, model, reader, path)
 
-    async def tile(request: Request) -> Response:
-        return await _response(request, model, reader, "tile")
-
-    async def steps(request: Request) -> Response:
-        return await _response(request, model, reader, "steps")
+        return Route(f"/{{token}}/{path}", respond, methods=["POST"])
 
     routes = [
         Route("/{token}/", show if survey_page is None else show_survey),
         Route("/{token}/explore", show),
-        Route("/{token}/compute", compute, methods=["POST"]),
-        Route("/{token}/tile", tile, methods=["POST"]),
-        Route("/{token}/steps", steps, methods=["POST"]),
+        *map(answered, ANSWERS),
     ]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_route})
     return Guard(inner, token, (f"127.0.0.1:{port}", f"localhost:{port}"))
