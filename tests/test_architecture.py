@@ -21,9 +21,9 @@ PACKAGE = ROOT / "src" / "clearhead"
 # with a reason in the commit.
 BUDGETS = {
     "explorer": 3390,  # and the page of a survey, with vectors; what heads carry
-    "survey": 3620,  # moves, forgets, budgets, needles; repeats; states; what differs; vectors
+    "survey": 3640,  # moves, forgets, budgets, needles; repeats; states; what differs; vectors
     "demo": 485,  # and where its page begins
-    "inspection": 6455,  # attribution, circuits, rotations, roles, probe, batches, the next token
+    "inspection": 6470,  # attribution, circuits, rotations, roles, probe, batches, the next token
     "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache
     "distributed": 2490,
     "nn": 1145,
