@@ -4,6 +4,7 @@ It is a package beside clearhead, and its functions import clearhead when they r
 `--help`, `--version` and completion do not load torch.
 """
 
+import re
 import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +48,9 @@ COMMANDS = (
 for command in COMMANDS:
     app.command()(command)
 
+# An argument of Python in an error, such as seed=0; not inside a call, where it may have brackets.
+ARGUMENT = re.compile(r"(?<![\w(])([a-z_]+)=(?:clearhead\.)?(?=([^\s.,;:]?))")
+
 # The base of usage errors: click's, or in newer versions of typer, that of its copy of click.
 UsageError: Any = typer.BadParameter.__base__
 
@@ -86,7 +90,23 @@ def _in_three_parts(error: Exception) -> "AttentionError | None":
             "a file to read must exist, and a file to write needs disk space.",
             "check the path, its permissions and the free disk space.",
         )
-    return error if isinstance(error, AttentionError) else None
+    return _with_options(error) if isinstance(error, AttentionError) else None
+
+
+def _with_options(error: "AttentionError") -> "AttentionError":
+    """Return the error with options of the command in place of arguments of Python.
+
+    ``pass for example context=128.`` becomes ``pass for example --context 128.``
+    """
+    command: Any = getattr(typer.main.get_command(app), "commands", {}).get(sys.argv[1])
+    names = [] if command is None else [name for x in command.params for name in x.opts]
+    options = {name[2:].replace("-", "_"): name for name in names if name.startswith("--")}
+
+    def option(match: re.Match[str]) -> str:
+        name = options.get(match[1])
+        return match[0] if name is None else name + " " * bool(match[2])
+
+    return type(error)(*(ARGUMENT.sub(option, x) for x in (error.gave, error.rule, error.hint)))
 
 
 def _usage(error: Any) -> "AttentionError":

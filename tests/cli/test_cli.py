@@ -48,6 +48,25 @@ def run(monkeypatch, capsys):
     return call
 
 
+@pytest.mark.parametrize(
+    ("arguments", "gave", "hint"),
+    [
+        (["plan", "--engine", "xx"], "--engine 'xx' is unknown.", "omit --engine to let clearhead"),
+        (
+            ["plan", "--seed", 4],
+            "--seed 4 was passed without --dropout.",
+            "pass --dropout 0.1 with",
+        ),
+        (["scale", "--keys", 0], "--keys 0.", "pass a number in between."),
+        (["plan", "--mask", "window(2", "--keys", 9], "The mask 'window(2'", "write for example"),
+    ],
+)
+def test_errors_name_options_in_place_of_arguments(run, arguments, gave, hint):
+    code, _, errors = run(*arguments)
+    assert code == 2 and f"Error: {gave}" in errors and f"Hint: {hint}" in errors
+    assert "before=--" not in errors and "(--" not in errors  # calls stay calls
+
+
 def test_explain_shows_every_step_with_its_numbers(run):
     code, out, _ = run("explain", SENTENCE, "--mask", "causal", "--decimals", 3)
     trace = explain_text(SENTENCE, mask=ch.causal)
@@ -286,7 +305,7 @@ def test_dropout_and_seed_are_reproducible(run):
      "downloaded first."),
     (["explain", "a b", "--size", "9", "--heads", "2"], None),
     (["explain", "a b", "--query", "dog"], None),
-    (["explain", "a b", "--dropout", "1.5"], "dropout=1.5.\n  Rule: dropout is the probability "
+    (["explain", "a b", "--dropout", "1.5"], "--dropout 1.5.\n  Rule: dropout is the probability "
      "that a weight is dropped, from 0 to 1.\n  Hint: pass a number such as 0.1; layers pass "
      "0.0 outside training."),
     (["look", "a b", "--random", "--model", "x"], "--random was passed with --model.\n"
@@ -315,9 +334,9 @@ def test_dropout_and_seed_are_reproducible(run):
      " --size out, or explain the text without --model."),
     (["explain", "a b", "--layer", "1"], "--layer was passed without --model.\n  Rule: only a "
      "model has several layers.\n  Hint: add --model DIR, or leave --layer out."),
-    (["explain", "a b", "--seed", str(2**70)], f"seed={2**70}.\n  Rule: the seed of a lesson is a "
-     f"whole number from 0 to {2**63 - 1}.\n  Hint: pass a number in between."),
-    (["explain", "a b", "--size", "0"], "size=0.\n  Rule: the size of a lesson is a whole number "
+    (["explain", "a b", "--seed", str(2**70)], f"--seed {2**70}.\n  Rule: the seed of a lesson is "
+     f"a whole number from 0 to {2**63 - 1}.\n  Hint: pass a number in between."),
+    (["explain", "a b", "--size", "0"], "--size 0.\n  Rule: the size of a lesson is a whole number "
      "from 1 to 4096.\n  Hint: pass a number in between."),
     (["plan", "--heads", "0"], "--heads is 0.\n  Rule: a size is from 1 to 33554432, because "
      "plan counts the keys of each query.\n  Hint: pass another number with --heads."),

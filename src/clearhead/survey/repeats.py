@@ -41,10 +41,10 @@ class RandomRepeats:
         most = min((context - len(before) - len(after)) // 2, len(known))
         if self.tokens > most:
             raise BadValue(
-                f"RandomRepeats has tokens={self.tokens}.",
+                f"{self.tokens} random tokens were requested.",
                 f"a context of {context} tokens has them twice, and they are different ones of the "
                 f"{len(known)} in the vocabulary.",
-                f"pass at most tokens={most}, or a larger context.",
+                f"repeat at most {most} tokens, or pass a larger context.",
             )
         generator = random.Random(seed)
         for number in range(self.texts):
