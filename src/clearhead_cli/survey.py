@@ -9,6 +9,7 @@ from .options import OTHER_FOLDER
 from .output import say, say_loading
 
 if TYPE_CHECKING:
+    from clearhead.survey import Needles, RandomRepeats, Survey
     from clearhead.survey.steps import Setup
 
 MOST_SHOWN = 8  # heads of the summary
@@ -44,9 +45,20 @@ def survey(
             help="In place of TEXTS: random tokens that are repeated, such as 100 50.",
         ),
     ] = None,
+    needles: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            metavar="CONTEXTS TOKENS",
+            help="Hide random tokens in TEXTS, and repeat them at the end of contexts: 100 16.",
+        ),
+    ] = None,
     metrics: Annotated[
-        str, typer.Option(help="Sets of metrics, and your own as module:name, with commas.")
-    ] = "basic",
+        str | None,
+        typer.Option(
+            help="Sets of metrics, and your own as module:name, with commas; default: basic, and "
+            "long with --needles."
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Use a Ray cluster: its address, or auto.")
@@ -69,6 +81,7 @@ def survey(
       clearhead survey book.txt --out out/survey
       clearhead survey texts/ code.jsonl --model DIR --workers 2
       clearhead survey --repeats 100 50 --model DIR --out out/probe
+      clearhead survey book.txt --needles 100 16 --model DIR --out out/needles
       clearhead survey merge out/survey
       clearhead survey compare out/tuned out/base
     """
@@ -81,24 +94,27 @@ def survey(
     from clearhead.errors import writable_folder
     from clearhead.explorer import html
     from clearhead.explorer.load import load_text_model
-    from clearhead.survey import RandomRepeats, survey as run
+    from clearhead.survey import survey as run
 
-    sources = _sources(texts, repeats is not None)
+    sources = _sources(texts, repeats, needles)
     writable_folder(out, "a survey is", OTHER_FOLDER)
+    if metrics is None:
+        metrics = "basic" if needles is None else "long"
     result = run(
-        load_text_model(model), RandomRepeats(*repeats) if repeats else sources,
-        out=out, context=size, tokens=tokens, seed=seed,
+        load_text_model(model), sources, out=out, context=size, tokens=tokens, seed=seed,
         metrics=metrics.split(","), threads=threads, shard_tokens=shard, workers=workers,
         ray=None if ray is None else (ray, load_text_model), progress=True,
     )  # fmt: skip
     typer.echo(str(result))
+    if needles is not None:
+        _print_retrieval(result)
     for name, reason in result.manifest.corpus["skipped texts"][:MOST_SHOWN]:
         say(f"left out {name}: {reason}")
     say(f"survey   {out}")
     say(f"page     {html.write_survey(result, out / 'index.html')}")
 
 
-def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str) -> None:
+def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str | None) -> None:
     """Run `compare`, `merge` or `work`; raise `BadValue` unless it gets its `FOLDERS`."""
     from clearhead.errors import BadValue
 
@@ -118,7 +134,7 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str)
         say(f"survey   {merge(out)}")
     else:
         say_loading(model)
-        _work(out, model, metrics)
+        _work(out, model, "basic" if metrics is None else metrics)
 
 
 def _work(out: Path, model: Path | None, metrics: str) -> None:
@@ -152,20 +168,49 @@ def _compare(folder: Path, other: Path) -> None:
     say(f"page     {html.write_survey(one, folder / 'compare.html', other=two)}")
 
 
-def _sources(texts: list[str], random: bool) -> list[str | Path]:
-    """Return files and folders as paths.
+def _print_retrieval(result: "Survey") -> None:
+    """Print the heads that look at needles most often."""
+    rows = result.query(
+        "select layer, head, mean, low, high from heads where metric = 'retrieval' "
+        f"order by mean desc, layer, head limit {MOST_SHOWN}"
+    ).rows
+    for layer, head, mean, low, high in rows:
+        ends = "" if low is None else f" ({low:.3f} to {high:.3f})"
+        typer.echo(f"layer {layer}, head {head}: retrieval {mean:.3f}{ends}")
 
-    Raises `BadValue` for a path that does not exist, and unless there are either texts or `random`
-    ones.
+
+def _sources(
+    texts: list[str], repeats: tuple[int, int] | None, needles: tuple[int, int] | None
+) -> "list[str | Path] | RandomRepeats | Needles":
+    """Return files and folders as paths, in `Needles` if these are requested; or random tokens.
+
+    Raises `BadValue` for a path that does not exist, for numbers that are too small, and unless
+    there are either texts or random ones.
     """
-    from clearhead.errors import BadValue
+    from clearhead.errors import AttentionError, BadValue
+    from clearhead.survey import Needles, RandomRepeats
 
-    if bool(texts) == random:
+    if bool(texts or needles) == bool(repeats) or (needles and not texts):
+        both = f"Both {'texts' if texts else '--needles'} and --repeats were given."
         raise BadValue(
-            "Both texts and --repeats were given." if random else "No text was given.",
+            both if repeats else "No text was given.",
             "a survey reads texts, or random tokens that are repeated.",
             "pass files or folders, or --repeats 100 50.",
         )
+    option, numbers = ("--repeats", repeats) if repeats else ("--needles", needles)
+    if numbers is None:
+        return _paths(texts)
+    try:
+        return RandomRepeats(*numbers) if repeats else Needles(_paths(texts), *numbers)
+    except AttentionError as error:
+        gave, number = f"{option} {numbers[0]} {numbers[1]} was given.", 50 if repeats else 16
+        raise BadValue(gave, error.rule, f"pass for example {option} 100 {number}.") from error
+
+
+def _paths(texts: list[str]) -> list[str | Path]:
+    """Return files and folders as paths. Raises `BadValue` for a path that does not exist."""
+    from clearhead.errors import BadValue
+
     sources: list[str | Path] = []
     for text in texts:
         exists = len(text) < 1024 and "\0" not in text and Path(text).exists()

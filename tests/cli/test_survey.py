@@ -3,6 +3,7 @@
 import pytest
 
 from clearhead.survey import Survey
+from examples.stories import write_stories
 from tests.cli.test_cli import run  # noqa: F401  # a fixture
 
 pytest.importorskip("duckdb", reason="a survey needs DuckDB")
@@ -20,6 +21,45 @@ def test_texts_or_random_ones_are_needed(run, tmp_path, arguments):  # noqa: F81
     code, _, errors = run("survey", *arguments, "--out", tmp_path / "out")
     assert code != 0 and "Hint: pass files or folders, or --repeats 100 50." in errors
     assert not (tmp_path / "out").exists()
+
+
+def test_needles(run, tmp_path):  # noqa: F811
+    texts = write_stories(12, tmp_path / "stories.jsonl")
+    options = ["--needles", 4, 6, "--context", 40, "--out", tmp_path / "out"]
+    code, printed, errors = run("survey", texts, *options)
+    assert code == 0, errors
+    survey = Survey.open(tmp_path / "out")
+    assert survey.manifest.corpus["needles"] == {"count": 4, "tokens": 6}
+    rows = survey.query("select layer, head, mean from heads where metric = 'retrieval'").rows
+    layer, head, mean = min(rows, key=lambda row: (-row[2], *row[:2]))
+    first = printed.splitlines()[1]
+    assert first.startswith(f"layer {layer}, head {head}: retrieval {mean:.3f} (")
+    code, printed, _ = run("survey", texts, *options[:-1], tmp_path / "basic", "--metrics", "basic")
+    assert code == 0 and printed.count("\n") == 1  # no metric of retrieval
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gave", "hint"),
+    [
+        (["--repeats", 0, 5], "--repeats 0 5 was given.", "pass for example --repeats 100 50."),
+        (["a b", "--needles", 3, 2], "--needles 3 2 was", "pass for example --needles 100 16."),
+        (["--needles", 3, 16], "No text was given.", "pass files or folders"),
+        (["--repeats", 3, 9, "--needles", 3, 9], "Both --needles and --repeats", "pass files"),
+        (["--repeats", 3, 500], "500 random tokens", "repeat at most 64 tokens, or pass a larger"),
+        (["a b", "--context", 1], "--context 1.", "pass for example --context 128."),
+        (["a b", "--seed", -1], "--seed -1.", "pass --seed 0."),
+        (["a b", "--metrics", "long", "--context", 9], "metrics", "pass --context 21 or more."),
+    ],
+)
+def test_errors_name_options(run, tmp_path, arguments, gave, hint):  # noqa: F811
+    code, _, errors = run("survey", *arguments, "--out", tmp_path)
+    assert code == 2 and f"Error: {gave}" in errors and f"Hint: {hint}" in errors
+
+
+def test_another_setting_names_the_option_of_the_folder(run, tmp_path):  # noqa: F811
+    assert run("survey", "the queen danced", "--out", tmp_path)[0] == 0
+    code, _, errors = run("survey", "the queen danced", "--context", 7, "--out", tmp_path)
+    assert code == 2 and "use the same value, or another folder as --out.\n" in errors
 
 
 @pytest.mark.parametrize(

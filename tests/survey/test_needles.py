@@ -76,9 +76,9 @@ def test_only_needles_are_copied(tmp_path):
 def test_needles_that_do_not_fit_are_refused(tmp_path):
     model = MODELS["gpt2"](attn_implementation="clearhead").eval()
     options = {"tokenizer": tokenizer(), "out": tmp_path}
-    with pytest.raises(ch.BadValue, match=r"tokens=16, and context=48"):
+    with pytest.raises(ch.BadValue, match=r"has 16 tokens, and a context 48"):
         ch.survey(model, Needles(haystacks()), context=48, **options)
-    with pytest.raises(ch.BadValue, match=r"No text of Needles has 50 tokens"):
+    with pytest.raises(ch.BadValue, match=r"No text for needles has 50 tokens"):
         ch.survey(model, Needles(["the owl"], tokens=7), **options)
     with pytest.raises(ch.BadValue, match=r"leaves 11 of the 18 tokens"):
         ch.survey(model, Needles(haystacks(), tokens=12), **options)

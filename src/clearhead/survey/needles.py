@@ -55,7 +55,7 @@ class Needles:
         size = context - len(before) - len(after) - 2 * self.tokens
         if size <= NEAR:
             raise BadValue(
-                f"Needles has tokens={self.tokens}, and context={context}.",
+                f"A needle has {self.tokens} tokens, and a context {context}.",
                 f"a context has a needle twice, and more than {NEAR} tokens between them.",
                 "pass fewer tokens, or a larger context.",
             )
@@ -63,7 +63,7 @@ class Needles:
         haystacks = list(self._haystacks(reader, size, unread))
         if not haystacks:
             raise BadValue(
-                f"No text of Needles has {size} tokens without repetitions.",
+                f"No text for needles has {size} tokens without repetitions.",
                 f"a haystack fills a context of {context} tokens.",
                 "pass longer texts, or a smaller context.",
             )
@@ -74,8 +74,8 @@ class Needles:
             others = sorted(words - {*haystack})
             if len(others) < self.tokens:
                 raise BadValue(
-                    f"Needles has tokens={self.tokens}, and a haystack leaves {len(others)} of the "
-                    f"{len(words)} tokens of the vocabulary.",
+                    f"A needle has {self.tokens} tokens, and a haystack leaves {len(others)} of "
+                    f"the {len(words)} tokens of the vocabulary.",
                     "the tokens of a needle are not in its haystack.",
                     "pass fewer tokens, or a smaller context.",
                 )
