@@ -225,6 +225,57 @@ def test_effects_of_paths_alone_and_as_copies(at_once):
     assert max(abs(e.exact) for e in result) > 1e-3 and result.grid().shape == (3, 4)
 
 
+def test_a_sweep_over_senders_and_receivers(tmp_path):
+    model, file = model_of("llama"), tmp_path / "effects.jsonl"
+    mine, others = (
+        {"input_ids": inputs("llama", seed, "none")[0]["input_ids"][:1]} for seed in (1, 2)
+    )
+    with torch.no_grad(), ch.watch(model, stats=[], outputs=True) as other:
+        model(**others)
+    metric, runs = ch.logit_difference(5, 7), []
+    sweep = {
+        "edits": ch.edits.path(ch.edits.patch(other, heads=[3, 1]), [(1, 0), (3, 1)], "key"),
+        "over": ("layers", "heads", "receivers"),
+        "to": file,
+        "estimate": False,
+        "progress": False,
+    }
+    result = ch.effects(model, mine, metric, **sweep)
+    senders = [(layer, head) for layer in range(3) for head in (1, 3)]
+    paths = {(*one, receiver) for one in senders for receiver in [(1, 0), (3, 1)] if one < receiver}
+    assert {(e.layer, e.head, e.receiver) for e in result} == paths and len(result) == len(paths)
+    assert result.effects[0].name == "layer 0 head 1 to layer 1 head 0"
+    for effect in result:
+        sender = effect.layer, effect.head
+        right = by_hooks(model, "llama", sender, effect.receiver, "key", None, mine, others)
+        assert effect.exact == pytest.approx(float(metric(right)) - result.baseline, abs=2e-5)
+    assert result.grid()[2, 3].isnan().tolist() == [True, False]
+    assert result.grid().shape == (3, 4, 2) and result.receivers == ((1, 0), (3, 1))
+
+    hook = model.register_forward_hook(lambda *_: runs.append(1))
+    assert ch.effects(model, mine, metric, **sweep).effects == result.effects
+    hook.remove()
+    assert len(runs) == 1  # the unedited run; the effects are those of the file
+
+    pytest.importorskip("matplotlib")
+    (ax, *_) = ch.views.plot.effects(result).axes
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("sender", "receiver")
+    assert [label.get_text() for label in ax.get_yticklabels()] == [f"{a}.{b}" for a, b in senders]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1.0", "3.1"]
+
+
+@pytest.mark.parametrize(("of", "heads"), [("query", 4), ("value", 2)])
+def test_a_sweep_over_all_receivers(of, heads):
+    model = model_of("llama")
+    sender = ch.edits.zero_ablate(layers=[1], heads=[2])
+    result = ch.effects(
+        model, torch.tensor([[3, 4, 5, 6]]), ch.logit_difference(5, 7),
+        ch.edits.path(sender, None, of), over=["receivers"], estimate=False, progress=False,
+    )  # fmt: skip
+    assert [e.receiver for e in result] == [(n, h) for n in (2, 3) for h in range(heads)]
+    assert result.axes == ("layer", "head", "receiver") and all(e.exact for e in result)
+
+
 def test_other_edits_of_the_list_apply_in_all_runs():
     """A head that is cut stays cut in the unedited run and in that of the sender."""
     model = model_of("gpt2")
@@ -249,7 +300,16 @@ def test_other_edits_of_the_list_apply_in_all_runs():
     ("wrong", "kind", "says"),
     [
         (lambda: ch.edits.path((0, 1), (1, 0), "query"), BadType, "as its sender"),
-        (lambda: ch.edits.path(ch.edits.ablate(), (1, 0), "query"), BadValue, "of one layer"),
+        (
+            lambda: ch.edits.path(ch.edits.ablate(), (1, 0), "query").ends(),
+            BadValue,
+            "of one layer",
+        ),
+        (
+            lambda: ch.edits.path(ch.edits.ablate(layers=[0]), None, "key").ends(),
+            BadValue,
+            "one rec",
+        ),
         (lambda: to((0, 0)), BadValue, "sender in layer 0 and a receiver in layer 0"),
         (lambda: to(3), BadType, "receiver=3"),
         (lambda: to((1, 0), "output"), BadValue, "of='output'"),

@@ -1,5 +1,7 @@
 """One edit at each layer, head and position: `effects(..., over=)`."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import clearhead as ch
 from clearhead.errors import BadValue
 from tests.inspection.test_effects import ids, loss, model
 
+path = partial(ch.edits.path, of="query")
 run = {"estimate": False, "progress": False}
 
 
@@ -118,7 +121,12 @@ def test_it_is_drawn_with_words():
         ({"over": []}, "over=\\[\\]"),
         ({"over": ["heads"], "edits": [ch.edits.ablate()]}, "several edits and over"),
         ({"edits": ch.edits.ablate(layers=[7])}, "selects no layer"),
-        ({"edits": ch.edits.path(ch.edits.ablate(layers=[0]), (1, 0), "query")}, "at each of"),
+        ({"over": ["receivers"]}, "over=\\['receivers'\\]"),
+        ({"edits": path(ch.edits.ablate(), None)}, "receiver=None"),
+        ({"edits": path(ch.edits.ablate(), [(1, 0), (1, 1)])}, r"receiver=\[\(1, 0\), \(1, 1\)\]"),
+        ({"edits": path(ch.edits.ablate(), (1, 0)), "over": ["heads"]}, "the sender ablate"),
+        ({"edits": path(ch.edits.ablate(layers=[1]), None), "over": ["receivers"]}, "no sender"),
+        ({"edits": {"one": path(ch.edits.ablate(), (1, 0))}}, "the sender ablate"),
     ],
 )
 def test_errors_have_three_parts(wrong, says):

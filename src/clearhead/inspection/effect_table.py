@@ -24,9 +24,9 @@ class Effect:
     """The effect of one edit on the metric: edited minus unedited.
 
     `exact` was measured by running the edited model, and `estimate` was computed from gradients of
-    the unedited one; None if not requested, and for a path. `layer`, `head`
-    and `position` are set for an edit of one of them. `label` describes what the head looks at, if
-    known.
+    the unedited one; None if not requested, and for a path. `layer`, `head` and `position` are set
+    for an edit of one of them; for a path they are its sender's, and `receiver` is the layer and
+    head that reads. `label` describes what the head looks at, if known.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Effect:
     head: int | None = None
     label: str = ""
     position: int | None = None
+    receiver: tuple[int, int] | None = None
 
     @property
     def trusted(self) -> bool | None:
@@ -104,28 +105,39 @@ class Effects:
     def axes(self) -> tuple[str, ...]:
         """What the dimensions of `grid` are: "layer" and "head", "layer" and "position", ...
 
-        Those that most effects have; () if none has any.
+        Those that most effects have; () if none has any. "receiver" is one if there are several.
         """
-        sites = Counter(axes for e in self.effects if (axes := _axes_of(e)))
+        sites = Counter(axes for e in self.effects if (axes := self._axes_of(e)))
         return max(sites, key=lambda axes: (len(axes) > 1, sites[axes]), default=())
+
+    @property
+    def receivers(self) -> tuple[tuple[int, int], ...]:
+        """The (layer, head) of each receiver of paths, as in the last dimension of `grid`."""
+        return tuple(sorted({e.receiver for e in self.effects if e.receiver is not None}))
 
     def grid(self, which: str = "exact") -> Tensor:
         """Return the effects by their `axes`, such as (layers, heads), NaN where missing.
 
         `which` is "exact" or "estimate".
         """
-        axes = self.axes
-        cells = {
-            tuple(getattr(e, axis) for axis in axes): getattr(e, which)
-            for e in self.effects
-            if _axes_of(e) == axes
-        }
+        axes, receivers = self.axes, self.receivers
+        cells: dict[tuple[int, ...], float | None] = {}
+        for e in self.effects:
+            if self._axes_of(e) == axes:
+                site = [getattr(e, axis) for axis in axes if axis != "receiver"]
+                if e.receiver is not None and "receiver" in axes:
+                    site.append(receivers.index(e.receiver))
+                cells[tuple(site)] = getattr(e, which)
         sizes = [max(at) + 1 for at in zip(*cells, strict=True)] if axes else [0, 0]
         grid = torch.full(sizes, float("nan"), dtype=torch.float64)
         for at, value in cells.items():
             if axes and value is not None:
                 grid[at] = value
         return grid
+
+    def _axes_of(self, effect: Effect) -> tuple[str, ...]:
+        names = "layer", "head", "position", *(["receiver"] if len(self.receivers) > 1 else [])
+        return tuple(name for name in names if getattr(effect, name) is not None)
 
     def labelled(self, labels: Mapping[tuple[int, int], str]) -> "Effects":
         """Return the effects with `labels`, what heads look at, by (layer, head)."""
@@ -169,10 +181,6 @@ class Effects:
         if any(e.estimate is not None and e.trusted is None for e in self.effects):
             lines += ["", UNCHECKED]
         return "\n".join(lines)
-
-
-def _axes_of(effect: Effect) -> tuple[str, ...]:
-    return tuple(n for n in ("layer", "head", "position") if getattr(effect, n) is not None)
 
 
 def _cell(value: float | None) -> str:

@@ -15,7 +15,7 @@ from ..nn.token_ids import run_with_known_ids
 from .column_positions import warn_of_column_positions
 from .copies import Layout, fresh
 from .edited_runs import EditedRuns, UneditedRun
-from .edits import Edit, ablate
+from .edits import Edit, ablate, path
 from .effect_table import Effect, Effects
 from .effects_file import EffectsFile
 from .estimate import Recorder, estimate as estimated
@@ -75,7 +75,8 @@ def effects(
         over: the axes over which one edit moves: one or more of "layers", "heads" and "positions".
             It is applied at each combination in turn, of the heads and the positions of each layer.
             An axis that the edit itself restricts has only the values that it names. None means
-            ``("layers", "heads")``, every head.
+            ``("layers", "heads")``, every head. For a path they are those of its sender, before its
+            receiver; "receivers" also moves the receiver, over those that it names.
         exact: compute exact effects, by running every edit.
         estimate: compute estimates, from one gradient. `exact` or `estimate` may be False.
         at_once: the number of copies of the batch that run together; None means up to 4096 tokens.
@@ -182,6 +183,9 @@ def _groups(
         listed = isinstance(group, list | tuple) and group
         if not isinstance(what, str) or not listed or not all(isinstance(e, Edit) for e in group):
             raise _no_edits(f"{what!r}: {group!r}")
+        for one in group:
+            if isinstance(one, path):
+                one.ends()
     if not groups or (isinstance(edits, Sequence) and len(groups) < len(edits)):
         raise BadValue(
             f"effects got {len(edits)} edits with {len(groups)} different reprs.",

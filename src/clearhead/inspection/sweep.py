@@ -1,4 +1,5 @@
-"""Apply one edit at every layer, head or position of a run: the groups of edits of `effects`."""
+"""Apply one edit at every layer, head or position of a run, and a path from and to every head: the
+groups of edits of `effects`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from .estimate import UneditedCall
 from .layers import is_selected
 
 AXES = ("layers", "heads", "positions")
+RECEIVERS = "receivers"  # the axis of paths
 
 
 def sweep(
@@ -18,22 +20,20 @@ def sweep(
 ) -> dict[str, tuple[Edit, ...]]:
     """Return the edit at each combination of the axes `over`, by name: "layer 3 position 7".
 
-    An axis that the edit already restricts has only the values that it names. Raises `BadValue` for
-    an unknown axis, for a path, and for an edit that selects no layer.
+    An axis that the edit already restricts has only the values that it names. The layers, heads and
+    positions of a path are those of its sender. Raises `BadValue` for an unknown axis, for an edit
+    that selects no layer, and for a path with several ends on an axis that is not listed.
     """
     axes = tuple(over) if isinstance(over, list | tuple) else ()
-    if not axes or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):
+    known = (*AXES, RECEIVERS) if isinstance(edit, path) else AXES
+    if not axes or not set(axes) <= set(known) or len(set(axes)) < len(axes):
         raise BadValue(
             f"effects got over={over!r}.",
-            f"over lists one or more of {', '.join(map(repr, AXES))}.",
+            f"over lists one or more of {', '.join(map(repr, known))}.",
             'pass for example over=("layers", "positions").',
         )
-    if edit.needs_runs:
-        raise BadValue(
-            f"effects got {edit!r} to apply at each of {', '.join(axes)}.",
-            "a path has one sender and one receiver.",
-            "pass a dict of names and paths, one for each sender.",
-        )
+    if isinstance(edit, path):
+        return _paths(edit, axes, calls)
     by_layer: dict[int, list[UneditedCall]] = {}
     for call in calls:
         if is_selected(edit.layers, call.site.layer, call.site.module):
@@ -64,6 +64,34 @@ def sweep(
     return groups
 
 
+def _paths(
+    edit: path, axes: tuple[str, ...], calls: Sequence[UneditedCall]
+) -> dict[str, tuple[Edit, ...]]:
+    """Return the path from each sender to each receiver in a later layer."""
+    own = [axis for axis in axes if axis != RECEIVERS]
+    senders = sweep(edit.sender, own, calls) if own else {"": (edit.sender,)}
+    if RECEIVERS not in axes:
+        receivers = [edit.one_receiver()]
+    elif edit.receivers is None:
+        heads = {call.site.layer: edit.head_count(call.problem) for call in calls}
+        receivers = [(layer, h) for layer, count in heads.items() for h in range(count)]
+    else:
+        receivers = list(edit.receivers)
+    paths: dict[str, tuple[Edit, ...]] = {}
+    for (name, (sender,)), (layer, head) in product(senders.items(), receivers):
+        if all(isinstance(sending, int) and sending < layer for sending in sender.layers or ()):
+            one = replace(edit, sender=sender, receiver=(layer, head))
+            one.ends()
+            paths[f"{name} to layer {layer} head {head}".strip()] = (one,)
+    if not paths:
+        raise BadValue(
+            f"In {edit!r} no sender is in a layer before a receiver.",
+            "a head reads what heads of earlier layers write.",
+            "pass receivers in later layers.",
+        )
+    return paths
+
+
 def _positions(edit: Edit, calls: Sequence[UneditedCall]) -> Sequence[int]:
     if edit.positions is not None:
         return edit.positions
@@ -73,13 +101,17 @@ def _positions(edit: Edit, calls: Sequence[UneditedCall]) -> Sequence[int]:
 def site_of(group: Sequence[Edit]) -> dict[str, Any]:
     """Return the layer, head and position to which all edits of a group are limited.
 
-    That of a path is its sender's. Numbers that count from the end are left out.
+    Those of a path are its sender's, and its receiver is added. Numbers that count from the end are
+    left out.
     """
     edits = [edit.sender if isinstance(edit, path) else edit for edit in group]
-    site = {}
+    site: dict[str, Any] = {}
     for axis in AXES:
         named = {getattr(edit, axis) for edit in edits}
         if len(named) == 1 and (one := named.pop()) and len(one) == 1:
             if isinstance(one[0], int) and one[0] >= 0:
                 site[axis[:-1]] = one[0]
+    receivers = {edit.one_receiver() if isinstance(edit, path) else None for edit in group}
+    if len(receivers) == 1 and (receiver := receivers.pop()) is not None:
+        site["receiver"] = receiver
     return site

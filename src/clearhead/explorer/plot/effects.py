@@ -16,19 +16,24 @@ if TYPE_CHECKING:
 
 
 def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
-    """Draw the effect of each head or position, and estimates over exact effects.
+    """Draw the effect of each head, position or path, and estimates over exact effects.
 
-    Heads (or positions) by layer are coloured by their effect: blue raises the metric, brown lowers
-    it. `tokens` are the words of the text, by position. Each edit is a dot, on a line if estimate
-    and exact effect agree, and hollow if the estimate is not to be trusted. A plot without data is
-    left out. Raises `BadValue` if neither can be drawn, which is so for effects without two axes
-    (see `Effects.axes`) that lack estimates or exact effects; and for too few tokens.
+    Heads (or positions) by layer, or senders of paths by receiver, are coloured by their effect:
+    blue raises the metric, brown lowers it. `tokens` are the words of the text, by position. Each
+    edit is a dot, on a line if estimate and exact effect agree, and hollow if the estimate is not
+    to be trusted. A plot without data is left out. Raises `BadValue` if neither can be drawn, which
+    is so for effects without two axes (see `Effects.axes`) that lack estimates or exact effects;
+    and for too few tokens.
     """
     require_matplotlib()
     which = "exact" if any(e.exact is not None for e in results) else "estimate"
-    grid = results.grid(which).numpy()
+    grid, axes_of_grid = results.grid(which).numpy(), results.axes
+    names: tuple[list[str], list[str]] | None = None  # of rows and columns
+    if axes_of_grid == ("layer", "head", "receiver"):
+        grid, names = _senders_by_receiver(grid, results)
+        axes_of_grid = "sender", "receiver"
     pairs = [(e.exact, e.estimate, e.trusted) for e in results if e.trusted is not None]
-    if len(results.axes) != 2:
+    if len(axes_of_grid) != 2:
         grid = np.zeros((0, 0))
     if not grid.size and not pairs:
         raise BadValue(
@@ -51,13 +56,16 @@ def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
         most = float(np.nanmax(np.abs(grid))) or 1.0
         ink, scale = signed_ink(most)
         image = ax.imshow(grid, cmap=ink, norm=scale, aspect="auto")
-        ax.set(xlabel=results.axes[1], ylabel=results.axes[0])
-        if tokens is not None and results.axes[1] == "position":
+        ax.set(xlabel=axes_of_grid[1], ylabel=axes_of_grid[0])
+        rows, columns = (range(n)[:: max(1, n // 16)] for n in grid.shape)
+        ax.set_yticks(rows, None if names is None else [names[0][n] for n in rows])
+        if names is not None:
+            ax.set_xticks(columns, [names[1][n] for n in columns], rotation=90)
+        elif tokens is not None and axes_of_grid[1] == "position":
             words = [drawable(visible(token, 20)) for token in tokens[: grid.shape[1]]]
             ax.set_xticks(range(len(words)), words, rotation=90)
         else:
-            ax.set_xticks(range(grid.shape[1])[:: max(1, grid.shape[1] // 16)])
-        ax.set_yticks(range(grid.shape[0])[:: max(1, grid.shape[0] // 16)])
+            ax.set_xticks(columns)
         if which == "estimate":
             ax.set_title("estimates, not checked", fontsize="medium")
         figure.colorbar(image, ax=ax, label=f"change of {drawable(visible(results.metric, 30))}")
@@ -77,3 +85,15 @@ def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
         if rho is not None:
             ax.set_title(f"rank correlation {rho:.2f}", fontsize="medium")
     return figure
+
+
+def _senders_by_receiver(
+    grid: "np.ndarray", results: Effects
+) -> tuple["np.ndarray", tuple[list[str], list[str]]]:
+    """Join the layers and heads of senders, and name senders and receivers, such as "0.7"."""
+    paths = [e for e in results if e.receiver is not None and e.position is None]
+    sites = {(e.layer, e.head) for e in paths if e.layer is not None and e.head is not None}
+    senders = sorted(sites)
+    rows = np.stack([grid[sender] for sender in senders])
+    names = ([f"{layer}.{head}" for layer, head in ends] for ends in (senders, results.receivers))
+    return rows, (next(names), next(names))
