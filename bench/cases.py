@@ -104,6 +104,11 @@ TINY = [
     Case("tiny 1,1,5,4", H=1, G=1, Tq=5, Tk=5, D=4),
     Case("tiny 1,12,32,64", H=12, G=12, Tq=32, Tk=32),
 ]
+SHORT_TRAINING = [
+    Case(f"training fp32 4 x {H} heads on {G}, {S} tokens causal", B=4, H=H, G=G, Tq=S, Tk=S,
+         mask=causal, training=True)
+    for H, G in ((12, 12), (12, 3)) for S in (16, 32, 64)
+]  # fmt: skip
 LENGTHS = [
     Case(f"fp32 {name}S={s}", Tq=s, Tk=s, mask=mask)
     for name, mask in (("", everything), ("causal ", causal))
@@ -123,5 +128,6 @@ def thread_cases(most: int) -> list[Case]:
 
 GROUPS: dict[str, list[Case]] = {
     "prefill": PREFILL, "masked": MASKED, "decode": DECODE, "tiny": TINY, "training": TRAINING,
+    "short-training": SHORT_TRAINING,
     "lengths": LENGTHS, "heads": HEADS, "sizes": SIZES, "dtypes": DTYPES,
 }  # fmt: skip

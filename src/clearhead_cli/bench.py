@@ -34,10 +34,10 @@ def bench(
 
     All of them are timed in turns, in one run.
 
-    Groups: prefill, masked, decode, training, tiny, and the sweeps lengths, heads, sizes, dtypes,
-    threads; minilm and smollm2 are real models end to end. Peers that are not installed are listed
-    and skipped. With --gpu: prefill, long, masked, decode, training and look, compared with torch's
-    kernels.
+    Groups: prefill, masked, decode, training, short-training, tiny, and the sweeps lengths, heads,
+    sizes, dtypes, threads; minilm and smollm2 are real models end to end. Peers that are not
+    installed are listed and skipped. With --gpu: prefill, long, masked, decode, training and look,
+    compared with torch's kernels.
 
     \b
     Examples:
