@@ -321,24 +321,31 @@ Code backward(const Problem& forward, const Gradients& g) {
   BorrowedScratch memory(state_scratch);
   if (g.of_these_keys && decodes(p, *with))
     if (Code code = prefill_again(p, *with, threads, memory)) return code;
+  // All key splits of a head need its deltas. Without splits, its task computes them.
+  const bool split = g.key_splits > 1;
   auto delta = [&](int64_t i, char*, Queue&) { with->deltas(p, g, i / p.H, i % p.H); };
-  if (Code code = run_tasks(threads, p.B * p.H, 0, delta)) return code;
+  if (Code code = run_tasks(threads, split ? p.B * p.H : 0, 0, delta)) return code;
 
   int64_t batches = g.dbias.data && !g.dbias.b ? 1 : p.B;
   int64_t heads = g.dbias.data && !g.dbias.h ? 1 : p.H;
   int64_t split_keys = round_up(ceil_div(p.Tk, g.key_splits), SPLIT_STEP);
   int64_t rows = with->backward_rows(p);
   auto task = [&](int64_t i, char* block, Queue& queue) {
-    int64_t split = i % g.key_splits, head = i / g.key_splits % heads;
+    int64_t part = i % g.key_splits, head = i / g.key_splits % heads;
     int64_t batch = i / g.key_splits / heads;
-    int64_t key = std::min(split * split_keys, p.Tk), key_end = std::min(key + split_keys, p.Tk);
+    int64_t key = std::min(part * split_keys, p.Tk), key_end = std::min(key + split_keys, p.Tk);
     for (int64_t b = batch; b < p.B; b += batches)
-      for (int64_t h = head; h < p.H; h += heads)
+      for (int64_t h = head; h < p.H; h += heads) {
+        if (!split) with->deltas(p, g, b, h);
         for (int64_t q = 0; q < p.Tq && !queue.stopped(); q += rows)
-          with->backward(p, g, {b, h, key, key_end, split, q, std::min(rows, p.Tq - q)}, block);
+          with->backward(p, g, {b, h, key, key_end, part, q, std::min(rows, p.Tq - q)}, block);
+      }
   };
   size_t scratch = with->backward_scratch(p);
-  return run_tasks(threads, batches * heads * g.key_splits, scratch, task);
+  if (Code code = run_tasks(threads, batches * heads * g.key_splits, scratch, task)) return code;
+  if (g.dk.data == g.head_dk.data && g.dv.data == g.head_dv.data) return DONE;
+  auto sum = [&](int64_t i, char*, Queue&) { with->sum_heads(p, g, i / p.G, i % p.G); };
+  return run_tasks(threads, p.B * p.G, 0, sum);
 }
 
 const char* describe(int code) {

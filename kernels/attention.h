@@ -83,10 +83,12 @@ struct LargestParts {
   MatrixView parts, keys;
 };
 
-// Gradients of the outputs, and of the inputs. Those of the inputs are added to buffers of zeros,
-// float32; but dq has the dtype of q if `key_splits` is 1. dk and dv are per query head; the caller
-// sums the heads of a key head. The gradient of an unused output has null data. Without a gradient
-// of `out`, Dv is 0.
+// Gradients of the outputs, and of the inputs. The gradient of an unused output has null data.
+// Without a gradient of `out`, Dv is 0. Those of the inputs are written; only dbias is added, to a
+// buffer of zeros. dq has the dtype of q if `key_splits` is 1, and is float32 otherwise, when the
+// caller adds the splits. `head_dk` and `head_dv` are contiguous float32 for each query head. dk
+// and dv, in the dtype of q, are their sums over the query heads of a key head. They may be the
+// same memory.
 struct Gradients {
   TensorView dout;       // like out
   TensorView dlse;       // float32 (b, h, q): of the log-sum-exp;
@@ -95,8 +97,9 @@ struct Gradients {
   TensorView delta;      // float32 (b, h, q), written here: dout . out - dlse
   TensorView dq;         // (b, h, q), for each of `key_splits`, `dq_split_stride` apart
   int64_t key_splits, dq_split_stride;
-  TensorView dk, dv;      // (b, h, k)
-  MatrixView dbias;       // null if not needed; a stride of 0 sums over its dimension
+  TensorView head_dk, head_dv;  // (b, h, k)
+  TensorView dk, dv;            // (b, g, k)
+  MatrixView dbias;             // null if not needed; a stride of 0 sums over its dimension
   int64_t of_these_keys;  // 1: `attend` computed out and lse from these keys; 0: maybe from more
 };
 
@@ -160,6 +163,7 @@ struct Level {
   int64_t (*backward_rows)(const Problem&);  // the most queries of a backward task
   void (*deltas)(const Problem&, const Gradients&, int64_t b, int64_t h);
   void (*backward)(const Problem&, const Gradients&, const BackwardTask&, char* scratch);
+  void (*sum_heads)(const Problem&, const Gradients&, int64_t b, int64_t key_head);
   double (*logit_scale)(const Problem&);  // the factor from a raw score to a natural logit
   // For the benchmark's peak rates: the FLOP of `rounds` rounds in registers, and a sum over
   // memory.

@@ -23,7 +23,8 @@ constexpr Fields FIELDS[] = {
     {"Sums", "max share received map_rows map_cols map map_factors exact_row exact"},
     {"LargestParts", "directions parts keys"},
     {"Gradients",
-     "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride dk dv dbias of_these_keys"},
+     "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride head_dk head_dv dk dv dbias "
+     "of_these_keys"},
 };
 
 constexpr int64_t ANY = -1;  // any size of a dimension
@@ -220,7 +221,13 @@ inline Gradients read_gradients(nanobind::handle from, const Problem& p) {
   nanobind::handle dq = x.next();
   g.key_splits = x.integer(), g.dq_split_stride = x.integer();
   g.dq = x.vectors(dq, g.key_splits == 1 ? p.dtype : int64_t(FLOAT32), p.H, p.Tq, p.D);
-  g.dk = x.vectors(FLOAT32, p.Tk, p.D), g.dv = x.vectors(FLOAT32, p.Tk, p.Dv);
+  g.head_dk = x.vectors(FLOAT32, p.Tk, p.D), g.head_dv = x.vectors(FLOAT32, p.Tk, p.Dv);
+  const auto has_gaps = [&](const TensorView& of_keys, int64_t size) {
+    return p.Tk > 1 && size && of_keys.t != size;
+  };
+  if (has_gaps(g.head_dk, p.D) || has_gaps(g.head_dv, p.Dv)) throw BAD_TENSOR;
+  g.dk = x.vectors(x.next(), p.dtype, p.G, p.Tk, p.D);
+  g.dv = x.vectors(x.next(), p.dtype, p.G, p.Tk, p.Dv);
   g.dbias = x.matrix(FLOAT32, p.Tq, p.Tk);
   g.of_these_keys = x.flag();
   return g;

@@ -158,9 +158,9 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients",
-        "src/clearhead/engines/cpu/backward.py",
-        "dk.view(*of_group, D), 2, 1).squeeze(2)",
-        "dk.view(B, H // max(G, 1), G, Tk, D), 1, 1).squeeze(1)",
+        "kernels/generic/backward.h",
+        "h = key_head * shared; h < (key_head + 1) * shared; h++",
+        "h = key_head; h < p.H; h += p.G",
         "Gradients of keys are summed over the wrong query heads.",
         "engines/cpu/test_backward.py",
     ),

@@ -93,6 +93,23 @@ template <class A> class Backward : BlockScores<A> {
     }
   }
 
+  // Adds the gradients of the query heads of a key head, in order, and rounds them.
+  static void sum_heads(const Problem& p, const Gradients& g, int64_t b, int64_t key_head) {
+    auto sum_rows = [&](const TensorView& of_heads, const TensorView& to, int64_t size) {
+      const int64_t shared = p.H / p.G;
+      for (int64_t k = 0; k < p.Tk; k++)
+        for (int64_t j = 0; j < size; j += W) {
+          const int n = in_vector(size - j);
+          F sum = zero();
+          for (int64_t h = key_head * shared; h < (key_head + 1) * shared; h++)
+            sum = add(sum, load_part(row_at(of_heads, b, h, k) + j, n));
+          store_part(row_at<E>(to, b, key_head, k) + j, sum, n);
+        }
+    };
+    sum_rows(g.head_dk, g.dk, p.D);
+    sum_rows(g.head_dv, g.dv, p.Dv);
+  }
+
  private:
   Backward(const Problem& p, const Gradients& g, const PrefillTask& task, Arena& arena,
            int64_t rows)
@@ -116,11 +133,15 @@ template <class A> class Backward : BlockScores<A> {
 
   void compute(const BackwardTask& task) {
     find_ranges({task.key, task.key_end});
-    if (hull_.empty()) return;
-    pack_queries();
+    const bool first = task.query == 0;  // the first chunk of queries writes, and others add
+    clear(dq_, n_rows_ * keys_.stride());
+    if (!hull_.empty()) pack_queries();
     for (int64_t key = task.key; key < hull_.hi; key += KEY_BLOCK) {
       key_block_ = {key, min(key + KEY_BLOCK, hull_.hi)};
-      if (key_block_.hi <= hull_.lo || !any_query_sees_block()) continue;
+      if (key_block_.hi <= hull_.lo || !any_query_sees_block()) {
+        if (first) clear_key_grads(key_block_);
+        continue;
+      }
       pack_keys();
       for (int64_t i = 0; i < n_blocks_; i++) {
         if (!sees_block(i)) continue;
@@ -130,8 +151,9 @@ template <class A> class Backward : BlockScores<A> {
         if constexpr (PER_UNIT == 2) round_to_pairs(i);
         accumulate_grads(i);
       }
-      write_key_grads();
+      write_key_grads(first);
     }
+    if (first) clear_key_grads({max(task.key, hull_.hi), task.key_end});
     write_query_grads(task.split);
   }
 
@@ -150,7 +172,6 @@ template <class A> class Backward : BlockScores<A> {
       write_columns<false>(row(g_.dout, i), row(g_.dout, i + 1), p_.Dv, values_, dout_columns_,
                            n_blocks_ * QUERY_BLOCK, i);
     }
-    clear(dq_, n_rows_ * keys_.stride());
   }
   void pack_keys() {
     pack_panels(p_.k, p_.D, k_);
@@ -342,20 +363,26 @@ template <class A> class Backward : BlockScores<A> {
       }
     }
   }
-  void write_key_grads() const {
+  void clear_key_grads(KeyRange keys) const {
+    clear(row_at(g_.head_dk, task_.b, task_.head, keys.lo), keys.size() * p_.D);
+    clear(row_at(g_.head_dv, task_.b, task_.head, keys.lo), keys.size() * p_.Dv);
+  }
+  void write_key_grads(bool first) const {
     for (int64_t k = 0; k < key_block_.size(); k++) {
-      float* dk = row_at(g_.dk, task_.b, task_.head, key_block_.lo + k);
-      float* dv = row_at(g_.dv, task_.b, task_.head, key_block_.lo + k);
-      add_row(dk, dk_ + k * keys_.stride(), p_.D, float(p_.scale));
-      add_row(dv, dv_ + k * values_.stride(), p_.Dv, 1);
+      float* dk = row_at(g_.head_dk, task_.b, task_.head, key_block_.lo + k);
+      float* dv = row_at(g_.head_dv, task_.b, task_.head, key_block_.lo + k);
+      add_row(dk, dk_ + k * keys_.stride(), p_.D, float(p_.scale), first);
+      add_row(dv, dv_ + k * values_.stride(), p_.Dv, 1, first);
     }
   }
 
   static void add_part(float* to, F x, int n) { store_part(to, add(load_part(to, n), x), n); }
-  static void add_row(float* to, const float* x, int64_t size, float factor) {
+  // Adds a row times a factor; for the first time, to 0.
+  static void add_row(float* to, const float* x, int64_t size, float factor, bool first) {
     for (int64_t j = 0; j < size; j += W) {
       int n = in_vector(size - j);
-      store_part(to + j, fma(load(x + j), splat(factor), load_part(to + j, n)), n);
+      F before = first ? zero() : load_part(to + j, n);
+      store_part(to + j, fma(load(x + j), splat(factor), before), n);
     }
   }
 

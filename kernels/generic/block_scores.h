@@ -83,11 +83,12 @@ template <class A> class BlockScores : protected Products<A> {
   void find_ranges(const KeyRange& keys) {
     hull_ = NO_KEYS;
     for (int64_t i = 0; i < n_blocks_; i++) blocks_[i] = {NO_KEYS, {0, p_.Tk}, 0};
-    for (int64_t i = 0; i < n_rows_; i++) {
+    int64_t h = task_.head, q = task_.query;
+    for (int64_t i = 0; i < n_rows_; i++, q++) {
       Row& r = row_[i];
       QueryBlock& block = blocks_[i / QUERY_BLOCK];
-      r.h = task_.head + i / task_.queries;
-      r.q = task_.query + i % task_.queries;
+      if (q == task_.query + task_.queries) h++, q = task_.query;
+      r.h = h, r.q = q;
       mask_.hull_and_core(task_.b, r.h, r.q, keys, &r.hull, &r.core);
       r.in_block = r.hull;
       r.contiguous = mask_.one_range();

@@ -75,6 +75,9 @@ inline int64_t backward_rows(const Problem& p) {
 inline void deltas(const Problem& p, const Gradients& g, int64_t b, int64_t h) {
   with_arithmetic(p, [&]<class A>(A) { Backward<A>::deltas(p, g, b, h); });
 }
+inline void sum_heads(const Problem& p, const Gradients& g, int64_t b, int64_t key_head) {
+  with_arithmetic(p, [&]<class A>(A) { Backward<A>::sum_heads(p, g, b, key_head); });
+}
 inline void backward(const Problem& p, const Gradients& g, const BackwardTask& task,
                      char* scratch) {
   with_arithmetic(p, [&]<class A>(A) { Backward<A>::run(p, g, task, scratch); });
@@ -101,6 +104,7 @@ constexpr Level make_level(const char* name, const char* what) {
           .backward_rows = backward_rows,
           .deltas = deltas,
           .backward = backward,
+          .sum_heads = sum_heads,
           .logit_scale = logit_scale,
           .fma_rounds = fma_rounds,
           .dot_rounds = dot_rounds,

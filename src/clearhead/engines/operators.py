@@ -138,7 +138,7 @@ BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))
 def with_rows(x: Tensor) -> Tensor:
     """Return the same numbers with a contiguous last dimension; other strides are kept."""
     x = x.resolve_neg() if x.is_neg() else x
-    if x.stride()[3] == 1 or x.shape[3] <= 1:
+    if x.stride(3) == 1 or x.shape[3] <= 1:
         return x
     return x.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps strides without rows
 

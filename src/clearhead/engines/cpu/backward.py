@@ -28,6 +28,8 @@ class Gradients(NamedTuple):
     dq: Tensor
     key_splits: int
     dq_split_stride: int
+    head_dk: Tensor
+    head_dv: Tensor
     dk: Tensor
     dv: Tensor
     dbias: Tensor | None
@@ -53,48 +55,51 @@ class OutputGrads(NamedTuple):
 
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: Tensor, of: OutputGrads, bias_grad: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v, bias and sinks. The one of the bias is empty without
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Compute the gradients of q, k, v, bias and sinks. The one of the bias is None without
     `bias_grad`, the one of the sinks without sinks."""
     bias, sinks = args.bias if bias_grad else None, args.sinks
     q, k, v = (with_rows(x) for x in (q, k, v))
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
-
-    def zeros(*shape: int) -> Tensor:
-        return q.new_zeros(shape, dtype=torch.float32)
-
+    new = (
+        q.new_empty if q.numel() and k.numel() else q.new_zeros
+    )  # without pairs the core writes nothing
     splits = min(math.ceil(TASKS / max(H, 1)), max(Tk // MIN_SPLIT, 1))
-    dbias = zeros(0)
+    dbias = None
     if bias is not None:
         # A bias that broadcasts over queries or keys is summed per head first: O(T) numbers.
         matrix = bias.shape[2] > 1 and bias.shape[3] > 1
-        dbias = zeros(*(bias.shape if matrix else (B, H, *bias.shape[2:])))
+        shape = bias.shape if matrix else (B, H, *bias.shape[2:])
+        dbias = q.new_zeros(shape, dtype=torch.float32)
         splits = 1 if bias.shape[3] == 1 else splits
-    delta = zeros(B, H, Tq)
-    dq = q.new_zeros((splits, B, H, Tq, D), dtype=q.dtype if splits == 1 else torch.float32)
-    dk, dv = zeros(B, H, Tk, D), zeros(B, H, Tk, Dv)
+    delta = new(B, H, Tq, dtype=torch.float32)
+    parts = new(splits, B, H, Tq, D, dtype=torch.float32) if splits > 1 else None
+    dq = new(B, H, Tq, D) if parts is None else parts[0]
+    dk, dv = new(B, G, Tk, D), new(B, G, Tk, Dv)
+    head_dk, head_dv = dk, dv
+    if H != G or q.dtype != torch.float32:
+        head_dk, head_dv = (new(B, H, Tk, size, dtype=torch.float32) for size in (D, Dv))
     check(
         core.backward(
             q, k, v, of.out, lse, of.rounding, with_number(args),
             Gradients(
-                of.dout, of.dlse, of.dw_log_w, of.dreceived, delta, dq[0], splits, dq.stride(0),
-                dk, dv, None if bias is None else dbias, of.of_these_keys,
+                of.dout, of.dlse, of.dw_log_w, of.dreceived, delta,
+                dq, splits, 0 if parts is None else parts.stride(0),
+                head_dk, head_dv, dk, dv, dbias, of.of_these_keys,
             ),
         )
     )  # fmt: skip
-    if bias is not None:
+    if parts is not None:
+        dq = _sum(parts, 0, 1).squeeze(0).to(q.dtype)
+    if bias is not None and dbias is not None:
         for dim in (0, 1):
             dbias = _sum(dbias, dim, bias.shape[dim])
         dbias = dbias.to(bias.dtype)
-    dsinks = zeros(0)
+    dsinks = None
     if sinks is not None:
         grads = torch.exp((sinks.view(-1, 1) - lse) / log_unit(lse)).float() * delta
         dsinks = -_over_queries(_sum(grads.masked_fill(lse == -math.inf, 0.0), 0, 1).squeeze(0))
-    if H != G:  # a key head has the gradients of its query heads
-        of_group = B, G, H // max(G, 1), Tk
-        dk = _sum(dk.view(*of_group, D), 2, 1).squeeze(2)
-        dv = _sum(dv.view(*of_group, Dv), 2, 1).squeeze(2)
-    return _sum(dq, 0, 1).squeeze(0).to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), dbias, dsinks
+    return dq, dk, dv, dbias, dsinks
 
 
 def _sum(x: Tensor, dim: int, size: int) -> Tensor:

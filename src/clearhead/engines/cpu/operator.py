@@ -83,7 +83,11 @@ def _attend_backward(
         rounding=with_rows(rounding) if _rounds(q) else None,
         of_these_keys=True,
     )
-    return gradients(q, k, v, KernelArgs(*args), lse, of, bias_grad)
+    grads = gradients(q, k, v, KernelArgs(*args), lse, of, bias_grad)
+    dq, dk, dv, dbias, dsinks = (
+        q.new_empty(0, dtype=torch.float32) if x is None else x for x in grads
+    )
+    return dq, dk, dv, dbias, dsinks
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:

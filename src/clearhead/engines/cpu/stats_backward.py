@@ -205,13 +205,11 @@ def _back(
 ) -> InputGrads:
     q, k, _ = inputs
     dq, dk, _, dbias, dsinks = gradients(q, k, k[..., :0], args, lse, of, bias_grad)
-    bias = p.bias.tensor if bias_grad and isinstance(p.bias, TensorBias) else None
-    return InputGrads(
-        dq,
-        dk,
-        None if bias is None else dbias.reshape(bias.shape).to(bias.dtype),
-        None if args.sinks is None or p.sinks is None else dsinks.to(p.sinks.dtype),
-    )
+    if dbias is not None and isinstance(p.bias, TensorBias):
+        dbias = dbias.reshape(p.bias.tensor.shape).to(p.bias.tensor.dtype)
+    if dsinks is not None and p.sinks is not None:
+        dsinks = dsinks.to(p.sinks.dtype)
+    return InputGrads(dq, dk, dbias, dsinks)
 
 
 def _sum(a: InputGrads, b: InputGrads) -> InputGrads:
