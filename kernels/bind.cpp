@@ -29,11 +29,16 @@ double seconds(clockid_t clock) {
 }
 
 // Checks for signals, at most ten times a second, because Python handles signals only between its
-// own instructions.
+// own instructions. A coarse clock is read in a fifth of the time.
 constexpr double BETWEEN_CHECKS = 0.1;
+#ifdef CLOCK_MONOTONIC_COARSE
+constexpr clockid_t CHECKS_CLOCK = CLOCK_MONOTONIC_COARSE;
+#else
+constexpr clockid_t CHECKS_CLOCK = CLOCK_MONOTONIC;
+#endif
 thread_local double last_check;
 bool signal_pending() {
-  double now = seconds(CLOCK_MONOTONIC);
+  double now = seconds(CHECKS_CLOCK);
   if (now - last_check < BETWEEN_CHECKS) return false;
   last_check = now;
   nb::gil_scoped_acquire gil;
@@ -48,7 +53,7 @@ template <class Read> int call(Read read) {
   try {
     auto work = read();
     nb::gil_scoped_release no_gil;
-    last_check = seconds(CLOCK_MONOTONIC);
+    last_check = seconds(CHECKS_CLOCK);
     code = work();
   } catch (Code refused) {
     code = refused;
@@ -132,19 +137,19 @@ bool take_tensors(nb::handle tensor, nb::handle parameter, nb::handle is_neg,
          take_exchange(nb::cast<nb::capsule>(exchange).data());
 }
 
-// Whether this is a torch.Tensor or Parameter, not a negative view, and without a gradient to
-// record.
-bool reads_as_it_is(nb::handle x, bool grad) {
+// Whether this is a torch.Tensor or Parameter, and not a negative view.
+bool reads_as_it_is(nb::handle x) {
   PyObject* type = (PyObject*)Py_TYPE(x.ptr());
   if (type != torch.tensor && type != torch.parameter) return false;
-  if (nb::handle(torch.is_neg)(x).ptr() == Py_True) return false;
-  return !grad || nb::getattr(x, torch.requires_grad).ptr() != Py_True;
+  return nb::handle(torch.is_neg)(x).ptr() != Py_True;
 }
 
-// Returns (B, H, G, Tq, Tk, D, Dv, dims) of q, k and v, or None. They pass all checks of
-// problem/check.py, and the core reads them as they are, without a gradient to record.
+// Returns (B, H, G, Tq, Tk, D, Dv, dims, grad) of q, k and v, or None. They pass all checks of
+// problem/check.py, and the core reads them as they are. With `grad`, autograd records the call,
+// and they have four dimensions and one batch size.
 nb::object sizes(nb::handle q, nb::handle k, nb::handle v) {
-  bool grad = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;
+  const bool may_record = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;
+  bool grad = false;
   // For an unknown device DLPack raises an error, which takes milliseconds.
   if (nb::getattr(q, torch.is_cpu, nb::none()).ptr() != Py_True) return nb::none();
   Tensor read[3];
@@ -152,7 +157,8 @@ nb::object sizes(nb::handle q, nb::handle k, nb::handle v) {
   for (int i = 0; i < 3; i++) {
     Tensor& x = read[i];
     nb::handle from = i == 0 ? q : i == 1 ? k : v;
-    if (!reads_as_it_is(from, grad) || !read_tensor(from.ptr(), &x)) return nb::none();
+    if (!reads_as_it_is(from) || !read_tensor(from.ptr(), &x)) return nb::none();
+    grad = grad || (may_record && nb::getattr(from, torch.requires_grad).ptr() == Py_True);
     if (!x.on_cpu || !x.data || x.element >= DTYPES || x.dims < 2) return nb::none();
     if (i == 0) dims = x.dims;
     if (x.dims != dims || x.element != read[0].element) return nb::none();
@@ -165,7 +171,8 @@ nb::object sizes(nb::handle q, nb::handle k, nb::handle v) {
   int64_t H = q_sizes[1], G = k_sizes[1], Tk = k_sizes[2];
   bool fit = q_sizes[3] == k_sizes[3] && v_sizes[1] == G && v_sizes[2] == Tk;
   if (!fit || !G || H % G) return nb::none();
-  return nb::make_tuple(B, H, G, q_sizes[2], Tk, q_sizes[3], v_sizes[3], dims);
+  if (grad && (dims < 4 || q_sizes[0] != k_sizes[0] || q_sizes[0] != v_sizes[0])) return nb::none();
+  return nb::make_tuple(B, H, G, q_sizes[2], Tk, q_sizes[3], v_sizes[3], dims, grad);
 }
 
 // Returns the members of the named tuples that the functions above read.

@@ -1,5 +1,7 @@
 """A plain call skips the checks of `make_problem`, with the same bits; other calls do not."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -67,6 +69,52 @@ def test_other_tensors_are_other_calls(other):
     expected = torch.softmax(changed @ k.mT / 8**0.5, -1) @ v
     torch.testing.assert_close(out, expected)
     assert out.requires_grad == changed.requires_grad
+
+
+RANGES = {
+    "none": lambda: None,
+    "band": lambda: ch.causal,
+    "ranges": lambda: ~ch.prefix([3, 2]) & ch.causal,
+    "bits": lambda: ch.dense(keep=torch.eye(5).bool()) | ch.causal & ch.prefix(2),
+    "nothing": lambda: ch.prefix(0),
+}
+
+
+@pytest.mark.parametrize("mask", RANGES.values(), ids=RANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv", [6, 2])
+def test_gradients_of_a_plain_call(mask, dtype, kv):
+    """The same bits as by the operator of an engine that is named, in memory that held NaN."""
+    tensors = [x.to(dtype).requires_grad_() for x in inputs(2, 6, 5, 8, kv=kv)]
+    out = ch.attention(*tensors, mask=mask())
+    other = ch.attention(*tensors, mask=mask(), engine="cpu")
+    assert out.grad_fn.name() == "RecordedCallBackward" != other.grad_fn.name()
+    upstream = torch.randn_like(out)
+    expected = torch.autograd.grad(other, tensors, upstream)
+    leftovers = [torch.full_like(x, math.nan) for x in tensors * 2]
+    del leftovers
+    got = torch.autograd.grad(out, tensors, upstream)
+    assert torch.equal(out, other) and all(map(torch.equal, got, expected))
+
+
+def test_gradients_have_the_mask_of_the_call():
+    """Not that of a caller's tensor which has changed since."""
+    q, k, v = inputs(1, 2, 5, 8)
+    keep = torch.rand(5, 5) < 0.7
+    mask = ch.dense(keep=keep)
+    out, other = (ch.attention(q.requires_grad_(), k, v, mask=mask) for _ in range(2))
+    (expected,) = torch.autograd.grad(other.square().sum(), q)
+    keep.logical_not_()
+    (got,) = torch.autograd.grad(out.square().sum(), q)
+    assert torch.equal(got, expected) and got.any()
+
+
+def test_a_second_derivative_of_a_plain_call_is_refused():
+    q, k, v = inputs(1, 2, 5, 8)
+    out = ch.attention(q.requires_grad_(), k, v)
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(ch.BadValue, match="second derivative"):
+        grad.sum().backward()
 
 
 def escaped(transform):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...problem.problem import Inputs, Problem
+from ...torch_state import is_plain, is_undisturbed
 from ..operators import (  # fmt: skip
     BIAS,
     KernelArgs,
@@ -126,3 +127,30 @@ _operator = define_operator(
     devices=("CPU",), flags=", bool lse", outputs="out lse rounding",
     attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
 )  # fmt: skip
+
+
+class RecordedCall(torch.autograd.Function):
+    """A call that autograd records, of plain tensors, without bias, sinks and dropout.
+
+    It passes autograd four arguments and one output, which for 16 tokens takes half the time that
+    the function of the operator takes with its 17 and three.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, args: KernelArgs) -> Tensor:
+        out, lse, rounding = attend(q, k, v, args, True, _rounds(q))
+        ctx.numbers, ranges = args[:4], map(savable, args[4:7])
+        ctx.save_for_backward(q, k, v, out, lse, rounding, *ranges)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, rounding, *ranges = saved = ctx.saved_tensors
+        args = KernelArgs(*ctx.numbers, *ranges)
+        if not torch.is_grad_enabled() and is_undisturbed() and is_plain(dout, *saved):
+            of = OutputGrads(None, None, None, with_rows(dout), out, rounding, True)
+            grads = gradients(q, k, v, args, lse, of, False)
+        else:
+            rounding = out.new_empty(0) if rounding is None else rounding
+            grads = _operator.backward(dout, None, out, lse, rounding, q, k, v, *args, False)
+        return *grads[:3], None
