@@ -107,7 +107,8 @@ class Effects:
 
         Those that most effects have; () if none has any. "receiver" is one if there are several.
         """
-        sites = Counter(axes for e in self.effects if (axes := self._axes_of(e)))
+        several = len(self.receivers) > 1
+        sites = Counter(axes for e in self.effects if (axes := _axes_of(e, several)))
         return max(sites, key=lambda axes: (len(axes) > 1, sites[axes]), default=())
 
     @property
@@ -120,13 +121,14 @@ class Effects:
 
         `which` is "exact" or "estimate".
         """
-        axes, receivers = self.axes, self.receivers
+        axes = self.axes
+        columns = {receiver: column for column, receiver in enumerate(self.receivers)}
         cells: dict[tuple[int, ...], float | None] = {}
         for e in self.effects:
-            if self._axes_of(e) == axes:
+            if _axes_of(e, len(columns) > 1) == axes:
                 site = [getattr(e, axis) for axis in axes if axis != "receiver"]
                 if e.receiver is not None and "receiver" in axes:
-                    site.append(receivers.index(e.receiver))
+                    site.append(columns[e.receiver])
                 cells[tuple(site)] = getattr(e, which)
         sizes = [max(at) + 1 for at in zip(*cells, strict=True)] if axes else [0, 0]
         grid = torch.full(sizes, float("nan"), dtype=torch.float64)
@@ -134,10 +136,6 @@ class Effects:
             if axes and value is not None:
                 grid[at] = value
         return grid
-
-    def _axes_of(self, effect: Effect) -> tuple[str, ...]:
-        names = "layer", "head", "position", *(["receiver"] if len(self.receivers) > 1 else [])
-        return tuple(name for name in names if getattr(effect, name) is not None)
 
     def labelled(self, labels: Mapping[tuple[int, int], str]) -> "Effects":
         """Return the effects with `labels`, what heads look at, by (layer, head)."""
@@ -181,6 +179,11 @@ class Effects:
         if any(e.estimate is not None and e.trusted is None for e in self.effects):
             lines += ["", UNCHECKED]
         return "\n".join(lines)
+
+
+def _axes_of(effect: Effect, several_receivers: bool) -> tuple[str, ...]:
+    names = "layer", "head", "position", *(["receiver"] if several_receivers else [])
+    return tuple(name for name in names if getattr(effect, name) is not None)
 
 
 def _cell(value: float | None) -> str:
