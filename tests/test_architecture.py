@@ -23,7 +23,7 @@ BUDGETS = {
     "explorer": 3390,  # and the page of a survey, with vectors; what heads carry
     "survey": 3640,  # moves, forgets, budgets, needles; repeats; states; what differs; vectors
     "demo": 485,  # and where its page begins
-    "inspection": 6540,  # attribution, circuits, rotations, roles, probe, paths, the next token
+    "inspection": 6550,  # attribution, circuits, rotations, roles, probe, paths, the next token
     "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache
     "distributed": 2490,
     "nn": 1145,

@@ -230,6 +230,7 @@ def test_padding_moves_nothing(side):
     )
     relative = ch.weighted("relative_value")
     stats = [ch.value_weighted(GROUPS), ch.topk(2, by="value"), "varying", relative]
+    stats += [ch.received(by="value"), ch.pooled(11, 11)]  # a bin for each cell
     with torch.no_grad(), ch.watch(model, stats=stats) as alone:
         model(ids)
     with torch.no_grad(), ch.watch(model, stats=stats) as seen:
@@ -239,6 +240,10 @@ def test_padding_moves_nothing(side):
         for ours, right in ((b.varying, a.varying), (b.weighted["all"], a.weighted["all"])):
             torch.testing.assert_close(ours[..., columns], right, rtol=1e-4, atol=1e-5)
         assert b.varying.count_nonzero() == a.varying.count_nonzero()
+        torch.testing.assert_close(b.received[..., columns], a.received, rtol=1e-4, atol=1e-5)
+        cells = b.pooled[..., columns, columns]
+        torch.testing.assert_close(cells, a.pooled, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(b.pooled.sum(), cells.sum())
         for group in GROUPS:
             x = b.value_weighted[group][..., columns]
             torch.testing.assert_close(x, a.value_weighted[group], rtol=1e-4, atol=1e-5)

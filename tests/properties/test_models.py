@@ -154,7 +154,7 @@ def watch(case: Case) -> None:
             weights, keys, real = expected.weights, expected.keys, expected.real
             close(call.output, expected.out)
             close(call.entropy, entropy(weights))
-            close(call.received, weights.sum(2))
+            close(call.received, (weights * real[:, None, :, None]).sum(2))
             close(call.mass["first"], (weights * (keys < 2)[:, None, None]).sum(-1))
             close(call.topk.weights, weights.topk(2).values)
             columns = call.topk.keys - keys[:, :1, None, None]

@@ -66,7 +66,7 @@ def watch(
     each text if the call carries its padding: a 2-D `attention_mask` of transformers, the
     `key_padding_mask` of torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are
     columns. The dimensions Tq and Tk of a result are always columns; `Call.at` gives the column at
-    which each text begins.
+    which each text begins. `received` and `pooled` do not count queries of padding.
 
     Inside `distributed.sharded`, use the same arguments on all ranks, but pass `to` on one rank
     only. Every rank gets the statistics of the complete sequence, without gradients.

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import BadValue, as_index
 from ..functional.ambient import EditedCall, Editor, editing, listening
+from ..functional.look import NOT_PER_QUERY
 from ..functional.sharding import (
     full_output,
     of_all_tokens,
@@ -20,11 +21,12 @@ from ..functional.sharding import (
     statistics_of,
     token_positions,
 )
-from ..masks import Grid
+from ..masks import Grid, everything
 from ..masks.text_positions import Positions, per_text
-from ..masks.without import edges_in_call
+from ..masks.without import WithoutEdges, edges_in_call
 from ..problem.problem import Inputs, Problem
 from ..stats import (
+    Result,
     Statistic,
     TopWeights,
     Varying,
@@ -126,8 +128,7 @@ class Watcher:
         # are computed in the first one only, so their tensors must bypass the checkpoint's hooks.
         unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
         with torch.set_grad_enabled(problem.grad), unhooked:
-            of_weights = [s for s in statistics if not isinstance(s, Varying)]
-            results = statistics_of(problem, inputs, of_weights)
+            results = _of_weights(problem, inputs, statistics, without_padding(problem, at))
             for varying in (s for s in statistics if isinstance(s, Varying)):
                 assert root is not None
                 counts = at.is_real(problem.Tq).to(problem.device)
@@ -221,6 +222,31 @@ class Watcher:
                 "use these numbers, or the names of modules that call attention: "
                 f"{', '.join(dict.fromkeys(self.running.names))}.",
             )
+
+
+def without_padding(problem: Problem, at: Positions) -> Problem:
+    """Return the problem with padding queries fully masked, so that no statistic counts them."""
+    real = at.is_real(problem.Tq)
+    if bool(real.all()):
+        return problem
+    padding = ~real.to(problem.device)
+    if problem.masked and not bool((padding & (problem.key_ranges.keys_per_query() > 0)).any()):
+        return problem
+    return replace(problem, mask=WithoutEdges(problem.mask, everything, padding, "padding"))
+
+
+def _of_weights(
+    problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], real: Problem
+) -> dict[str, Result]:
+    """Compute the statistics of weights. Sums over queries are those of `real`, which has no
+    padding."""
+    requested = [s for s in statistics if not isinstance(s, Varying)]
+    sums = [s for s in requested if s.name in NOT_PER_QUERY]
+    if real is problem or not sums:
+        return statistics_of(problem, inputs, requested)
+    others = [s for s in requested if s.name not in NOT_PER_QUERY]
+    results = statistics_of(problem, inputs, others) | statistics_of(real, inputs, sums)
+    return {s.name: results[s.name] for s in requested}
 
 
 class _Received(Editor):

@@ -14,13 +14,13 @@ from ...formatting import MAP_SIDE, evenly
 from ...functional.ambient import ambient
 from ...functional.explain import explain_problem
 from ...functional.sharding import statistics_of
-from ...masks import Mask, everything, prefix, window
+from ...masks import Mask, prefix, window
 from ...masks.mask import common_align
 from ...masks.text_positions import Positions
-from ...masks.without import WithoutEdges
 from ...problem.problem import Inputs, Problem
 from ...stats import Statistic, TopWeights, mass, pooled, topk
 from ...trace import Trace
+from ..watcher import without_padding
 from .call_roles import CallRoles, role_keys, roles_of
 from .carried import Carried, carried_shares
 from .cross_attention import CallSite, TextTracker
@@ -86,7 +86,7 @@ class Collector:
         """
         _must_be_one_text(problem)
         site = self.texts.call_site(problem, at)
-        real = _without_padding(problem, site)
+        real = without_padding(problem, site.at)
         statistics = _statistics(real, inputs, site, topk(LINKS))
         uniform, keys = self.uniform(problem, inputs, site)
         assert statistics.top is not None
@@ -136,7 +136,7 @@ class Collector:
             if mask is problem.mask and cached_key == key:
                 return cached
         H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
-        real = _without_padding(problem, site)
+        real = without_padding(problem, site.at)
         zero = replace(
             real,
             H=H,
@@ -309,14 +309,6 @@ def _first_key(site: CallSite) -> int:
     first = site.at.first_key
     assert isinstance(first, int)  # because there is one text
     return max(0, -first)
-
-
-def _without_padding(problem: Problem, site: CallSite) -> Problem:
-    """Return the problem with padding queries fully masked, so that no statistic counts them."""
-    real = site.at.is_real(problem.Tq)
-    if bool(real.all()):
-        return problem
-    return replace(problem, mask=WithoutEdges(problem.mask, everything, ~real, "padding"))
 
 
 def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:
