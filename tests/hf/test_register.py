@@ -197,6 +197,19 @@ def test_what_is_not_understood_is_refused(checkpoint):
     assert out.shape == (1, 3, 2, 5)
 
 
+def test_dropout_may_be_the_sixth_argument():
+    """As in the functions of transformers; KVPress, which wraps them all, passes it so."""
+    from clearhead.hf.attention import attention_forward
+
+    q, layer = torch.randn(1, 2, 3, 5), torch.nn.Module().train()
+    outs = []
+    for arguments, keywords in (((0.5,), {}), ((), {"dropout": 0.5})):
+        torch.manual_seed(1)
+        outs.append(attention_forward(layer, q, q, q, None, *arguments, **keywords)[0])
+    assert torch.equal(*outs)
+    assert not torch.equal(outs[0], attention_forward(layer, q, q, q, None)[0])
+
+
 def saved(model, folder, place):
     """A checkpoint of another kind, with MiniLM's tokenizer."""
     model.save_pretrained(place)

@@ -33,6 +33,7 @@ def attention_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    dropout: float = 0.0,
     **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention for a model of transformers.
@@ -49,7 +50,7 @@ def attention_forward(
     if torch.compiler.is_compiling() and isinstance(attention_mask, LazyMask):
         # The layer is compiled but the model is not: a graph cannot hold a LazyMask.
         attend = torch.compiler.disable(_attend)
-    return attend(module, query, key, value, attention_mask, **keywords)
+    return attend(module, query, key, value, attention_mask, dropout=dropout, **keywords)
 
 
 def _attend(
