@@ -20,6 +20,8 @@ FAR, T = 5, 64  # two of four query heads, one of each key head in layer 1, look
 class Planted(torch.nn.Module):
     """Two layers of 4 query heads and 2 key heads; head 3 of layer 1 looks at one far key."""
 
+    layers = 2
+
     def __init__(self):
         super().__init__()
         drawn = torch.Generator().manual_seed(1)
@@ -37,7 +39,7 @@ class Planted(torch.nn.Module):
     def forward(self, input_ids):
         n = input_ids.shape[1]
         outputs = []
-        for layer in range(2):
+        for layer in range(self.layers):
             q, k = torch.zeros(1, 4, n, 2), torch.zeros(1, 2, n, 2)
             bias = ch.bias(self.logits(layer)[None, :, :n, :n])
             v = self.v[layer, :, :, :n]
@@ -86,7 +88,7 @@ def test_budgets_mask_what_they_do_not_keep(survey):
             logits = model.logits(layer)[head].double().masked_fill(~kept, -torch.inf)
             expected = logits.softmax(-1) @ model.v[layer, 0, head // 2].double()
             assert (out[0, head].double() - expected).abs().max() < 1e-5
-    with pytest.raises(ch.BadValue, match=r"keep=0.2.*\n.*from 0.312"):
+    with pytest.raises(ch.BadValue, match=r"keep=0.2.*\n.*from 0.313 to 1"):
         survey.budgets(0.2)
     for keep in ("0.5", True):
         with pytest.raises(ch.BadType, match="keep="):
@@ -145,6 +147,14 @@ def test_the_files_of_duo_attention_and_kvpress(survey, tmp_path):
     assert json.loads((folder / "config.json").read_text()) == {"sink_size": 4, "recent_size": 16}
     errors = [min(x.error.mean, 1.0) for x in survey.key_heads(16)]
     assert pattern.shape == (2, 2) and pattern.flatten().tolist() == pytest.approx(errors, abs=1e-6)
+    one_layer = Planted()
+    one_layer.layers = 1
+    one = ch.survey(
+        one_layer, [" ".join(WORDS * 3)], out=tmp_path / "one", tokenizer=tokenizer(),
+        context=T, metrics="long",
+    )  # fmt: skip
+    with pytest.raises(ch.BadValue, match="has 1 layer of 2 key heads"):  # loadtxt drops the axis
+        one.export_duo_attention(tmp_path / "flat", recent=16)
     curve = np.load(survey.export_kvpress(tmp_path / "budgets.npy"))
     assert curve.shape == (99, 2, 2) and ((curve >= 0) & (curve <= 1)).all()
     assert curve.mean((1, 2)) == pytest.approx(np.arange(1, 100) / 100, abs=0.5 / 256)

@@ -1,7 +1,8 @@
 """Write what key heads can forget as files of other libraries: DuoAttention and KVPress.
 
-Sources of the formats, read in November 2026: `load_attn_pattern` in duo_attn/utils.py of
-github.com/mit-han-lab/duo-attention, and lukv_press.py of github.com/NVIDIA/kvpress.
+`tests/survey/test_kvpress.py` opens both files with KVPress 0.5.5, which reads the patterns of
+DuoAttention too: with either, a tiny Llama has the logits of the masks that a survey proposes.
+Source of the pattern: `load_attn_pattern` of github.com/mit-han-lab/duo-attention, November 2026.
 """
 
 from io import BytesIO
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..errors import BadValue, writable_folder
 from ..files import atomic_io
+from ..formatting import axis_size
 from .forgetting import COPIES, RECENT, divide, error_curves, groups_of_layers, key_heads
 from .long import SINKS
 
@@ -28,11 +30,21 @@ def export_duo_attention(survey: "Survey", folder: str | Path, recent: int = REC
     head: 1 for a head that copies, and the error of another. Choose the fraction of streaming heads
     (`sparsity` there): the numbers are not the gates that DuoAttention trains, so its threshold 0.5
     means something else. ``config.json`` has the sizes of sinks and window.
+
+    Raises `BadValue` for a model of one layer, or of one key head in a layer: its pattern would be
+    a row or a column, which ``numpy.loadtxt`` there reads as a list of numbers.
     """
     heads = key_heads(survey, recent)
     _must_be_regular(survey, "a pattern of DuoAttention")
     numbers = [1.0 if x.retrieval.mean > COPIES else min(x.error.mean, 1.0) for x in heads]
     count, _ = groups_of_layers(survey)[0]
+    if count == 1 or len(numbers) == count:
+        raise BadValue(
+            f"The survey has {axis_size(len(numbers) // count, 'layer')} of "
+            f"{axis_size(count, 'key head')}.",
+            "a pattern of DuoAttention has several layers and several key heads: it reads a table.",
+            "use survey.budgets(keep) or survey.export_kvpress(path).",
+        )
     rows = [numbers[start : start + count] for start in range(0, len(numbers), count)]
     text = "\n".join("\t".join(f"{x:.6f}" for x in row) for row in rows)
     out = writable_folder(folder, "a pattern is")
@@ -43,6 +55,9 @@ def export_duo_attention(survey: "Survey", folder: str | Path, recent: int = REC
 
 def export_kvpress(survey: "Survey", path: str | Path) -> Path:
     """Write budgets as a curve for `LUKVPress` of KVPress, and return the path, an .npy file.
+
+    >>> press = LUKVPress(scorer, compression_ratio=0.5)  # doctest: +SKIP
+    >>> press._budget_curves = np.load(path)  # otherwise it downloads a curve  # doctest: +SKIP
 
     It has the fractions of keys to drop, (99, layers, key heads), for the total fractions 0.01 to
     0.99. Where `budgets` refuses so few keys, all heads keep equally many. KVPress chooses the keys

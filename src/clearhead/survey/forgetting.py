@@ -4,6 +4,7 @@ A key head is read by a group of query heads, and a cache drops a key for all of
 is that of the query head with the largest one, and so is its retrieval score.
 """
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,12 +139,13 @@ def budgets(survey: "Survey", keep: float) -> Budgets:
         survey.manifest.fixed["context"],
     )
     least = sum(curve[0][0] for curve in curves) / (len(curves) * context)
+    written = math.ceil(1000 * least) / 1000
     keep = as_number(
         "keep",
         keep,
-        f"keep is the fraction of keys to keep, from {least:.3f} to 1: heads that copy keep all "
+        f"keep is the fraction of keys to keep, from {written:.3f} to 1: heads that copy keep all "
         f"keys, and others {SINKS + WINDOWS[0]} or more.",
-        "pass for example keep=0.5.",
+        f"pass for example keep={max(0.5, written)}.",
         lambda x: least <= x <= 1,
     )
     sizes = iter(divide(curves, round(keep * context * len(curves))))
