@@ -106,7 +106,9 @@ def runs(reader: Reader, shard: Shard, *, eager: bool) -> dict[str, Callable[[],
     def with_matrices() -> State:
         reader.module.set_attn_implementation("eager")
         try:
-            return eager_state(reader, Collector(metrics, shard, seed=0), shard.batches(longest))
+            return eager_state(
+                reader, Collector(metrics, shard, 0, reader.spaced), shard.batches(longest)
+            )
         finally:
             reader.module.set_attn_implementation("clearhead")
 

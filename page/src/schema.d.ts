@@ -462,17 +462,29 @@ export interface SurveyToken {
 }
 
 /**
+ * Where the largest weights of the queries of one class are.
+ *
+ * `shares` has the fraction, and the ends of its 95 % interval, of each of `key_kinds`.
+ */
+export interface SurveyMix {
+  token_class: string;
+  queries: number;
+  texts: number;
+  shares: ([number, number | null, number | null])[];
+}
+
+/**
  * One head; `metrics` leaves out those without a query.
  *
- * `roles` are kinds of keys with the fraction of queries that have their largest weight there.
- * `several`: does it do more than one thing?
+ * `mixes` has a mix for each class of tokens, the last one for all queries. `several` names two
+ * behaviours of a head that does more than one thing; "" for another head.
  */
 export interface SurveyHead {
   layer: number;
   head: number;
   module: string;
-  roles: string[];
-  several: boolean;
+  mixes: SurveyMix[];
+  several: string;
   metrics: Record<string, SurveyNumbers>;
   tokens: SurveyToken[];
 }
@@ -532,7 +544,8 @@ export interface SurveyVectors {
 /**
  * All data of the page of a survey.
  *
- * `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
+ * `key_kinds` and `classes` of tokens have their descriptions. `spelling` has the texts of
+ * tokens, and `between` what is between two tokens of a context.
  * `other` names the survey with which it is compared, and `caution` has what is not compared.
  */
 export interface SurveyPage {
@@ -541,6 +554,8 @@ export interface SurveyPage {
   other: string | null;
   caution: string;
   metrics: SurveyMetric[];
+  key_kinds: Record<string, string>;
+  classes: Record<string, string>;
   heads: SurveyHead[];
   contexts: SurveyContext[];
   spelling: string[];

@@ -151,7 +151,8 @@ def _compare(folder: Path, other: Path) -> None:
     """Write the page of a survey with its differences from another one, into its folder."""
     from clearhead.explorer import html
     from clearhead.survey import Survey
-    from clearhead.survey.compare import LEAST_Q, compare
+    from clearhead.survey.compare import compare
+    from clearhead.survey.false_discovery import LEAST_Q
 
     one, two = Survey.open(folder), Survey.open(other)
     comparison = compare(folder, other)

@@ -24,6 +24,8 @@ STORIES = [
     "long ago there lived a poor witch . she had a cat . the cat slept .",
 ]
 
+CLASSES_OF_STORIES = ("punctuation", "start", "other")  # "other" has words that are unknown
+
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory) -> Survey:
@@ -49,6 +51,22 @@ def test_the_data_fit_the_schema_and_equal_the_tables(stories, document):
         if (row["layer"], row["head"]) == (1, 3) and row["queries"]:
             assert head["metrics"][row["metric"]]["mean"] == row["mean"]
             assert sum(head["metrics"][row["metric"]]["counts"]) == row["queries"]
+
+
+def test_the_mixes_are_those_of_the_tables(stories, document):
+    data = embedded(document)
+    rows = stories.query("select * from mixes").to_pylist()
+    shares = {(x["layer"], x["head"], x["token_class"], x["kind"]): x for x in rows}
+    for head in data["heads"]:
+        assert [mix["token_class"] for mix in head["mixes"]] == [*CLASSES_OF_STORIES, "all"]
+        for mix in head["mixes"]:
+            of = head["layer"], head["head"], mix["token_class"]
+            for kind, (share, low, high) in zip(data["key_kinds"], mix["shares"], strict=True):
+                row = shares.pop((*of, kind))
+                assert (mix["queries"], mix["texts"]) == (row["queries"], row["texts"])
+                assert share == round(row["share"], 4)
+                assert (low, high) == (round(row["low"], 4), round(row["high"], 4))
+    assert not shares
 
 
 def test_examples_are_queries_of_their_texts_with_their_largest_weights(stories, document):
@@ -84,6 +102,14 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     assert page.text_content("#head-title") == "Layer 1, head 3"
     assert page.text_content("#metric-title") == "previous"
     assert page.locator("#scatter circle").count() == 16
+    mixes = page.locator("#mixes tbody tr")
+    assert mixes.locator("th").all_text_contents() == [*CLASSES_OF_STORIES, "all"]
+    head = next(x for x in embedded(document)["heads"] if (x["layer"], x["head"]) == (1, 3))
+    shares = [share for share, _, _ in head["mixes"][-1]["shares"]]
+    on_page = mixes.last.locator("td").all_text_contents()[1:]
+    assert {f"{x:.0%}".replace("%", " %") for x in shares if x >= 0.01} <= set(on_page)
+    assert f"{max(shares):.0%}".replace("%", " %") in page.text_content("#roles")
+    assert page.text_content("#several") == ""
     page.keyboard.press("l")
     assert page.text_content("#head-title") == "Layer 1, head 4"
     page.keyboard.press("m")

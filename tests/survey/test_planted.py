@@ -8,12 +8,14 @@ from scipy import stats
 
 import clearhead as ch
 from clearhead.survey.basic import First
-from clearhead.survey.compare import adjusted
+from clearhead.survey.false_discovery import adjusted
 from clearhead.survey.merge import sums_of_texts
 
 from .models import tokenizer
 
-BEHAVIOURS = ("first", "self", "previous", "induction", "duplicate", "separator", "two", "even")
+BEHAVIOURS = (
+    "first", "self", "previous", "induction", "duplicate", "separator", "two", "by class", "even",
+)  # fmt: skip
 DISTANCE = {"self": 0, "previous": 1}
 
 
@@ -21,6 +23,8 @@ def strongest_key(name: str, q: int, x: list[int], separators: set[int]) -> int 
     """The key at which a planted head looks; None for an even head."""
     if name == "two":  # by the parity of the token: half of its queries, but no other kind of text
         name = "previous" if x[q] % 2 else "duplicate"
+    if name == "by class":
+        name = "induction" if x[q] in separators else "previous"
     if name in DISTANCE:
         return q - DISTANCE[name]
     if name == "even":
@@ -62,8 +66,8 @@ def planted(tmp_path_factory):
     tok = tokenizer()
     separators = {tok.convert_tokens_to_ids(mark) for mark in ".,;!"}
     drawn = random.Random(2)
-    words = list(tok.get_vocab())[3:]
-    texts = [" ".join(drawn.choices(words, k=40)) for _ in range(12)]
+    words = sorted(tok.get_vocab())[3:]
+    texts = [" ".join(drawn.choices(words, k=40)) for _ in range(24)]
     model = Planted(separators)
     out = tmp_path_factory.mktemp("planted")
     return ch.survey(model, texts, out=out, tokenizer=tok), texts, tok
@@ -80,10 +84,18 @@ def test_every_planted_head_is_found(planted):
             assert roles.behaviours == () and roles.mix[0].share == pytest.approx(1.0, abs=1e-9)
         elif name == "two":
             assert set(roles.behaviours) == {"previous", "duplicate"}
+        elif name == "by class":
+            assert roles.by_class["punctuation"][0].kind == "induction"
+            assert roles.by_class["start"][0].kind == "previous"
         else:
             assert roles.behaviours == (name,)
-        assert roles.does_more_than_one_thing == (name == "two")
-    assert "does more than one thing" in repr(survey.roles(0, BEHAVIOURS.index("two")))
+        assert roles.does_more_than_one_thing == (name in ("two", "by class"))
+    two, by_class = (survey.roles(0, BEHAVIOURS.index(name)) for name in ("two", "by class"))
+    assert repr(two).endswith("; does more than one thing: previous and duplicate")
+    assert two.q_differ == 1.0
+    assert by_class.q_differ < 0.01
+    assert set(by_class.differ) == {("punctuation", "induction"), ("start", "previous")}
+    assert "induction in the class punctuation" in by_class.reason
 
 
 def test_a_model_does_not_differ_from_itself_and_a_changed_head_does(planted, tmp_path):

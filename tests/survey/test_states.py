@@ -34,8 +34,9 @@ def test_the_bytes_of_a_shard(computed):
     state, path = computed
     bins = sum(int((layer.counts > 0).sum()) for layer in state.layers)
     sums = sum(layer.sums.numel() for layer in state.layers)
+    looks = sum(int((layer.looks > 0).sum()) for layer in state.layers)
     names = 20_000  # the header: the tensors by name, and what zlib needs for each
-    parts = 24 * len(state.examples) + 3 * len(state.linked) + 4 * sums + 2 * bins
+    parts = 24 * len(state.examples) + 3 * len(state.linked) + 4 * sums + 2 * bins + 2 * looks
     assert len(state.examples) > 3000 and len(state.linked) > 1000
     assert path.stat().st_size < parts + names
 
@@ -49,7 +50,8 @@ def test_a_state_is_read_as_it_was_written(computed):
     assert read.texts.equal(state.texts)
     for a, b in zip(read.layers, state.layers, strict=True):
         assert (a.module, a.counts.tolist()) == (b.module, b.counts.tolist())
-        assert a.queries.equal(b.queries)
+        assert a.queries.equal(b.queries) and a.looks.equal(b.looks) and b.looks.any()
+        assert a.chances.equal(b.chances)
         torch.testing.assert_close(a.uniform, b.uniform, rtol=0, atol=0, equal_nan=True)
         assert a.sums.equal(b.sums.float().double())
 

@@ -1,6 +1,7 @@
 // The selected head: its metrics, the distribution of one of them, and the tokens that it connects.
 
 import { byId, count, make, number, table, token } from "../marks.js";
+import { rolesOf } from "./mixes.js";
 import { LEAST_Q, chosen, go, head, metricOf, metricsOf, numbers, survey, words } from "./store.js";
 
 const either = (value, digits = 3) => (value === null ? "" : number(value, digits));
@@ -11,11 +12,10 @@ const MOST_TOKENS = 8; // on each side
 export const signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
 
 export function drawHead() {
-  const { layer, head: at, module, roles, several } = head();
+  const { layer, head: at, module, mixes } = head();
   byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
   byId("module").textContent = module;
-  byId("roles").textContent = (roles.length ? `Largest weight: ${roles.join(", ")} of queries.` : "") +
-    (several ? " Does more than one thing." : "");
+  byId("roles").textContent = rolesOf(mixes.at(-1));
   drawMetrics();
   drawHistogram();
   drawTokens();

@@ -5,6 +5,7 @@ import { buildThemeButton } from "../theme.js";
 import { drawDifferences } from "./differences.js";
 import { buildExamples, drawExamples } from "./examples.js";
 import { drawHead } from "./head.js";
+import { drawMixes } from "./mixes.js";
 import { buildScatter, drawScatter } from "./scatter.js";
 import { LARGEST, chosen, go, head, metricsOf, readAddress, screen, settle, survey, theme } from "./store.js";
 import { buildVectors, drawVectors } from "./vectors.js";
@@ -15,6 +16,7 @@ function draw() {
   drawScatter();
   drawDifferences();
   drawHead();
+  drawMixes();
   drawExamples();
   drawVectors();
 }

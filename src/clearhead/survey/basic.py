@@ -207,6 +207,16 @@ def kinds_of(batch: Batch, keys: Tensor) -> Tensor:
 
     It is -1 without a key.
     """
+    fits = fits_of(batch, keys)
+    return fits.to(torch.uint8).argmax(0).masked_fill(~fits.any(0), -1)
+
+
+@lru_cache(maxsize=1)
+def fits_of(batch: Batch, keys: Tensor) -> Tensor:
+    """Return which of `KINDS` fit the first of each query's keys, (B, H, T, n), as (K, B, H, T).
+
+    None fits without a key.
+    """
     keys = keys[..., 0]
     B, H, T = keys.shape
     index = keys.clamp(min=0).long()
@@ -229,8 +239,7 @@ def kinds_of(batch: Batch, keys: Tensor) -> Tensor:
         earlier,
         distance < 0,
     ]
-    first = torch.stack(fits).to(torch.uint8).argmax(0)
-    return first.masked_fill(keys < 0, -1)
+    return torch.stack(fits) & (keys >= 0)
 
 
 def basic(context: int) -> list[Metric]:

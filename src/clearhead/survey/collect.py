@@ -13,13 +13,15 @@ from ..inspection.watcher import Watcher
 from ..masks import Mask
 from ..problem.problem import Inputs, Problem
 from ..stats import Statistic, TopWeights
-from .basic import Largest
+from .basic import Largest, fits_of
 from .corpus import Shard
 from .examples import EXAMPLE, HashOrder, LayerExamples
+from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class
 from .metric import Batch, LayerCall, Metric
 from .reader import Reader
 from .requests import Requests
 from .state import LayerState, State
+from .token_classes import token_classes
 from .token_counts import Links
 from .uniform import uniform_results
 
@@ -39,7 +41,7 @@ def state_of(
 
     Raises `BadValue` if a metric is NaN or infinite, and for attention between two texts.
     """
-    collector = Collector(metrics, shard, seed)
+    collector = Collector(metrics, shard, seed, reader.spaced)
     watcher = Watcher(reader.module, collector.receive)
     for batch in shard.batches(batch_tokens):
         watcher.use(collector.begin(batch))
@@ -53,8 +55,8 @@ def state_of(
 class Collector:
     """Reduces the attention calls of a shard, batch by batch."""
 
-    def __init__(self, metrics: Sequence[Metric], shard: Shard, seed: int) -> None:
-        self.metrics, self.seed = list(metrics), seed
+    def __init__(self, metrics: Sequence[Metric], shard: Shard, seed: int, spaced: bool) -> None:
+        self.metrics, self.seed, self.spaced = list(metrics), seed, spaced
         self.texts = shard.texts.unique().long()
         self.layers: list[LayerState] = []
         self.examples: list[LayerExamples] = []
@@ -70,6 +72,7 @@ class Collector:
         self.requests = Requests([*self.metrics, TOP], batch)
         self.rows = torch.searchsorted(self.texts, torch.tensor(batch.texts))
         self.order = HashOrder(self.seed, batch)
+        self.classes = token_classes(batch.ids, batch.spelling, self.spaced)
         self._uniform: list[tuple[Mask, _Uniform]] = []
         return self.requests.statistics
 
@@ -98,6 +101,9 @@ class Collector:
             if metric.examples:
                 examples.add(number, values, bins, counts, self.batch, self.order, top)
         examples.select()
+        fits = fits_of(self.batch, top.keys)
+        add_looks(layer.looks, self.rows, self.classes, fits, uniform.chooses)
+        layer.chances += uniform.chances
         self.linked.add(call.layer, top.keys[..., 0], uniform.chooses, self.batch)
         if call.layer == 0:
             self.tokens.count(uniform.chooses, self.batch)
@@ -144,6 +150,8 @@ class Collector:
                 queries=torch.zeros(n, M, dtype=torch.int64),
                 uniform=torch.zeros(M, dtype=torch.float64),
                 counts=torch.zeros(H, self.bins[-1].stop, dtype=torch.int64),
+                looks=torch.zeros(n, H, *SHAPE, dtype=torch.int32),
+                chances=torch.zeros(SHAPE[0], len(BEHAVIOURS), dtype=torch.float64),
             )
         )
         self.examples.append(LayerExamples(call.layer, H, self.metrics))
@@ -208,6 +216,8 @@ class _Uniform:
         chooses: the queries with at least two of them, (B, T).
         counts: the queries over which the mean of each metric is taken, (B, T) each.
         sums: the sum of each metric for uniform weights over these queries; NaN without one.
+        chances: the sums of uniform weights on the keys of each behaviour, over the queries of each
+            class that choose, (C, behaviours); NaN without the metric of their mass.
     """
 
     def __init__(self, collector: Collector, problem: Problem, inputs: Inputs) -> None:
@@ -216,15 +226,24 @@ class _Uniform:
         self.chooses = (self.allowed[:, 0] > 1).expand(shape)
         self.counts: list[Tensor] = []
         self.sums: list[float] = []
+        masses: dict[str, Tensor] = {}
         for metric in collector.metrics:
             own = collector.requests.results_of(metric, results)
             call = LayerCall(0, batch, self.allowed, own)
             counts = metric.counts(call)[:, 0].expand(shape)
             complete = len(own) == collector.requests.count_of(metric)
             baseline = metric.baseline(call) if complete else None
+            if baseline is not None and metric.name in BEHAVIOURS.values():
+                masses[metric.name] = baseline[:, 0].expand(shape)
             self.counts.append(counts)
             self.sums.append(
                 float("nan")
                 if baseline is None
                 else float(baseline[:, 0].double().expand(shape)[counts].sum())
             )
+        missing = torch.full(shape, float("nan"))
+        by_class = [
+            sum_by_class(masses.get(name, missing), collector.classes, self.chooses)
+            for name in BEHAVIOURS.values()
+        ]
+        self.chances = torch.stack(by_class, -1)

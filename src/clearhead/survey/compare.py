@@ -18,13 +18,13 @@ from ..errors import BadValue
 from ..formatting import axis_size
 from ..inspection.report.role_tests import t_quantile, t_tail
 from .corpus import FOLDER, read_shard
+from .false_discovery import adjusted
 from .intervals import MOST_FREE
 from .manifest import Manifest, machines_that_differ, must_have_read_the_same, read_manifest
 from .merge import states, sums_of_texts
 from .state import LayerState
 from .tables import Table
 
-LEAST_Q = 0.05  # of a difference that is by chance
 COLUMNS = ("layer", "head", "metric", "mean", "other", "difference", "low", "high", "p", "q",
            "texts")  # fmt: skip
 
@@ -212,15 +212,3 @@ def _p_value(difference: float, error: float, free: int) -> float:
     if difference == 0:
         return 1.0
     return 2 * t_tail(abs(difference) / error, free) if error else 0.0
-
-
-def adjusted(p: list[float]) -> list[float]:
-    """Return the q-values of p-values in rising order (Benjamini and Hochberg 1995).
-
-    >>> adjusted([0.01, 0.02, 0.9])
-    [0.03, 0.03, 0.9]
-    """
-    result, least = [0.0] * len(p), 1.0
-    for i in reversed(range(len(p))):
-        result[i] = least = min(least, p[i] * len(p) / (i + 1))
-    return result

@@ -19,7 +19,7 @@ from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
 
-FILE, FORMAT = "manifest.json", 4
+FILE, FORMAT = "manifest.json", 5
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 # Fixed values of the machine, which change how numbers are rounded.
 MACHINE = ("batch tokens", "threads of a worker", "device", "instruction level", "torch uses",
@@ -100,8 +100,8 @@ def read_manifest(out: Path) -> Manifest:
     path = out / FILE
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        if value.pop("format") != FORMAT:
-            raise ValueError("it has another format")
+        if (written := value.pop("format")) != FORMAT:
+            raise ValueError(f"it has format {written}, and this version writes {FORMAT}")
         shards = [ShardEntry(**entry) for entry in value.pop("shards")]
         return Manifest(**value, shards=shards)
     except FileNotFoundError as error:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from . import corpus, state
+from . import corpus, mixes, state
 from .corpus import read_shard
 from .examples import EXAMPLE, selected
 from .intervals import interval
@@ -52,6 +52,7 @@ def merge(out: Path) -> Path:
     write_table(out, "examples", _examples(folded, manifest))
     write_table(out, "histograms", _histograms(folded, manifest))
     write_table(out, "heads", _heads(out, manifest, folded))
+    _write_roles(out, manifest, folded)
     return out
 
 
@@ -62,11 +63,13 @@ def states(out: Path, manifest: Manifest) -> Iterator[State]:
 
 
 class OfText(NamedTuple):
-    """The sums of one text in each layer, (H, M), and its numbers of queries, (M,)."""
+    """The sums of one text in each layer, (H, M), its numbers of queries, (M,), and the kinds of
+    keys at which they look, (H, *looks.SHAPE)."""
 
     text: int
     sums: list[Tensor]
     queries: list[Tensor]
+    looks: list[Tensor]
 
 
 def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
@@ -76,23 +79,26 @@ def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
         for row, text in enumerate(shard.texts.tolist()):
             sums = [layer.sums[row] for layer in shard.layers]
             queries = [layer.queries[row] for layer in shard.layers]
+            looks = [layer.looks[row] for layer in shard.layers]
             if last is not None and last.text == text:
                 sums = [a + b for a, b in zip(last.sums, sums, strict=True)]
                 queries = [a + b for a, b in zip(last.queries, queries, strict=True)]
+                looks = [a + b for a, b in zip(last.looks, looks, strict=True)]
             elif last is not None:
                 yield last
-            last = OfText(text, sums, queries)
+            last = OfText(text, sums, queries, looks)
     if last is not None:
         yield last
 
 
 class _Folded(NamedTuple):
-    """The states of all shards as one, without texts. The first four are by layer."""
+    """The states of all shards as one, without texts. The first five are by layer."""
 
     modules: list[str]
     key_heads: list[int]
     uniform: list[Tensor]
     counts: list[Tensor]
+    chances: list[Tensor]
     examples: np.ndarray
     linked: np.ndarray
     tokens: np.ndarray
@@ -105,17 +111,20 @@ def _fold(out: Path, manifest: Manifest) -> _Folded:
         modules = [layer.module for layer in shard.layers]
         uniform = [layer.uniform for layer in shard.layers]
         counts = [layer.counts for layer in shard.layers]
+        chances = [layer.chances for layer in shard.layers]
         if folded is not None:
             _must_have_layers(folded.modules, modules)
             uniform = [a + b for a, b in zip(folded.uniform, uniform, strict=True)]
             counts = [a + b for a, b in zip(folded.counts, counts, strict=True)]
+            chances = [a + b for a, b in zip(folded.chances, chances, strict=True)]
         no_links = np.zeros(0, LINK)
-        before = folded or _Folded([], [], [], [], np.zeros(0, EXAMPLE), no_links, no_links, {})
+        before = folded or _Folded([], [], [], [], [], np.zeros(0, EXAMPLE), no_links, no_links, {})
         folded = _Folded(
             modules,
             [layer.key_heads for layer in shard.layers],
             uniform,
             counts,
+            chances,
             selected(np.concatenate([before.examples, shard.examples])),
             merged(np.concatenate([before.linked, shard.linked])),
             merged(np.concatenate([before.tokens, shard.tokens])),
@@ -259,6 +268,22 @@ def _heads(out: Path, manifest: Manifest, folded: _Folded) -> Iterator[Columns]:
                 rows.append(row)
         if rows:
             yield _columns("heads", rows)
+
+
+def _write_roles(out: Path, manifest: Manifest, folded: _Folded) -> None:
+    """Write the tables `mixes` and `roles`."""
+    sizes = [len(counts) for counts in folded.counts]
+    heads = [(layer, head) for layer, size in enumerate(sizes) for head in range(size)]
+
+    def looks() -> Iterator[np.ndarray]:
+        return (torch.cat(text.looks).numpy() for text in sums_of_texts(out, manifest))
+
+    chances = torch.stack(folded.chances).repeat_interleave(torch.tensor(sizes), 0)
+    shares = mixes.shares_of(looks, chances.numpy())
+    p = mixes.p_of_behaviours(shares)
+    tests = mixes.tests_of(shares, p)
+    write_table(out, "mixes", [_columns("mixes", mixes.rows_of(heads, shares, p))])
+    write_table(out, "roles", [_columns("roles", mixes.roles_rows(heads, tests))])
 
 
 class _Moments(NamedTuple):

@@ -16,11 +16,12 @@ from .deciles import decile_range
 from .example_rows import weights_of
 from .examples import LARGEST
 from .headvis import export_headvis
+from .looks import BEHAVIOURS
 from .manifest import Manifest, read_manifest
 from .merge import missing_shards
 from .reader import Reader, open_reader
 from .roles import Roles, roles_of
-from .tables import Table, open_tables
+from .tables import SCHEMA, Table, open_tables
 from .vectors import HeadVectors, OnContext, chosen_examples, read_vectors
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Survey:
     """A finished survey: what every head of a model does over a corpus.
 
     `clearhead.survey.tables.SCHEMA` describes the columns of all tables, which `query` reads with
-    SQL: heads, histograms, examples, tokens, texts, metrics.
+    SQL: heads, histograms, examples, tokens, mixes, roles, texts, metrics.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -82,8 +83,7 @@ class Survey:
         except duckdb.Error as error:
             raise BadValue(
                 f"The query failed: {' '.join(str(error).split())[:500]}.",
-                "a query is SQL of DuckDB over heads, histograms, examples, tokens, texts and "
-                "metrics.",
+                f"a query is SQL of DuckDB over {', '.join(SCHEMA)}.",
                 "see the columns in clearhead.survey.tables.SCHEMA.",
             ) from error
 
@@ -183,14 +183,18 @@ class Survey:
         return read_vectors(reader, layer, head, chosen, self._context, on_context)
 
     def roles(self, layer: int, head: int) -> Roles:
-        """Return what a head does, as a mix: how often its largest weight is on each kind of key.
+        """Return what a head does, as a mix: how often its largest weight is on each kind of key,
+        over all queries and by the class of their tokens.
 
         >>> survey.roles(5, 3)  # doctest: +SKIP
         layer 5, head 3: first 0.52 (0.48 to 0.56), induction 0.31 (0.28 to 0.34), far 0.17 (...)
+
+        Raises `BadValue` without the metrics of `basic`, whose masses are those of chance.
         """
-        self.must_have("looks_first")
-        rows = self.of_head("heads", layer, head).to_pylist()
-        return roles_of(layer, head, {row["metric"]: row for row in rows})
+        for metric in BEHAVIOURS.values():
+            self.must_have(metric)
+        (row,) = self.of_head("roles", layer, head).to_pylist()
+        return roles_of(self.of_head("mixes", layer, head).to_pylist(), row)
 
     def compare(self, other: "Survey") -> Comparison:
         """Return how heads differ from those of another survey of the same tokens, paired by text.

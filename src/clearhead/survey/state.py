@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..files import atomic_io
 from .examples import EXAMPLE, hashes
+from .looks import SHAPE
 from .packing import packed, packed_records, unpacked, unpacked_records
 from .token_counts import LINK
 
@@ -24,7 +25,10 @@ STORED = {  # the fields of each array of records
     "tokens": ["token", "count"],
 }
 # The arrays of a layer, as they are stored.
-LAYER = {"sums": np.float32, "queries": np.int64, "uniform": np.float64, "counts": np.int32}
+LAYER = {
+    "sums": np.float32, "queries": np.int64, "uniform": np.float64, "counts": np.int32,
+    "looks": np.int32, "chances": np.float64,
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -38,6 +42,9 @@ class LayerState:
         queries: the number of these queries, (n, M) in int64.
         uniform: the sum of each metric for uniform weights, (M,) in float64; NaN without one.
         counts: the histograms of all metrics, one after the other, (H, bins) in int64.
+        looks: which kinds of keys the queries of each text look at, (n, H, *looks.SHAPE) in int32.
+        chances: the sum of uniform weights on the keys of each behaviour, by the class of the
+            query, (C, behaviours) in float64; NaN if the survey has not all their metrics.
     """
 
     module: str
@@ -46,6 +53,8 @@ class LayerState:
     queries: Tensor
     uniform: Tensor
     counts: Tensor
+    looks: Tensor
+    chances: Tensor
 
 
 @dataclass(eq=False)
@@ -88,7 +97,7 @@ def read_state(path: Path, seed: int) -> State:
     texts = tensors["texts"]
     layers = []
     for number, (module, (H, G)) in enumerate(zip(about["modules"], about["heads"], strict=True)):
-        sums, queries, uniform, counts = (
+        sums, queries, uniform, counts, looks, chances = (
             torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype), path))
             for name, dtype in LAYER.items()
         )
@@ -101,6 +110,8 @@ def read_state(path: Path, seed: int) -> State:
                 queries.view(len(texts), M),
                 uniform,
                 counts.long().view(H, -1),
+                looks.view(len(texts), H, *SHAPE),
+                chances.view(SHAPE[0], -1),
             )
         )
     examples, linked, tokens = (

@@ -391,18 +391,30 @@ class SurveyToken(TypedDict):
     lift: float
 
 
+class SurveyMix(TypedDict):
+    """Where the largest weights of the queries of one class are.
+
+    `shares` has the fraction, and the ends of its 95 % interval, of each of `key_kinds`.
+    """
+
+    token_class: str
+    queries: int
+    texts: int
+    shares: list[tuple[float, float | None, float | None]]
+
+
 class SurveyHead(TypedDict):
     """One head; `metrics` leaves out those without a query.
 
-    `roles` are kinds of keys with the fraction of queries that have their largest weight there.
-    `several`: does it do more than one thing?
+    `mixes` has a mix for each class of tokens, the last one for all queries. `several` names two
+    behaviours of a head that does more than one thing; "" for another head.
     """
 
     layer: int
     head: int
     module: str
-    roles: list[str]
-    several: bool
+    mixes: list[SurveyMix]
+    several: str
     metrics: dict[str, SurveyNumbers]
     tokens: list[SurveyToken]
 
@@ -454,7 +466,8 @@ class SurveyVectors(TypedDict):
 class SurveyPage(TypedDict):
     """All data of the page of a survey.
 
-    `spelling` has the texts of tokens, and `between` what is between two tokens of a context.
+    `key_kinds` and `classes` of tokens have their descriptions. `spelling` has the texts of
+    tokens, and `between` what is between two tokens of a context.
     `other` names the survey with which it is compared, and `caution` has what is not compared.
     """
 
@@ -463,6 +476,8 @@ class SurveyPage(TypedDict):
     other: str | None
     caution: str
     metrics: list[SurveyMetric]
+    key_kinds: dict[str, str]
+    classes: dict[str, str]
     heads: list[SurveyHead]
     contexts: list[SurveyContext]
     spelling: list[str]

@@ -8,23 +8,27 @@ The page holds all numbers and the contexts of its examples, so it needs no serv
 import html
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
 from ...errors import BadType, kind_of
 from ...formatting import visible_in_browser
 from ...survey import Bins, Survey
+from ...survey.basic import KINDS
 from ...survey.compare import Comparison, compare
 from ...survey.deciles import sample_of_decile
 from ...survey.examples import LARGEST as LARGEST_STRATUM
+from ...survey.looks import BEHAVIOURS
 from ...survey.roles import roles_of
+from ...survey.token_classes import CLASSES
 from . import schema
 from .document import INKS, filled, table, write
 from .schema import Host
 
 DECILES, LARGEST = range(10), 10
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
-LEAST_SHARE = 0.01  # of a kind of key
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
 
 
@@ -70,17 +74,15 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
     histograms = survey.by_metric("histograms", "bin")
     examples = survey.by_metric("examples", "stratum, rank")
     heads: dict[tuple[int, int], schema.SurveyHead] = {}
-    rows: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
     for row in survey.heads.to_pylist():
         layer_head = row["layer"], row["head"]
-        rows[layer_head][row["metric"]] = row
         if layer_head not in heads:
             heads[layer_head] = {
                 "layer": row["layer"],
                 "head": row["head"],
                 "module": row["module"],
-                "roles": [],
-                "several": False,
+                "mixes": [],
+                "several": "",
                 "metrics": {},
                 "tokens": [],
             }
@@ -105,17 +107,15 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
             "compared": differences.get(key),
         }
     _add_tokens(survey, heads, contexts)
-    if survey.query("select 1 from metrics where metric = 'looks_first'"):
-        for (layer, head), of in heads.items():
-            roles = roles_of(layer, head, rows[layer, head])
-            of["roles"] = [f"{x.kind} {x.share:.0%}" for x in roles.mix if x.share >= LEAST_SHARE]
-            of["several"] = roles.does_more_than_one_thing
+    _add_mixes(survey, heads)
     return {
         "inks": INKS,
         "host": host,
         "other": None if other is None else f"{name_of(other)}, in {other.folder.name}",
         "caution": "" if comparison is None else comparison.warning,
         "metrics": [_metric(row) for row in survey.metrics.to_pylist()],
+        "key_kinds": KINDS,
+        "classes": CLASSES,
         "heads": list(heads.values()),
         "contexts": contexts.stored,
         "spelling": list(contexts.spelling),
@@ -216,3 +216,34 @@ def _add_tokens(
                     "lift": row["lift"],
                 }
             )
+
+
+def _add_mixes(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead]) -> None:
+    """Add where each class of queries looks, and what heads do that do more than one thing."""
+    rows = survey.query("select * from mixes").to_pylist()
+    mixes = {of: list(own) for of, own in groupby(rows, itemgetter("layer", "head"))}
+    tested = set(BEHAVIOURS.values()) <= {row["metric"] for row in survey.metrics.to_pylist()}
+    for row in survey.query("select * from roles").to_pylist():
+        layer_head = row["layer"], row["head"]
+        own, of = mixes.get(layer_head, []), heads.get(layer_head)
+        if of is None:  # no query has a choice
+            continue
+        if tested:
+            of["several"] = roles_of(own, row).reason
+        for name, shares in groupby(own, itemgetter("token_class")):
+            of_class = list(shares)
+            of["mixes"].append(
+                {
+                    "token_class": name,
+                    "queries": of_class[0]["queries"],
+                    "texts": of_class[0]["texts"],
+                    "shares": [
+                        (round(x["share"], 4), _rounded(x["low"]), _rounded(x["high"]))
+                        for x in of_class
+                    ],
+                }
+            )  # fmt: skip
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)

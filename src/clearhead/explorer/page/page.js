@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 10da09384c525c05162abaf9348d62bb93866af93b0d7016f015acc28173460e; do not edit.
+// Made by `make page` from the sources 95f1f684fc3bbb8f590e3c8190377cf98c3312e50ccb3869a9d70b99bca5e612; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

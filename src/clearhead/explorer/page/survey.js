@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 10da09384c525c05162abaf9348d62bb93866af93b0d7016f015acc28173460e; do not edit.
+// Made by `make page` from the sources 95f1f684fc3bbb8f590e3c8190377cf98c3312e50ccb3869a9d70b99bca5e612; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -116,6 +116,15 @@ var clearhead = (() => {
     use(dark.matches);
   }
 
+  // src/colours.js
+  function mixed(points, place) {
+    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
+    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
+    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+  }
+  var css = (colour) => `rgb(${colour.join(" ")})`;
+  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
+
   // src/json.js
   var parse = (text) => JSON.parse(text, (_, value) => value?.float === void 0 ? value : Number(value.float));
 
@@ -203,15 +212,45 @@ var clearhead = (() => {
     return { changes, misread };
   }
 
+  // src/survey/mixes.js
+  var LEAST_SHARE = 0.01;
+  var kinds = Object.keys(survey.key_kinds);
+  function rolesOf(mix) {
+    const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: kinds[i], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
+    return parts.length ? `Largest weight: ${parts.map(({ kind, share }) => `${kind} ${percent(share)}`).join(", ")} of queries.` : "";
+  }
+  function drawMixes() {
+    const { mixes, several } = head(), scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+    const columns = kinds.map((_, i) => i).filter((i) => mixes.some(({ shares }) => shares[i][0] >= LEAST_SHARE));
+    const rows = mixes.map(({ token_class: name, queries, texts, shares }) => {
+      const about = survey.classes[name] ?? "all queries";
+      const cells = columns.map((i) => {
+        const [share, low, high] = shares[i], colour = mixed(scale, Math.sqrt(share));
+        const interval = low === null ? "" : `, 95 % interval ${number(low, 3)} to ${number(
+          /** @type {number} */
+          high,
+          3
+        )}`;
+        const cell = make("span", { class: share ? "" : "none", title: `${name}, on ${survey.key_kinds[kinds[i]]}: ${number(share, 3)}${interval}` }, percent(share));
+        if (share >= LEAST_SHARE) Object.assign(cell.style, { background: css(colour), color: inkOn(colour), padding: "0 0.3rem", borderRadius: "3px" });
+        return cell;
+      });
+      const label = make("span", { title: `${about}: ${count(queries, "query", "queries")} of ${count(texts, "text")}` }, name);
+      return { kind: "", cells: [label, queries.toLocaleString("en"), ...cells] };
+    });
+    byId("mixes").replaceChildren(...rows.length ? [table("Largest weight by the class of the query’s token", ["class", "queries", ...columns.map((i) => kinds[i])], rows)] : []);
+    byId("several").textContent = several ? `Does more than one thing: ${several}.` : "";
+  }
+
   // src/survey/head.js
   var either = (value, digits = 3) => value === null ? "" : number(value, digits);
   var MOST_TOKENS = 8;
   var signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
   function drawHead() {
-    const { layer, head: at, module, roles, several } = head();
+    const { layer, head: at, module, mixes } = head();
     byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
     byId("module").textContent = module;
-    byId("roles").textContent = (roles.length ? `Largest weight: ${roles.join(", ")} of queries.` : "") + (several ? " Does more than one thing." : "");
+    byId("roles").textContent = rolesOf(mixes.at(-1));
     drawMetrics();
     drawHistogram();
     drawTokens();
@@ -300,15 +339,6 @@ var clearhead = (() => {
       rows
     ));
   }
-
-  // src/colours.js
-  function mixed(points, place) {
-    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
-    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
-    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
-  }
-  var css = (colour) => `rgb(${colour.join(" ")})`;
-  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
 
   // src/survey/examples.js
   var BEFORE = 22;
@@ -654,6 +684,7 @@ var clearhead = (() => {
     drawScatter();
     drawDifferences();
     drawHead();
+    drawMixes();
     drawExamples();
     drawVectors();
   }
