@@ -42,9 +42,10 @@ struct Mask {
 // equals that of the query. With `factors`, each weight is multiplied by the factor of its key.
 struct Group {
   Mask mask;
-  TensorView factors;    // float32 (b, h, k), or null
   TensorView query_ids;  // float32 (b, h, q), whole numbers, or null
   TensorView key_ids;    // float32 (b, h, k), or null
+  TensorView factors;    // float32 (b, h, k), or null
+  bool of_weights;       // the sums are of weights, and otherwise of 2^y (RowStats)
 };
 
 // Statistics of every row (query) that the forward sweep can compute in addition to the output,
@@ -58,7 +59,7 @@ struct RowStats {
   TensorView top_offsets;            // float32 (b, h, k): added to the scores first, or null
   MatrixView top_scores, top_keys;   // (b, h, q, n_top), keys int64; unused entries are -inf and -1
   int64_t n_groups;
-  MatrixView group_sums;  // (b, h, q, n_groups): sum of 2^y * factor over the keys of a group
+  MatrixView group_sums;  // (b, h, q, n_groups): sums over the keys of a group, times factors
   const Group* groups;
   bool top_weights;  // top_scores receives weights (times 2^offset) instead of scores
 };

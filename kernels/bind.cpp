@@ -70,15 +70,18 @@ int attend_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
   });
 }
 
-// The same, with statistics of the rows.
+// The same, with statistics of the rows, and then sums of weights, unless `sums` is None.
 int attend_with_stats(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle args,
-                      nb::handle row_stats) {
+                      nb::handle row_stats, nb::handle sums) {
   std::vector<Group> groups;
   return call([&] {
     Problem p = read_problem({q, k, v, out, nb::none(), nb::none()}, args);
-    return [p, stats = read_row_stats(row_stats, p, &groups)]() mutable {
+    WeightSums to = sums.is_none() ? WeightSums{} : read_weight_sums(sums, p);
+    return [p, to, stats = read_row_stats(row_stats, p, &groups)]() mutable {
       p.row_stats = &stats;
-      return attend(p);
+      Code code = attend(p);
+      p.row_stats = nullptr;
+      return code || !to.max.data ? code : sum_weights(p, to);
     };
   });
 }
@@ -264,7 +267,7 @@ NB_MODULE(_kernels, m) {
   m.def("attend", &attend_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional, optional,
         nb::arg());
   m.def("attend_with_stats", &attend_with_stats, nb::arg(), nb::arg(), nb::arg(), optional,
-        nb::arg(), nb::arg());
+        nb::arg(), nb::arg(), optional);
   m.def("logit_scale", &logit_scale);
   m.def("sum_weights", &sum_weights_of);
   m.def("largest_parts", &largest_parts_of);

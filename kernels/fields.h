@@ -19,7 +19,7 @@ constexpr Fields FIELDS[] = {
     {"RowStats",
      "max sum moment largest lse entropy share top_offsets top_scores top_keys group_sums groups "
      "top_weights"},
-    {"Group", "before after lo hi bits factors query_ids key_ids"},
+    {"Group", "before after lo hi bits query_ids key_ids factors of_weights"},
     {"Sums", "max share received map_rows map_cols map map_factors exact_row exact"},
     {"LargestParts", "directions parts keys"},
     {"Gradients",
@@ -179,8 +179,9 @@ inline RowStats read_row_stats(nanobind::handle from, const Problem& p,
     Members members(of_group, p);
     group.mask.before = members.integer(), group.mask.after = members.integer();
     members.read_ranges(&group.mask);
-    group.factors = members.keys();
     group.query_ids = members.queries(), group.key_ids = members.keys();
+    group.factors = members.keys();
+    group.of_weights = members.flag();
     groups->push_back(group);
   }
   s.top_weights = x.flag();

@@ -410,7 +410,8 @@ template <class A> class Prefill : GroupSums<A> {
     for (int64_t j = 0; j < n; j++)
       row_at<int64_t>(stats_.top_keys, task_.b, r.h, r.q)[j] = top_keys_[row * n + j];
     for (int64_t g = 0; g < n_groups_; g++)
-      row_at<float>(stats_.group_sums, task_.b, r.h, r.q)[g] = group_sum(row, g);
+      row_at<float>(stats_.group_sums, task_.b, r.h, r.q)[g] =
+          group_sum(row, g) * (stats_.groups[g].of_weights ? share : 1);
   }
   // Returns - sum of w ln w. With w = p * share and p = 2^y it is
   // share * (-ln(share) * sum of p - sum of p ln p), where `gap` is -ln(share).

@@ -33,6 +33,7 @@ def attend_with_stats(
     out: Tensor | None,
     args: tuple[Any, ...],
     row_stats: tuple[Any, ...],
+    sums: tuple[Any, ...] | None,
 ) -> int: ...
 def logit_scale(q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...]) -> float: ...
 def sum_weights(

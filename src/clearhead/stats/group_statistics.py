@@ -24,6 +24,7 @@ class GroupStatistic(RowStatistic):
 
     groups: Groups  # masks only, after `__post_init__`
     masks: ClassVar[list[Mask]]  # of the groups, in the order of the sums
+    of_weights: ClassVar[bool] = True  # are the sums of weights, and not of exp(x - max)?
     _spans: ClassVar[Mapping[str, tuple[int, int]]] = {}  # the groups that are spans
 
     def __post_init__(self) -> None:
@@ -94,7 +95,11 @@ class GroupStatistic(RowStatistic):
 
     def finish(self, rows: FinishedRows) -> dict[str, Tensor]:
         (sums,) = rows.state.more[self.accumulator]
-        return dict(zip(self.groups, rows.weight(sums).unbind(-1), strict=True))
+        return self.of_sums(rows.weight(sums) if self.of_weights else sums)
+
+    def of_sums(self, sums: Tensor) -> dict[str, Tensor]:
+        """Convert sums over the groups, (B, H, Tq, groups), to this statistic."""
+        return dict(zip(self.groups, sums.unbind(-1), strict=True))
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,14 +168,14 @@ class value_weighted(GroupStatistic):
     name, formula = "value_weighted", "Σₖ w n over a group of keys / Σₖ w n"
     call, example = "value_weighted({name: mask})", 'value_weighted({"sink": prefix(1)})'
     accumulator = "value_weighted"
+    of_weights = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.masks.append(everything)
         self.read_by(positive=True, required=True)
 
-    def finish(self, rows: FinishedRows) -> dict[str, Tensor]:
-        (sums,) = rows.state.more[self.accumulator]
+    def of_sums(self, sums: Tensor) -> dict[str, Tensor]:
         *of_groups, total = sums.unbind(-1)
         fractions = (x / total.masked_fill(total == 0, 1.0) for x in of_groups)
         return dict(zip(self.groups, fractions, strict=True))

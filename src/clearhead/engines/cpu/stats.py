@@ -18,12 +18,8 @@ from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
 from ...stats.group_statistics import GroupStatistic
 from ...stats.row_statistics import Entropy, Moment
 from ...stats.statistic import (
-    FinishedRows,
-    RowStatistic,
     WeightStatistic,
-    WeightSums,
     empty_rows,
-    empty_sums,
     finish_rows,
     zeros,
 )
@@ -37,17 +33,18 @@ GROUPED = {"mass", "weighted", "value_weighted"}
 
 
 class Group(NamedTuple):
-    """A group of keys: a band or ranges, the numbers that multiply weights, (B, H, Tk), and ids of
-    queries and keys, which must be equal."""
+    """A group of keys: a band or ranges, ids of queries and keys, which must be equal, the numbers
+    that multiply weights, (B, H, Tk), and whether the sums are of weights, and not of 2^y."""
 
     before: int
     after: int
     lo: Tensor | None
     hi: Tensor | None
     bits: Tensor | None
-    factors: Tensor | None
     query_ids: Tensor | None
     key_ids: Tensor | None
+    factors: Tensor | None
+    of_weights: bool
 
 
 class RowStats(NamedTuple):
@@ -74,13 +71,13 @@ class Sums(NamedTuple):
 
     max: Tensor
     share: Tensor
-    received: Tensor | None
-    map_rows: int
-    map_cols: int
-    map: Tensor | None
-    map_factors: Tensor | None
-    exact_row: Tensor | None
-    exact: Tensor | None
+    received: Tensor | None = None
+    map_rows: int = 0
+    map_cols: int = 0
+    map: Tensor | None = None
+    map_factors: Tensor | None = None
+    exact_row: Tensor | None = None
+    exact: Tensor | None = None
 
 
 for arguments in (RowStats, Group, Sums):
@@ -90,9 +87,12 @@ for arguments in (RowStats, Group, Sums):
 # The members of `RowStats`, (B, H, Tq), from which each statistic follows.
 NEEDS = {
     "lse": ["lse"], "max": ["largest"], "entropy": ["entropy"], "effective": ["entropy"],
-    "topk": [], "mass": ["share"], "weighted": ["share"], "value_weighted": ["share"],
+    "topk": [], "mass": [], "weighted": [], "value_weighted": [],
     "received": ["max", "share"], "pooled": ["max", "share"], "exact_rows": ["max", "share"],
 }  # fmt: skip
+
+# The member of `Sums` to which each statistic of the second sweep is added.
+SUMS = {"received": "received", "pooled": "map", "exact_rows": "exact"}
 
 
 def core_results(
@@ -117,34 +117,30 @@ def core_results(
             offsets = None if s.by is None else _top_offsets(tops, p, tensors, args)
             wanted |= {"top_offsets": offsets, "top_scores": scores, "top_keys": keys}
         elif s.name in GROUPED and "groups" not in wanted:
-            groups = _groups(p, statistics)
-            sums = new(B, H, Tq, len(groups), dtype=torch.float32)
-            wanted |= {"groups": groups, "group_sums": sums}
+            groups = _groups(p, statistics, finished=True)
+            group_sums = new(B, H, Tq, len(groups), dtype=torch.float32)
+            wanted |= {"groups": groups, "group_sums": group_sums}
     rows = RowStats(**wanted, top_weights=True)
-    check(core.attend_with_stats(*tensors, out, args, rows))
-    weight_sums = None
+    sums = None
     if rows.max is not None and rows.share is not None:
-        weight_sums = _sum_weights(p, statistics, tensors, args, rows.max, rows.share)
-    return {s.name: _finished(s, p, rows, statistics, weight_sums) for s in statistics}
+        sums = _empty_sums(p, statistics, rows.max, rows.share)
+    check(core.attend_with_stats(*tensors, out, args, rows, sums))
+    return {s.name: _finished(s, p, statistics, rows, sums) for s in statistics}
 
 
 def _finished(
-    s: Statistic,
-    p: Problem,
-    rows: RowStats,
-    statistics: tuple[Statistic, ...],
-    weight_sums: WeightSums | None,
+    s: Statistic, p: Problem, statistics: tuple[Statistic, ...], rows: RowStats, sums: Sums | None
 ) -> Result:
     if s.sweep == "second":
-        assert isinstance(s, WeightStatistic) and weight_sums is not None
-        return s.finish(weight_sums[s.name], p.grid, None)
+        return cast(WeightStatistic, s).finish(_sum_of(s, p, cast(Sums, sums)), p.grid, None)
     if s.name == "topk":
         return cast(topk, s).padded(cast(Tensor, rows.top_scores), cast(Tensor, rows.top_keys))
-    if rows.entropy is not None and s.name in ("entropy", "effective"):
-        return cast(Entropy, s).of_entropy(rows.entropy)
-    # The other statistics read one of these.
-    state = State(rows.largest, rows.share, _group_sums(rows.group_sums, statistics))  # type: ignore[arg-type]  # None if none reads it
-    return cast(RowStatistic, s).finish(FinishedRows(state, rows.lse, rows.share))  # type: ignore[arg-type]  # as above
+    if s.name in GROUPED:
+        (total,) = _group_sums(rows.group_sums, statistics)[cast(GroupStatistic, s).accumulator]
+        return cast(GroupStatistic, s).of_sums(total)
+    if s.name in ("entropy", "effective"):
+        return cast(Entropy, s).of_entropy(cast(Tensor, rows.entropy))
+    return cast(Tensor, rows.lse if s.name == "lse" else rows.largest)
 
 
 def core_stats(
@@ -158,7 +154,7 @@ def core_stats(
     (moment,) = rows.more.get("moment", (None,))
     top_scores, top_keys = rows.more.get("top", (None, None))
     tops = next((s for s in statistics if isinstance(s, topk)), None)
-    groups = _groups(p, statistics)
+    groups = _groups(p, statistics, finished=False)
     group_sums = zeros(p, p.Tq, len(groups)) if groups else None
     check(
         core.attend_with_stats(
@@ -175,14 +171,16 @@ def core_stats(
                 group_sums=group_sums,
                 groups=groups,
             ),
+            None,
         )
     )
     more = {**rows.more, **_group_sums(group_sums, statistics)}
     state = State(rows.max * unit, rows.sum, {n: _in_nats(x, unit) for n, x in more.items()})
     sums = None
-    if any(s.sweep == "second" for s in statistics):
-        share = finish_rows(state, p.sinks).factor
-        sums = _sum_weights(p, statistics, tensors, args, rows.max, share)
+    if second := [s for s in statistics if s.sweep == "second"]:
+        into = _empty_sums(p, statistics, rows.max, finish_rows(state, p.sinks).factor)
+        check(core.sum_weights(*tensors, args, into))
+        sums = {s.name: _sum_of(s, p, into) for s in second}
     return Partial.of_all(p, statistics, state, sums), rows.max.double() * unit
 
 
@@ -192,17 +190,18 @@ def readable(inputs: Inputs, output: bool) -> Inputs:
     return Inputs(q, k, v if output else v[..., :0])
 
 
-def _groups(p: Problem, statistics: tuple[Statistic, ...]) -> list[Group]:
+def _groups(p: Problem, statistics: tuple[Statistic, ...], *, finished: bool) -> list[Group]:
+    """Return the groups of all statistics; sums are of weights if a `finished` statistic is."""
     groups = []
     for s in statistics:
         if isinstance(s, GroupStatistic):
-            numbers = _numbers(s, p)
+            numbers, of_weights = _numbers(s, p), finished and s.of_weights
             for x in s.key_groups(p):
                 if x.band is not None:
                     rule: MaskArgs = (*x.band, None, None, None)
                 else:
                     rule = (0, 0, x.ranges.lo, x.ranges.hi, x.ranges.bits)
-                groups.append(Group(*rule, numbers, *x.numbered_ids))
+                groups.append(Group(*rule, *x.numbered_ids, numbers, of_weights))
     return groups
 
 
@@ -237,31 +236,25 @@ def _in_nats(x: Accumulator, unit: float) -> Accumulator:
     return x
 
 
-def _sum_weights(
-    p: Problem,
-    statistics: tuple[Statistic, ...],
-    tensors: Inputs,
-    args: KernelArgs,
-    top: Tensor,
-    share: Tensor,
-) -> WeightSums:
-    sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
-    bins, factors = (0, 0), None
+def _empty_sums(p: Problem, statistics: tuple[Statistic, ...], top: Tensor, share: Tensor) -> Sums:
+    """Return sums of 0 for the statistics of the second sweep."""
+    into: dict[str, Any] = {}
     for s in statistics:
+        if isinstance(s, WeightStatistic):
+            into[SUMS[s.name]] = s.empty(p, slice(0, p.Tq), p.Tk)
         if isinstance(s, pooled):
-            bins, factors = (s.query_bins(p), s.key_bins(p)), _numbers(s, p)
-    exact, row_of = (
-        [i for s in statistics if isinstance(s, exact_rows) for i in s.positions(p.grid)],
-        None,
-    )
-    if exact:
-        row_of = torch.full((p.Tq,), -1, device="cpu")
-        row_of[exact] = torch.arange(len(exact), device="cpu")
-    of = Sums(
-        top, share, sums.get("received"), *bins, sums.get("pooled"), factors, row_of,
-        sums.get("exact_rows"),
-    )  # fmt: skip
-    check(core.sum_weights(*tensors, args, of))
-    if row_of is not None:  # the core stores a query that is requested twice once
-        sums["exact_rows"] = sums["exact_rows"][:, :, row_of[exact]]
-    return sums
+            into |= {"map_rows": s.query_bins(p), "map_cols": s.key_bins(p)}
+            into["map_factors"] = _numbers(s, p)
+        if isinstance(s, exact_rows) and (positions := s.positions(p.grid)):
+            row_of = torch.full((p.Tq,), -1, device="cpu")
+            row_of[positions] = torch.arange(len(positions), device="cpu")
+            into["exact_row"] = row_of
+    return Sums(top, share, **into)
+
+
+def _sum_of(s: Statistic, p: Problem, sums: Sums) -> Tensor:
+    """Return the sums of a statistic of the second sweep."""
+    total: Tensor = getattr(sums, SUMS[s.name])
+    if sums.exact_row is None or not isinstance(s, exact_rows):
+        return total
+    return total[:, :, sums.exact_row[s.positions(p.grid)]]  # a query may be requested twice
