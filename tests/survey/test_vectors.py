@@ -166,6 +166,13 @@ def test_a_rotation_that_depends_on_the_length_is_not_undone(tmp_path):
 def test_components_of_equal_vectors_and_of_rank_one():
     x = torch.randn(7, 5)
     assert principal_components(x[:1].repeat(9, 1)).points.shape == (9, 0)
+    rounded = x[:1] * (1 + 1e-7 * torch.randn(9, 5))
+    assert rounded.unique(dim=0).shape[0] > 1
+    assert principal_components(rounded).points.shape == (9, 0)
+    many = torch.randn(300, 5)
+    assert principal_components(many.bfloat16()).shares.tolist() == pytest.approx(
+        principal_components(many).shares.tolist(), rel=0.01
+    )
     assert principal_components(x[:1]).shares.tolist() == []
     assert principal_components(x[:0]).points.shape == (0, 0)
     line = torch.arange(6.0)[:, None] * torch.tensor([3.0, -4.0, 0.0]) + 5

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ROUNDING = 4  # units in the last place by which a model may round a vector
+
 
 class Projection(NamedTuple):
     """Vectors x, (n, D), on their first c principal components, in float64.
@@ -29,8 +31,9 @@ def principal_components(x: Tensor, count: int = 3) -> Projection:
     """Return vectors, (n, D), on their first `count` principal components.
 
     It is a singular value decomposition in float64 of the vectors without their mean. Components
-    are left out whose variance is not more than the rounding of the vectors' dtype, so fewer than
-    `count` may be returned; none if all vectors are equal, or if there are none.
+    are left out whose singular value is at most `ROUNDING` eps |x|, with the eps of the vectors'
+    dtype and the Frobenius norm, so fewer than `count` may be returned; none if all vectors are
+    equal within rounding, or if there are none.
     """
     if not len(x):
         x = x.new_zeros(1, x.shape[1])[:0].double()
@@ -40,7 +43,7 @@ def principal_components(x: Tensor, count: int = 3) -> Projection:
     mean = x.mean(0)
     centred = x - mean
     _, s, rows = torch.linalg.svd(centred, full_matrices=False)
-    rounding = max(x.shape) * eps * torch.linalg.matrix_norm(x, 2)
+    rounding = ROUNDING * eps * torch.linalg.matrix_norm(x)
     components = rows[: min(count, int((s > rounding).sum()))]
     largest = components.abs().argmax(-1, keepdim=True)
     components = components * components.gather(-1, largest).sign()

@@ -131,7 +131,7 @@ def read_vectors(
         key_head = head // (heads // call.key.shape[1])
         queries = torch.tensor([row["query"] for row in own])
         keys = torch.tensor([row["keys"][0] for row in own])
-        q, k = call.query[0, 0, queries], call.key[0, key_head, keys]
+        q, k = call.query[0, 0, queries].cpu(), call.key[0, key_head, keys].cpu()
         of_part = {"q": q, "k": k}
         if rotary is not None:
             back = Rotary(-rotary.frequencies, rotary.interleaved)
