@@ -1,7 +1,8 @@
 """The pictures of the README and of the documentation.
 
-    python -m docs.pictures     # needs the extras plot, hf and test, and Chromium
+    python -m docs.pictures     # needs the extras plot, hf, survey and test, and Chromium
 
+The page of a survey reads 20,000 tokens with SmolLM2, which takes minutes.
 The charts show the figures in `bench/results/`, one file for an instruction set, which
 `clearhead bench prefill decode training --out bench/results/LEVEL.json` wrote.
 """
@@ -18,6 +19,7 @@ from playwright.sync_api import sync_playwright
 import clearhead as ch
 from clearhead import demo
 from clearhead.inspection.report import Report, summary
+from examples.book_and_code import files
 from examples.smollm2 import cached, fetch
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +30,7 @@ STORY = (
 )
 SENTENCE = "When Mary and John went to the store, John gave a drink to"
 SMOLLM2 = cached()
+SURVEYED, BEGINNING = 20_000, 3000  # tokens, and characters of each file of source code
 # The case in the results -> what it is called in the chart.
 CASES = {
     "fp32 full": "2048 tokens, float32",
@@ -65,6 +68,19 @@ def terminal(found: Report, path: Path) -> None:
         page = Path(folder) / "terminal.html"
         page.write_text(f'<meta charset="utf-8"><pre style="{style}">{printed}</pre>', "utf-8")
         photograph(page.as_uri(), path, part="pre")
+
+
+def survey(model: Path, path: Path) -> None:
+    """The page of a survey of source code, at the head with the most induction."""
+    texts = [text[:BEGINNING] for text in files()]
+    with tempfile.TemporaryDirectory() as folder:
+        result = ch.survey(model, texts, out=folder, tokens=SURVEYED, progress=False)
+        (layer, head), *_ = result.query(
+            "select layer, head from heads where metric = 'induction' order by mean desc, layer"
+        ).rows
+        page = ch.views.html.write_survey(result, Path(folder) / "page.html")
+        at = f"#layer={layer}&head={head}&metric=induction&x=first&y=induction"
+        photograph(f"{page.as_uri()}{at}", path, ready="typeof clearhead !== 'undefined'")
 
 
 def photograph(address: str, path: Path, ready: str = "true", part: str | None = None) -> None:
@@ -139,6 +155,7 @@ def main() -> None:
     real = ch.report(fetch(), SENTENCE, next_token=True, progress=False)
     explorer(real, PICTURES / "smollm2.png")
     terminal(real, PICTURES / "smollm2-terminal.png")
+    survey(fetch(), PICTURES / "survey.png")
     mask(PICTURES / "mask.png")
     for results in sorted((ROOT / "bench" / "results").glob("*.json")):
         speed(results, PICTURES / f"speed-{results.stem}.png")
