@@ -400,6 +400,28 @@ class Recomputed(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("mask", [None, ch.causal])
+@pytest.mark.parametrize("shape", [(7, 8), (3, 7, 8), (2, 3, 7, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_recomputes_after_the_block_what_it_recorded_in_it(dtype, shape, mask):
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(torch.nn.Module):
+        def forward(self, x):
+            return checkpoint(self.attend, x, use_reentrant=False)
+
+        def attend(self, x):
+            return ch.attention(x.sin(), x.cos(), x, mask=mask)
+
+    model, seed = Checkpointed(), torch.Generator().manual_seed(0)
+    x = torch.randn(shape, dtype=dtype, generator=seed, requires_grad=True)
+    with ch.watch(model):
+        out = model(x)
+    (found,) = torch.autograd.grad(out.square().sum(), x)
+    (right,) = torch.autograd.grad(model.attend(x).square().sum(), x)
+    assert torch.equal(found, right)
+
+
 def test_statistics_of_a_reentrant_checkpoint_have_no_gradient_and_say_so():
     model, x = Recomputed(), torch.randn(1, 5, 8, requires_grad=True)
     stats = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)})]
