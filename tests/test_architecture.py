@@ -23,13 +23,13 @@ BUDGETS = {
     "explorer": 3420,  # and the page of a survey, with vectors; what heads carry
     "survey": 3920,  # moves, forgets, budgets, needles; repeats; what differs; vectors; mixes
     "demo": 485,  # and where its page begins
-    "inspection": 6550,  # attribution, circuits, rotations, roles, probe, paths, the next token
+    "inspection": 6615,  # attribution, circuits, rotations, roles, probe, paths, the next token
     "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache
     "distributed": 2490,
     "nn": 1145,
     "functional": 1170,  # the plain call of look; numbers of keys over ranks
     "testing": 140,
-    "engines": 4370,  # masked NaN; replayed calls; numbers per key and tiles on a GPU; parts
+    "engines": 4400,  # masked NaN; replayed and recorded calls; numbers per key and tiles on a GPU
     "stats": 1065,  # and numbers per key; what varies
     "problem": 765,
     "masks": 1830,  # and groups of keys by id, stored; positions of keys

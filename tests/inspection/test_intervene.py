@@ -478,16 +478,45 @@ OF_ALL_ALIKE = {
 }
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_checkpoint_that_does_not_say_which_layer_it_computes_again(use_reentrant):
+def test_a_checkpoint_that_does_not_say_which_layer_it_computes_again():
     """An edit that tells them apart is refused; else gradients are those without checkpoints."""
-    how = checkpointed(use_reentrant)
+    how = checkpointed(False)
     for name, make in OF_ONE_LAYER.items():
         with pytest.raises(BadValue, match="3 calls of layers 0, 1, 2 differently, and a") as error:
             gradients(Shared(how), make())
         assert error.value.rule.endswith(".") and error.value.hint.endswith("."), name
     for make in OF_ALL_ALIKE.values():
         torch.testing.assert_close(gradients(Shared(how), make()), gradients(Shared(), make()))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of inner ones
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", [*OF_ONE_LAYER, *OF_ALL_ALIKE])
+def test_a_reentrant_checkpoint_computes_again_the_calls_that_it_made(name, whole):
+    edits, how = {**OF_ONE_LAYER, **OF_ALL_ALIKE}[name](), checkpointed(True)
+    right = gradients(Shared(), edits)
+    torch.testing.assert_close(gradients(Shared(how, whole), edits), right)
+    if not whole:  # checkpoints in a checkpoint
+        torch.testing.assert_close(gradients(Shared(how), edits, around=how), right)
+
+
+@pytest.mark.parametrize("edit", [ch.edits.scale(3.0), ch.edits.knock_out(ch.prefix(1))])
+def test_a_reentrant_checkpoint_of_a_run_before_the_block_is_not_edited(edit):
+    model, unedited = Shared(checkpointed(True)), Shared()
+    x, y = (
+        torch.randn(2, 7, 15, dtype=torch.float64, requires_grad=True, generator=seed)
+        for seed in map(torch.Generator().manual_seed, (2, 3))
+    )
+    before = model(x).square().sum()
+    with intervene(model, [edit]):
+        model(y)
+        before.backward()
+    right = torch.autograd.grad(unedited(x).square().sum(), [x, *unedited.parameters()])
+    torch.testing.assert_close((x.grad, *(p.grad for p in model.parameters())), right)
+    with intervene(model, [edit]):
+        inside = model(y).square().sum()
+    with pytest.raises(BadValue, match="after the with block"):
+        inside.backward()
 
 
 @pytest.mark.parametrize("name", [*OF_ONE_LAYER, *OF_ALL_ALIKE])
@@ -545,8 +574,14 @@ def test_a_checkpointed_function_of_a_module_is_edited_again(use_reentrant):
     for layers in (1, 2):
         found = gradients(Calls(how, layers), edits)
         torch.testing.assert_close(found, gradients(Calls(None, layers), edits))
-    with pytest.raises(BadValue, match="treats 2 calls of layers 0, 1 differently"):
-        gradients(Calls(how, 2), [ch.edits.scale(3.0, layers=[1])])
+    edits = [ch.edits.scale(3.0, layers=[1])]
+    if use_reentrant:
+        torch.testing.assert_close(
+            gradients(Calls(how, 2), edits), gradients(Calls(None, 2), edits)
+        )
+    else:
+        with pytest.raises(BadValue, match="treats 2 calls of layers 0, 1 differently"):
+            gradients(Calls(how, 2), edits)
 
 
 def test_the_backward_pass_of_another_model_is_not_edited():

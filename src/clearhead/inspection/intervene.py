@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 
@@ -14,7 +15,7 @@ from ..errors import BadType, BadValue, kind_of
 from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, ambient, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
-from ..torch_state import compiled_parts, in_backward
+from ..torch_state import compiled_parts, in_autograd_function, in_backward
 from .edits.edit import Edit, EditSite, in_order
 from .edits.patch import patch
 from .layers import (
@@ -24,6 +25,7 @@ from .layers import (
     module_hooks,
     never_called,
 )
+from .reentrant import ReentrantCheckpoints
 
 
 @contextmanager
@@ -41,8 +43,8 @@ def intervene(
     ``attn_implementation="clearhead"``, and any other module of the model that calls `attention`
     in this thread. `watch` records the edited attention, whichever block is the outer one. Blocks
     nest: the outer edits apply first. Gradients flow through edits. With activation checkpointing,
-    call `backward()` inside the block as well, because it recomputes layers; inside the block, the
-    backward pass runs in this thread, on a GPU too.
+    call `backward()` inside the block as well, because it recomputes layers. Outside, it raises an
+    error. Inside the block, the backward pass runs in this thread, on a GPU too.
 
     Args:
         model: any torch.nn.Module that is not compiled.
@@ -75,11 +77,14 @@ def intervene(
     # Otherwise torch runs a GPU's backward pass, and the calls that checkpoints recompute in it, in
     # another thread, where no edits are active.
     with (
-        module_hooks(model, editor.layers.enter, editor.layers.leave),
+        module_hooks(model, editor.enter, editor.layers.leave),
         editing(editor),
         set_multithreading_enabled(False),
     ):
-        yield editor.done
+        try:
+            yield editor.done
+        finally:
+            editor.reentrant.open = False
     if must_apply:
         editor.done.warn_if_unchanged()
         editor.done.must_have_applied(type(model).__name__, editor.layers)
@@ -188,19 +193,33 @@ class _Editor(Editor):
         self.layers = Layers()
         self._calls: Counter[int] = Counter()  # by layer, since the block began
         self._outside = False  # did calls come from outside the model?
+        self.reentrant = ReentrantCheckpoints()
+        self._no_checkpoint = False  # does the model run without gradients, outside a checkpoint?
+
+    def enter(self, name: str, module: nn.Module, *arguments: Any) -> None:
+        if not self.layers.inside:
+            self._no_checkpoint = not (torch.is_grad_enabled() or in_autograd_function())
+        self.layers.enter(name, module, *arguments)
 
     def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
         """Apply the edits to one call."""
-        if in_backward():  # a checkpoint recomputes its layers
-            site = self._recomputed(problem)
-            return EditedCall(problem, inputs) if site is None else self._at(site, problem, inputs)
+        if recomputes := in_backward():  # a checkpoint recomputes its layers
+            is_reentrant, site = self.reentrant.recomputed()
+            site = site if is_reentrant else self._recomputed(problem)
+        else:
+            site = self._new_site(problem)
+        if recomputes or not (torch.is_grad_enabled() or (site and self._no_checkpoint)):
+            self.reentrant.note(site)
+        return EditedCall(problem, inputs) if site is None else self._at(site, problem, inputs)
+
+    def _new_site(self, problem: Problem) -> EditSite | None:
+        """Return the site of a call of the forward pass; None outside the model."""
         if not self.layers.inside:
             self._outside = True
-            return EditedCall(problem, inputs)
+            return None
         layer, name = self.layers.next_call()
         self._calls[layer] += 1
-        site = EditSite(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
-        return self._at(site, problem, inputs)
+        return EditSite(layer, name, self._calls[layer] - 1, self.layers.texts.positions(problem))
 
     def _recomputed(self, problem: Problem) -> EditSite | None:
         """Return the site (layer and call) that a checkpoint recomputes.
