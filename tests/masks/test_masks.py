@@ -25,6 +25,7 @@ from clearhead import torch_state
 from clearhead.masks import And, Grid, Mask, Or, mask as mask_room, values
 from clearhead.masks.key_group import key_groups
 from clearhead.masks.positions import Everything
+from clearhead.problem.check import Options, make_problem
 
 # ------------------------------------------------------------------------------- random masks
 
@@ -115,6 +116,9 @@ def test_cells_and_ranges_are_the_same(asked):
     assert torch.equal(mask.to_bool(**sizes).expand_as(keep), keep)
     group = key_groups([mask], grid, None)[0].to_bool(slice(0, grid.Tq), slice(0, grid.Tk))
     assert torch.equal(group.expand_as(keep), keep)
+    x = torch.empty(grid.B, grid.H, grid.Tk, 1)
+    problem, _ = make_problem(torch.empty(grid.B, grid.H, grid.Tq, 1), x, x, Options(mask))
+    assert torch.equal(problem.fully_masked().expand(keep.shape[:3]), ~keep.any(-1))
     if band := mask.band(grid):
         distance = torch.arange(grid.Tk) - torch.arange(grid.Tq).unsqueeze(-1)
         assert torch.equal(((-band[0] <= distance) & (distance <= band[1])).expand_as(keep), keep)

@@ -120,9 +120,10 @@ class TextStack:
         """
         name = self.running[-1].name if self.running else ""
         known = self._known.setdefault((name, problem.grid), set())
+        crosses = self.crosses
         if not in_backward():
-            positions = self._positions(problem)
-            if self.crosses or (
+            positions = self._positions(problem, crosses)
+            if crosses or (
                 ambient().position is UNKNOWN_POSITION and self._transformer is not None
             ):
                 known.add(positions)  # they depend on the arguments of outer modules
@@ -136,15 +137,14 @@ class TextStack:
                 "its texts are unknown.",
                 "open a with block for each run, and call backward() in it.",
             )
-        return next(iter(known)) if known else self._positions(problem)
+        return next(iter(known)) if known else self._positions(problem, crosses)
 
-    def _positions(self, problem: Problem) -> Positions:
+    def _positions(self, problem: Problem, crosses: bool) -> Positions:
         position, grid = ambient().position, problem.grid
         column = _column_of(problem) if position.start is None else position.start
         stated = column is not None or problem.Tq == problem.Tk
         if column is None and (problem.Tq == problem.Tk or problem.Tq > 1):
             column = 0
-        crosses = self.crosses
         padding = position.padding
         if position is UNKNOWN_POSITION:
             padding = self._module_padding(crosses, problem)

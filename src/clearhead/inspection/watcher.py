@@ -123,7 +123,7 @@ class Watcher:
             rows = self.rows_of(problem, at)
             columns = sorted({*rows.flatten().tolist()} - {-1})
             statistics = parse_stats([*statistics, ExactRows(columns)])
-        masked = problem.key_ranges.keys_per_query() == 0 if problem.masked else None
+        masked = problem.fully_masked() if problem.masked else None
         # A checkpoint compares the tensors saved for backward by its two forward passes. Statistics
         # are computed in the first one only, so their tensors must bypass the checkpoint's hooks.
         unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
@@ -226,11 +226,10 @@ class Watcher:
 
 def without_padding(problem: Problem, at: Positions) -> Problem:
     """Return the problem with padding queries fully masked, so that no statistic counts them."""
-    real = at.is_real(problem.Tq)
-    if bool(real.all()):
+    if at.real_queries(problem.Tq) == (0, problem.Tq):
         return problem
-    padding = ~real.to(problem.device)
-    if problem.masked and not bool((padding & (problem.key_ranges.keys_per_query() > 0)).any()):
+    padding = ~at.is_real(problem.Tq).to(problem.device)
+    if problem.masked and not bool((padding & ~problem.fully_masked()).any()):
         return problem
     return replace(problem, mask=WithoutEdges(problem.mask, everything, padding, "padding"))
 

@@ -99,6 +99,13 @@ class Problem:
         meta = self.device.type == "meta"
         return self.mask.key_ranges(self.grid, torch.device("cpu") if meta else self.device)
 
+    def fully_masked(self) -> Tensor:
+        """Return which queries may look at no key, (B|1, H|1, Tq)."""
+        if (band := self.mask.band(self.grid)) is None:
+            return self.key_ranges.keys_per_query() == 0
+        q = torch.arange(self.Tq, device=self.device).view(1, 1, -1)
+        return (q - band[0]).clamp(min=0) > (q + band[1]).clamp(max=self.Tk - 1)
+
     @cached
     def without_mask(self) -> "Problem":
         """The same problem without its mask, for tiles in which the mask allows every pair."""
