@@ -20,14 +20,17 @@ class PerKey:
 
     Those with a `norm`, "value" or "relative_value", have no numbers until `watch` computes them
     for a call. Two are equal if they hold the same numbers, so that partial results can merge.
+    `has_nan` is determined once, for numbers that must be `positive`: a GPU would wait.
     """
 
     def __init__(self, numbers: object, argument: str, *, positive: bool = False) -> None:
         self.argument = argument
         self.numbers: Tensor | None = None
         self.norm: str | None = None
+        self.has_nan = False
         if isinstance(numbers, PerKey):
             self.numbers, self.norm = numbers.numbers, numbers.norm
+            self.has_nan = numbers.has_nan
             return
         if isinstance(numbers, str) and numbers in (VALUE, RELATIVE_VALUE):
             self.norm = numbers
@@ -51,11 +54,8 @@ class PerKey:
                 "this statistic needs numbers of 0 or more.",
                 "pass absolute values, for example norms.",
             )
+        self.has_nan = positive and bool(numbers.isnan().any())
         self.numbers = numbers.detach().reshape((1,) * (3 - numbers.dim()) + numbers.shape)
-
-    @property
-    def has_nan(self) -> bool:
-        return self.numbers is not None and bool(self.numbers.isnan().any())
 
     def must_fit(self, grid: Grid) -> None:
         """Raise `BadValue` unless there is one number for each key of a call of these sizes."""
