@@ -29,7 +29,7 @@ BUDGETS = {
     "nn": 1145,
     "functional": 1170,  # the plain call of look; numbers of keys over ranks
     "testing": 140,
-    "engines": 4370,  # masked NaN; replayed calls; numbers per key and tiles on a GPU; parts
+    "engines": 4570,  # masked NaN; replays; numbers per key and finished statistics on a GPU; parts
     "stats": 1065,  # and numbers per key; what varies
     "problem": 765,
     "masks": 1830,  # and groups of keys by id, stored; positions of keys

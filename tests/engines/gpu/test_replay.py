@@ -224,6 +224,18 @@ def test_a_repeated_call_has_the_bits_of_a_new_one(engine, stats):
     assert any(callable(x) for x in choice._records._by_kind.values())
 
 
+@interpreted
+@pytest.mark.parametrize("stats", [["lse", "max", "entropy"], [ch.topk(3)], *STATISTICS[::2]])
+def test_a_repeated_look_only_allocates_and_starts_kernels(stats):
+    choice._records = Records()
+    for seed in range(3):
+        ch.look(*draw(1, 2, 21, 16, seed=seed), mask=ch.causal, stats=stats, engine="triton")
+    (record,) = filter(callable, choice._records._by_kind.values())
+    called = [record.__globals__[x] for x in record.__code__.co_names if x in record.__globals__]
+    names = {x.__name__ for x in called if hasattr(x, "__name__") and not isinstance(x, type)}
+    assert "new_empty" in names and names <= {"new_empty", "new_zeros"}
+
+
 def test_a_statistic_with_numbers_for_the_keys_has_no_kind():
     """The numbers are tensors that a record could not replace, and they have no hash."""
     problem, _ = make_problem(*draw(1, 2, 5, 8), Options())

@@ -31,7 +31,7 @@ from clearhead.engines.gpu.triton.arguments import args_of
 from clearhead.engines.gpu.triton.launch_forward import attend
 from clearhead.engines.gpu.triton.operator import FOR_GRADIENTS
 from clearhead.engines.gpu.triton.repair import repair_gradients, repair_output
-from clearhead.engines.gpu.triton.statistics import answer_and_stats
+from clearhead.engines.gpu.triton.statistics import answer_and_results, answer_and_stats
 from clearhead.masks.key_group import duplicate_keys
 from clearhead.problem.check import Options, make_problem
 from clearhead.stats import parse_stats
@@ -58,7 +58,7 @@ class Absent:
 run = JITFunction.run
 compiled: set[str] = set()
 too_large: list[str] = []
-# In the shortest loop, for the first causal call and for sums of weights.
+# In the shortest loop, for the first causal call, for statistics and for sums of weights.
 MOST_LOCAL = {"attend_tiles": 0, "query_gradients": 0, "key_gradients": 0, "sum_weights": 0}
 slow_loops: list[str] = []
 PRODUCTS = "HMMA", "HGMMA", "UTCHMMA", "IMMA", "FFMA"  # FFMA only with `FMA_LOOP` of them
@@ -165,7 +165,7 @@ def count(dtype, Tq, Tk, D, n=8, **keywords):
     problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
     asked = ["entropy", stats.topk(n), stats.mass({"sink": ch.prefix(1)}), "received",
              stats.pooled(8, 8), stats.exact_rows([0])]  # fmt: skip
-    answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
+    answer_and_results(problem, inputs, parse_stats(asked, problem.grid), True)
 
 
 def count_by_numbers(dtype, T, D, **keywords):
@@ -200,6 +200,7 @@ if __name__ == "__main__":
     with_splits(torch.float16, 128)
     if which != "first":
         with_splits(BF16, 128, Tq=128, mask=ch.Causal(align="end"))
+        MOST_LOCAL["attend_tiles"] = 0  # also with statistics
         count(BF16, 512, 512, 64, mask=ch.causal)
         count_by_numbers(BF16, 512, 64, mask=ch.causal)
     if which == "all":
@@ -218,7 +219,7 @@ if __name__ == "__main__":
     expected = {"attend_tiles", "merge_splits"}
     if which != "first":
         expected |= {"row_products", "query_gradients", "key_gradients", "bias_gradients",
-                     "sum_weights", "store_exact_rows", "raise_flag"}  # fmt: skip
+                     "sum_weights", "store_exact_rows", "pool_parts", "raise_flag"}  # fmt: skip
     missing = expected - compiled
     assert not missing, missing
     assert not slow_loops, slow_loops

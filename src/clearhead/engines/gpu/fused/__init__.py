@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
-from ....stats import Partial, Statistic, lse_alone
+from ....stats import Statistic, lse_alone
 from ...devices import policy_of
-from ...engine import Answer, Engine
+from ...engine import Answer, Engine, Results
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import (
     Gpu,
@@ -69,12 +69,25 @@ class Fused(Engine):
     ) -> Answer:
         from .operator import attend
 
+        stats = super().answer(problem, inputs, statistics, output=False).stats
+        return Answer(attend(problem, inputs)[0] if output else None, stats)
+
+    @with_own_buffers
+    def results(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        statistics: tuple[Statistic, ...] = (),
+        *,
+        output: bool = True,
+    ) -> Results:
+        from .operator import attend
+
         if output and lse_alone(statistics) and self.returns_lse(problem):
             out, lse = attend(problem, inputs, lse=True)
             assert lse is not None
-            return Answer(out, Partial.of_lse(problem, statistics, lse))
-        stats = super().answer(problem, inputs, statistics, output=False).stats
-        return Answer(attend(problem, inputs)[0] if output else None, stats)
+            return Results(out, {"lse": lse})
+        return super().results(problem, inputs, statistics, output=output)
 
 
 def _gpu(p: Problem) -> Gpu:

@@ -15,7 +15,7 @@ from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
 from ....stats import Partial, Statistic, lse_alone
 from ...devices import policy_of
-from ...engine import Answer, Engine
+from ...engine import Answer, Engine, Results
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import gpu_of, why_not_torch, why_slower
 from ..interpreter import interprets
@@ -86,3 +86,19 @@ class Triton(Engine):
             attend_or_record(problem, inputs, False)[0] if output else None,
             super().answer(problem, inputs, statistics, output=False).stats,
         )
+
+    @with_own_buffers
+    def results(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        statistics: tuple[Statistic, ...] = (),
+        *,
+        output: bool = True,
+    ) -> Results:
+        from .statistics import answer_and_results, can_count
+
+        if statistics and can_count(problem, inputs, statistics):
+            p = problem if output else problem.without_dropout
+            return Results(*answer_and_results(p, inputs, statistics, output))
+        return super().results(problem, inputs, statistics, output=output)

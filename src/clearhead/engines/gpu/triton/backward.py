@@ -1,9 +1,9 @@
 """Compute gradients, without storing anything of the size queries x keys.
 
-The weights of a tile are recomputed from `max`, the largest logit of each row, and the factor
-`share` (forward.py, `RowSums`):
+The weights of a tile are recomputed from `top`, the largest logit of each row, and the factor
+`share` (row_results.py, `RowResults`):
 
-    w = exp2(x - max) share          dV = (drop w)^T dO         dP = drop (dO V^T)
+    w = exp2(x - top) share          dV = (drop w)^T dO         dP = drop (dO V^T)
     dx = w (dP - delta)              delta = Σ dO O - dlse      dS = dx (1 - tanh^2) with a soft cap
     dQ = scale dS K                  dK = scale dS^T Q          dbias = Σ dx where it broadcasts
 

@@ -15,16 +15,18 @@ tile see, is computed without a mask. Few other tiles are empty (none with a win
 Testing each would prevent the pipelining of loads, so tiles are tested only if the mask has bits.
 
 If a head has few tiles of queries and many keys, programs split the keys, and `merge_splits` merges
-their results. The lower bound for a single query is then one read of the keys and values.
+their results (row_results.py). The lower bound for a single query is then one read of the keys and
+values.
 Source: Dao 2023, "FlashAttention-2"; Dao, Haziza, Massa & Sizov 2023, "Flash-Decoding".
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from .arguments import Cells
+from .row_results import finish, store_parts
 from .tile import (
     above,
     allowed_cells,
@@ -40,28 +42,8 @@ from .tile import (
     nonfinite_rows,
     product,
     row_hash,
-    store_rows,
     survivors,
 )
-
-
-class RowSums(NamedTuple):
-    """The outputs for the sums of each row, (splits, B, H, Tq) each; None if not requested.
-
-    `max` and `sum` are without the sink (problem/online_softmax.py), `share` and `lse` with it. A
-    weight is exp2((x - max) unit) share. `max` and `best` are in units of the rule, `moment` in
-    units of log 2. `groups` is (groups, splits, B, H, Tq), `best` and `where` are (..., TOP).
-    """
-
-    max: Any = None
-    sum: Any = None
-    share: Any = None
-    lse: Any = None
-    moment: Any = None
-    groups: Any = None
-    best: Any = None
-    where: Any = None
-
 
 # Triton 3.6 cannot compare a tuple, or find its length, if it contains None. So what is missing
 # below is an empty tuple.
@@ -114,9 +96,9 @@ class PerKey(NamedTuple):
 # The kernel is not compiled again for values that change from one step of decoding to the next, or
 # with the number of tiles; except if the number of keys becomes a multiple of 16, or stops being
 # one.
-@triton.jit(do_not_specialize=["tiles", "splits", "begin", "chunk"])
+@triton.jit(do_not_specialize=["tiles", "splits", "begin", "chunk", "n"])
 def attend_tiles(
-    q, k, v, out, sums, per_key, rule, sizes, flag, tiles, splits, begin, chunk,
+    q, k, v, out, results, parts, per_key, rule, sizes, flag, tiles, splits, begin, chunk, n,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
@@ -132,10 +114,10 @@ def attend_tiles(
     split = program % splits
     program = program // splits
     group_size = sizes.H // sizes.G
-    parts = (group_size + HEADS - 1) // HEADS
-    part = program % parts
-    g = (program // parts) % sizes.G
-    b = program // parts // sizes.G
+    shares = (group_size + HEADS - 1) // HEADS
+    part = program % shares
+    g = (program // shares) % sizes.G
+    b = program // shares // sizes.G
 
     M: tl.constexpr = HEADS * QUERIES
     row = tl.arange(0, M)
@@ -146,7 +128,7 @@ def attend_tiles(
     t = tl.minimum(t, sizes.Tq - 1)
 
     if flag is not None and rule.careful is not None:
-        real = real & nonfinite_rows(load_rows(out.full, b, h, t, DV, BLOCK_DV))
+        real = real & nonfinite_rows(load_rows(out, b, h, t, DV, BLOCK_DV))
         if tl.max(real.to(tl.int32), 0) == 0:
             return
     queries = load_rows(q, b, h, t, D, BLOCK_D)
@@ -158,7 +140,7 @@ def attend_tiles(
         tl.zeros([M], tl.float32),
         no_sums(per_key, M),
         tl.full([M, TOP], float("-inf"), tl.float32),
-        tl.full([M, TOP], -1, tl.int32),
+        tl.zeros([M, TOP], tl.int32) - 1 - tl.arange(0, TOP)[None, :],  # no two keys are equal
     )
 
     first = begin + split * chunk
@@ -189,52 +171,13 @@ def attend_tiles(
             WITH_OUT,
         )  # fmt: skip
 
-    top, total, acc, moment, of_groups, best, where = state
     if flag is not None and rule.careful is None:
-        if is_nonfinite(acc):
+        if is_nonfinite(state[2]):
             tl.store(flag, 1)
-    at = ((split * sizes.B + b).to(tl.int64) * sizes.H + h) * sizes.Tq + t
-    if sums.max is not None:
-        tl.store(sums.max + at, tl.where(total != total, total, top), mask=real)
-    if sums.sum is not None:
-        tl.store(sums.sum + at, total, mask=real)
-    if MOMENT:
-        tl.store(sums.moment + at, moment, mask=real)
-    if sums.groups is not None:
-        count = splits.to(tl.int64) * sizes.B * sizes.H * sizes.Tq
-        for i in tl.static_range(len(of_groups)):
-            tl.store(sums.groups + i * count + at, of_groups[i], mask=real)
-    if sums.best is not None:
-        column = tl.arange(0, TOP)
-        tl.store(sums.best + at[:, None] * TOP + column[None, :], best, mask=real[:, None])
-        tl.store(sums.where + at[:, None] * TOP + column[None, :], where, mask=real[:, None])
-    if out.parts is not None:
-        d = tl.arange(0, BLOCK_DV)
-        stored = real[:, None] & (d[None, :] < DV)
-        tl.store(out.parts + at[:, None] * DV + d[None, :], acc, mask=stored)
-        tops, totals = beside_parts(out.parts, sizes.B * sizes.H, sizes.Tq, splits, DV)
-        tl.store(tops + at, top, mask=real)
-        tl.store(totals + at, total, mask=real)
-    if out.full is not None:
-        finish(out.full, sums, rule, top, total, acc, at, b, h, t, real, DV, BLOCK_DV)
-
-
-class Out(NamedTuple):
-    """The buffer for the output: `full`, the `Rows` of (B, H, Tq, Dv), or `parts`.
-
-    `parts` is contiguous and float32. It holds the undivided sum of each split, (splits, B, H, Tq,
-    Dv), then the largest logits and the sums of powers, (splits, B, H, Tq) each.
-    """
-
-    full: Any = None
-    parts: Any = None
-
-
-@triton.jit
-def beside_parts(parts, heads, Tq, splits, DV: tl.constexpr):
-    """Return the addresses of the largest logits and of the sums of powers in `Out.parts`."""
-    count = splits.to(tl.int64) * heads * Tq
-    return parts + count * DV, parts + count * (DV + 1)
+    if parts.outputs is not None:
+        store_parts(parts, state, sizes, splits, split, b, h, t, real, DV, BLOCK_DV, TOP)
+    else:
+        finish(out, results, state, rule, sizes, n, b, h, t, real, DV, BLOCK_DV)
 
 
 @triton.jit
@@ -426,99 +369,43 @@ def add_masked(acc, powers, values, seen, PRECISION: tl.constexpr):
 def keep_largest(best, where, x, keys, TOP: tl.constexpr):
     """Insert the largest logits of a tile into the `best` of each row, which is not sorted.
 
-    A row takes one logit at a time, only if it exceeds the smallest in `best`, which is rare after
-    the first tiles. The lowest key comes first among equal logits. A row takes at most TOP of a
-    tile. For a small TOP the loop is unrolled, because a loop here would prevent the pipelining of
-    loads in the walk over the keys.
+    The largest logit of each row in the tile decides whether a row takes one, so a tile from which
+    no row takes one costs M x TOP comparisons. A row takes one logit at a time, at most TOP of a
+    tile. The lowest key comes first among equal logits. For a small TOP the loop is unrolled,
+    because a loop here would prevent the pipelining of loads in the walk over the keys.
     """
     more = exceeds(x, best)
     if TOP <= 8:
         for _ in tl.static_range(TOP):
             if more:
-                best, where, x = keep_one(best, where, x, keys, TOP)
+                best, where, x = keep_one(best, where, x, keys)
                 more = exceeds(x, best)
     else:
         while more:
-            best, where, x = keep_one(best, where, x, keys, TOP)
+            best, where, x = keep_one(best, where, x, keys)
             more = exceeds(x, best)
     return best, where
 
 
 @triton.jit
 def exceeds(x, best):
-    """Return whether some logit exceeds the smallest in `best` of its row. Every cell is compared,
-    because Triton 3.7 cannot compile a comparison of row maxima for capability 10.0."""
-    return tl.max((x > tl.min(best, 1)[:, None]).to(tl.int32)) > 0
+    """Return whether the largest logit of some row exceeds the smallest in its `best`. The answers
+    of the rows are reshaped, because Triton 3.7 cannot reduce them as they are for capability 10.0:
+    their layout is that of a product without its columns."""
+    more = (tl.max(x, 1) > tl.min(best, 1)).to(tl.int32)
+    return tl.max(tl.reshape(more, [2, more.shape[0] // 2])) > 0
 
 
 @triton.jit
-def keep_one(best, where, x, keys, TOP: tl.constexpr):
+def keep_one(best, where, x, keys):
     """Replace the smallest in `best` by the largest logit of the row, if that is larger, and set
     that logit to -inf in `x`."""
-    slot = tl.arange(0, TOP)
     largest, least = tl.max(x, 1), tl.min(best, 1)
     key = tl.min(tl.where(x == largest[:, None], keys[None, :], 2147483647), 1)
     # Among equal entries of `best`, the one with the highest key is replaced.
-    rank = tl.where(best == least[:, None], where.to(tl.int64) * TOP + slot[None, :], -TOP - 1)
-    replace = (rank == tl.max(rank, 1)[:, None]) & (largest > least)[:, None]
+    last = tl.max(tl.where(best == least[:, None], where, -2147483648), 1)
+    replace = (where == last[:, None]) & (largest > least)[:, None]
     best = tl.where(replace, largest[:, None], best)
     where = tl.where(replace, key[:, None], where)
     x = tl.where(keys[None, :] == key[:, None], float("-inf"), x)
     return best, where, x
-
-
-@triton.jit
-def finish(
-    out, sums, rule, top, total, acc, at, b, h, t, real, DV: tl.constexpr, BLOCK_DV: tl.constexpr
-):
-    """Add the sink, divide, and store. The output of a fully masked row is 0."""
-    after = top
-    if rule.sinks is not None:
-        sink = tl.load(rule.sinks + h)
-        after = tl.maximum(top, sink)
-    base = anchor(after)
-    factor = tl.exp2((top - base) * rule.unit)
-    total = total * factor
-    if rule.sinks is not None:
-        total = total + tl.exp2((sink - base) * rule.unit)
-    empty = total == 0.0
-    # A fully masked row has share 0, even if the sink is NaN.
-    fully_masked = empty | (top == float("-inf"))
-    share = tl.where(fully_masked, 0.0, factor / tl.where(empty, 1.0, total))
-    store_rows(out, b, h, t, acc * share[:, None], real, DV, BLOCK_DV)
-    if sums.share is not None:
-        tl.store(sums.share + at, share, mask=real)
-    if sums.lse is not None:
-        lse = base * rule.natural + tl.log2(tl.where(empty, 1.0, total)) * 0.6931471805599453
-        tl.store(sums.lse + at, tl.where(empty, float("-inf"), lse), mask=real)
-
-
-@triton.jit(do_not_specialize=["splits", "count"])
-def merge_splits(
-    out, parts, sums, rule, H, Tq, splits, count,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Merge the results of the splits into the output. A program merges all splits of one row. It
-    reads splits x (Dv + 2) numbers, a few thousandths of what the splits read."""
-    at = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
-    valid = split < splits
-    row_of_split = split.to(tl.int64) * count + tl.program_id(0)
-    split_max, split_sum = beside_parts(parts, count, 1, splits, DV)
-    tops = tl.load(split_max + row_of_split, mask=valid, other=float("-inf"))
-    totals = tl.load(split_sum + row_of_split, mask=valid, other=0.0)
-    sums_of_values = tl.load(
-        parts + row_of_split[:, None] * DV + d[None, :],
-        mask=valid[:, None] & (d[None, :] < DV),
-        other=0.0,
-    )
-    top = tl.max(tops, 0)
-    factors = tl.exp2((tops - anchor(top)) * rule.unit)
-    one = tl.zeros([1], tl.float32)  # `finish` expects a tensor of rows; here it has one
-    acc = tl.sum(sums_of_values * factors[:, None], 0)[None, :]
-    head = at // Tq
-    b, h, t = (head // H).to(tl.int32), (head % H).to(tl.int32), (at % Tq).to(tl.int32)
-    finish(
-        out, sums, rule, top + one, tl.sum(totals * factors, 0) + one, acc, at, b, h, t,
-        at < count, DV, BLOCK_DV,
-    )  # fmt: skip

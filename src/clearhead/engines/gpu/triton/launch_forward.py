@@ -5,8 +5,8 @@ memory that the compiler reports (forward.py).
 """
 
 import math
-from functools import cache, lru_cache
-from typing import Any, NamedTuple, cast
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ...operators import KernelArgs, with_rows
 from ..replay import on_device
-from .arguments import Sizes, kernel_rule, rows, sizes_of
-from .forward import Out, PerKey, RowSums, attend_tiles, merge_splits
+from .arguments import KernelRule, Sizes, kernel_rule, rows, sizes_of
+from .forward import PerKey, attend_tiles
+from .row_results import Parts, RowResults, merge_splits
 from .start import start
 
 # A split has at least LEAST_SPLIT keys, and LEAST_OF_QUERY keys for each query of its tile. For a
@@ -176,12 +177,11 @@ def attend(
     rule: KernelArgs,
     wanted: frozenset[str],
     per_key: PerKey = PerKey(),  # noqa: B008 (it cannot be changed)
-    top: int = 0,
+    n: int = 0,
     again: Again | None = None,
-) -> tuple[Tensor | None, dict[str, Tensor], int]:
-    """Compute the output (None without values), the `wanted` members of `RowSums`, and the number
-    of splits. `share` and `lse` are (B, H, Tq), `groups` is (groups, splits, B, H, Tq), and the
-    other members are (splits, B, H, Tq, ...).
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Compute the output (None without values) and the `wanted` members of `RowResults`. `n` is the
+    number of largest logits of a row, if they are wanted.
 
     A value of NaN must not reach the rows that do not see it. Kernels that see to this take longer
     for the tiles that a mask cuts. So they run first without it, and raise a flag if a result is
@@ -192,67 +192,125 @@ def attend(
     q, k = with_rows(q), with_rows(k)
     v = None if v is None else with_rows(v)
     sizes = sizes_of(q, k)
-    B, H, G, Tq, _ = sizes
-    D, DV = q.shape[3], 1 if v is None else v.shape[3]
-    block_d, block_dv = head_block(D), head_block(DV)
-    cut = rule.lo is not None or rule.before + rule.after < SHORT
-    tile = forward_tiles(
-        H, G, Tq, max(block_d, block_dv), q.dtype, q.device, rule.bias is not None, cut,
-        v is not None,
-    )  # fmt: skip
-    splits, begin, chunk = splits_of(rule, sizes, tile) if again is None else (1, 0, sizes.Tk)
-    top_block = max(2, power_of_2(top)) if top else 1
-    n_groups = sum(len(x.groups) for x in per_key.grouped)
-    row, of_splits = (B, H, Tq), (splits, B, H, Tq)
-    shapes = {
-        "share": row, "lse": row, "groups": (n_groups, *of_splits),
-        "best": (*of_splits, top_block), "where": (*of_splits, top_block),
-    }  # fmt: skip
-    computed = {
-        name: q.new_empty(
-            shapes.get(name, of_splits), dtype=torch.int32 if name == "where" else torch.float32
-        )
-        for name in wanted
-    }
-    out = None if v is None else q.new_empty(B, H, Tq, DV) if again is None else again.first
-    if again is not None and again.second is not None:
-        computed["lse"] = again.second
-    if not B * H * Tq:
-        return out, computed, splits
-    sums = RowSums(**computed)
-    merges = splits > 1 and out is not None
-    where = Out() if out is None else Out(full=rows(out))
-    if merges:
-        numbers = splits * B * H * Tq * (DV + 2)
-        where = Out(parts=q.new_empty(numbers, dtype=torch.float32))
-    of_kernel = kernel_rule(rule)
+    sweep = _sweep_of(q, v, rule, sizes, wanted, per_key, n, again is not None)
+    if again is None:
+        out, computed = _results(q, v, sweep, wanted, n)
+    else:
+        out, computed = again.first, {} if again.second is None else {"lse": again.second}
+    if not sizes.B * sizes.H * sizes.Tq:
+        return out, computed
     hides = v is not None and hides_keys(rule, sizes)
     flag = None if again is None else again.flag
-    if again is not None or (hides and Tq <= FEW_QUERIES):
+    of_kernel = kernel_rule(rule)
+    if again is not None or (hides and sizes.Tq <= FEW_QUERIES):
         of_kernel = of_kernel._replace(careful=1)
     elif hides:
         flag = q.new_zeros(1, dtype=torch.int32)
-    tiles, parts = math.ceil(Tq / tile.queries), math.ceil(H // G / tile.heads)
-    with on_device(q):
-        start(
-            attend_tiles, tiles * splits * parts * G * B, q.get_device(),
-            rows(q), rows(k), None if v is None else rows(v), where, sums, per_key, of_kernel,
-            sizes, flag, tiles, splits, begin, chunk,
-            D=D, DV=DV, BLOCK_D=block_d, BLOCK_DV=block_dv,
-            HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
-            BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
-            MOMENT="moment" in wanted, TOP=top_block, WITH_OUT=v is not None,
-            warps=tile.warps, stages=tile.stages,
-        )  # fmt: skip
-        if merges:
-            start(
-                merge_splits, B * H * Tq, q.get_device(),
-                rows(cast(Tensor, out)), where.parts, sums, of_kernel, H, Tq, splits, B * H * Tq,
-                DV=DV, BLOCK_DV=block_dv, SPLITS=power_of_2(splits),
-            )  # fmt: skip
+    _start_sweep(q, k, v, out, RowResults(**computed), per_key, of_kernel, sizes, sweep, n, flag)
     if again is None and out is not None and flag is not None:
         attend(q, k, v, rule, frozenset(), again=Again(flag, out, None))
-    return out, computed, splits
+    return out, computed
+
+
+class Sweep(NamedTuple):
+    """How a sweep over the keys is launched: its tiles, the splits of the keys, and the constants
+    of the kernels."""
+
+    tile: Tiles
+    splits: int
+    begin: int
+    chunk: int
+    groups: int
+    moment: bool
+    top: int  # places for the largest logits of a row, a power of 2; 1 if they are not wanted
+    sizes: dict[str, int]  # of the heads, and the powers of 2 that hold them
+
+
+def _sweep_of(
+    q: Tensor, v: Tensor | None, rule: KernelArgs, sizes: Sizes, wanted: frozenset[str],
+    per_key: PerKey, n: int, one_split: bool,
+) -> Sweep:  # fmt: skip
+    """Choose the tiles and the splits, and find out what is accumulated for `wanted`."""
+    D, DV = q.shape[3], 1 if v is None else v.shape[3]
+    heads = {"D": D, "DV": DV, "BLOCK_D": head_block(D), "BLOCK_DV": head_block(DV)}
+    cut = rule.lo is not None or rule.before + rule.after < SHORT
+    tile = forward_tiles(
+        sizes.H, sizes.G, sizes.Tq, max(heads["BLOCK_D"], heads["BLOCK_DV"]), q.dtype, q.device,
+        rule.bias is not None, cut, v is not None,
+    )  # fmt: skip
+    splits, begin, chunk = (1, 0, sizes.Tk) if one_split else splits_of(rule, sizes, tile)
+    top = max(2, power_of_2(n)) if "keys" in wanted else 1
+    groups = sum(len(x.groups) for x in per_key.grouped)
+    if (top > 1 or groups > 1) and tile.heads == 1:  # they take registers
+        tile = tile._replace(queries=min(tile.queries, 16 * tile.warps))
+    return Sweep(
+        tile, splits, begin, chunk,
+        groups, moment=not wanted.isdisjoint(("moment", "entropy")), top=top, sizes=heads,
+    )  # fmt: skip
+
+
+def _results(
+    q: Tensor, v: Tensor | None, sweep: Sweep, wanted: frozenset[str], n: int
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Allocate the output, and the results of rows."""
+    rows = q.shape[:3]
+    shapes = {
+        "groups": (sweep.groups, *rows), "masses": (sweep.groups, *rows),
+        "scores": (*rows, n), "weights": (*rows, n), "keys": (*rows, n),
+    }  # fmt: skip
+    computed = {
+        name: q.new_empty(
+            shapes.get(name, rows), dtype=torch.long if name == "keys" else torch.float32
+        )
+        for name in wanted
+    }
+    return None if v is None else q.new_empty(*rows, v.shape[3]), computed
+
+
+def _parts(q: Tensor, sweep: Sweep) -> Parts:
+    """Allocate what the splits leave to be merged."""
+    if sweep.splits == 1:
+        return Parts()
+    shape = (sweep.splits, *q.shape[:3])
+    numbers = math.prod(shape) * (sweep.sizes["DV"] + 2)
+    new, best = partial(q.new_empty, dtype=torch.float32), (*shape, sweep.top)
+    return Parts(
+        outputs=new(numbers),
+        moment=new(shape) if sweep.moment else None,
+        groups=new((sweep.groups, *shape)) if sweep.groups else None,
+        best=new(best) if sweep.top > 1 else None,
+        where=q.new_empty(best, dtype=torch.int32) if sweep.top > 1 else None,
+    )
+
+
+def _start_sweep(
+    q: Tensor, k: Tensor, v: Tensor | None, out: Tensor | None, results: RowResults,
+    per_key: PerKey, rule: KernelRule, sizes: Sizes, sweep: Sweep, n: int, flag: Tensor | None,
+) -> None:  # fmt: skip
+    """Start the sweep, and if the keys are split, the kernel that merges the splits."""
+    B, H, G, Tq, _ = sizes
+    tile, splits = sweep.tile, sweep.splits
+    tiles, shares = math.ceil(Tq / tile.queries), math.ceil(H // G / tile.heads)
+    parts = _parts(q, sweep)
+    of_rows = None if out is None else rows(out), results
+    with on_device(q):
+        start(
+            attend_tiles, tiles * splits * shares * G * B, q.get_device(),
+            rows(q), rows(k), None if v is None else rows(v),
+            *(of_rows if splits == 1 else (None, RowResults())), parts, per_key, rule, sizes, flag,
+            tiles, splits, sweep.begin, sweep.chunk, n,
+            **sweep.sizes, HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,
+            BAND=rule.lo is None, DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
+            MOMENT=sweep.moment, TOP=sweep.top, WITH_OUT=v is not None,
+            warps=tile.warps, stages=tile.stages,
+        )  # fmt: skip
+        if splits > 1:
+            start(
+                merge_splits, B * H * Tq, q.get_device(),
+                *of_rows, parts, rule, sizes, splits, n,
+                DV=sweep.sizes["DV"], BLOCK_DV=sweep.sizes["BLOCK_DV"],
+                SPLITS=power_of_2(splits), GROUPS=sweep.groups, TOP=sweep.top,
+            )  # fmt: skip
 
 
 def hides_keys(rule: KernelArgs, sizes: Sizes) -> bool:

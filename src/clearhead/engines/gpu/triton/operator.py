@@ -29,7 +29,7 @@ from .arguments import args_of
 from .launch_backward import gradients
 from .launch_forward import attend
 
-FOR_GRADIENTS = frozenset({"lse", "max", "share"})
+FOR_GRADIENTS = frozenset({"lse", "top", "share"})
 
 # `Library` must outlive its definitions. The C++ core has defined the namespace.
 _library = torch.library.Library("clearhead", "FRAGMENT")
@@ -60,19 +60,18 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 def _attend_only(
     q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    out, sums, _ = attend(q, k, v, rule, frozenset({"lse"} if lse else ()))
+    out, computed = attend(q, k, v, rule, frozenset({"lse"} if lse else ()))
     assert out is not None
-    return out, sums.get("lse")
+    return out, computed.get("lse")
 
 
 @replayed
 def _attend_for_gradients(
     q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, sums, splits = attend(q, k, v, rule, FOR_GRADIENTS)
+    out, computed = attend(q, k, v, rule, FOR_GRADIENTS)
     assert out is not None
-    top = sums["max"]
-    return out, sums["lse"], top[0] if splits == 1 else top.amax(0), sums["share"]
+    return out, computed["lse"], computed["top"], computed["share"]
 
 
 _gradients = replayed(gradients)

@@ -1,21 +1,26 @@
 """Compute statistics by the Triton kernels: of rows in the forward sweep, sums of weights in a
-second one. The results stay on the device, as accumulators of `problem/online_softmax.py`. They are
-finished and merged like those of any other `Partial`."""
+second one.
+
+`answer_and_results` returns finished statistics, which the kernels store. `answer_and_stats`
+returns the accumulators of `stats/` as a `Partial`, which merges with others. Nothing leaves the
+device.
+"""
 
 import math
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....masks.key_group import KeyGroup
-from ....problem.online_softmax import Accumulator, State, WeightedSum, anchor, moved
+from ....problem.online_softmax import Accumulator, State, WeightedSum
 from ....problem.problem import Inputs, Problem
 from ....problem.tiles import runs_of
-from ....stats import Partial, Statistic, exact_rows, pooled, topk
+from ....stats import Partial, Result, Statistic, exact_rows, pooled, received, topk
 from ....stats.group_statistics import GroupStatistic
-from ....stats.row_statistics import Moment
-from ....stats.statistic import WeightSums, bin_of, empty_rows, empty_sums, finish_rows
+from ....stats.row_statistics import Entropy, Moment
+from ....stats.statistic import WeightStatistic, WeightSums, empty_sums
 from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
 from ...operators import in_kernels, with_rows
@@ -25,10 +30,21 @@ from .forward import ABSENT, Group, Grouped, Ids, PerKey, Ranges
 from .launch_backward import seen_from
 from .launch_forward import attend, dot_precision, head_block, power_of_2
 from .start import start
-from .weight_sums import store_exact_rows, sum_weights
+from .weight_sums import pool_parts, store_exact_rows, sum_weights
 
-LN2 = math.log(2.0)
 MOST_TOP = 64  # the most weights of a row for `topk` that fit into registers
+# The members of `RowResults` from which each statistic follows, finished and as an accumulator.
+FINISHED = {
+    "lse": ["lse"], "max": ["largest"], "entropy": ["entropy"], "effective": ["entropy"],
+    "topk": ["weights", "keys"], "mass": ["masses"], "weighted": ["masses"],
+    "value_weighted": ["groups"], "received": ["top", "share"], "pooled": ["top", "share"],
+    "exact_rows": ["top", "share"],
+}  # fmt: skip
+ACCUMULATED = {
+    "entropy": ["moment"], "effective": ["moment"], "topk": ["scores", "keys"], "mass": ["groups"],
+    "weighted": ["groups"], "value_weighted": ["groups"], "received": ["top", "share"],
+    "pooled": ["top", "share"], "exact_rows": ["top", "share"],
+}  # fmt: skip
 
 
 def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
@@ -46,58 +62,79 @@ def _fits(statistic: Statistic, p: Problem) -> bool:
     return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP
 
 
+def answer_and_results(
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
+) -> tuple[Tensor | None, dict[str, Result]]:
+    """Compute finished statistics of all queries over all keys, and with `with_out` the output in
+    the same sweep. Without it the values are not read."""
+    wanted = {name for s in statistics for name in FINISHED[s.name]}
+    out, of_rows = _sweep(p, inputs, statistics, with_out, wanted)
+    p = p.without_dropout
+    sums = _sum_weights(p, inputs, statistics, of_rows, mean=True)
+    groups = _groups_of(statistics, of_rows, FINISHED)
+    return out, {s.name: _finished(s, p, of_rows, groups, sums) for s in statistics}
+
+
+def _finished(
+    s: Statistic, p: Problem, of_rows: dict[str, Tensor], groups: dict[str, Tensor],
+    sums: WeightSums,
+) -> Result:  # fmt: skip
+    if isinstance(s, GroupStatistic):
+        return s.of_sums(groups[s.accumulator])
+    if isinstance(s, Entropy):
+        return s.of_entropy(of_rows["entropy"])
+    if isinstance(s, topk):
+        return s.padded(of_rows["weights"], of_rows["keys"])
+    if isinstance(s, WeightStatistic):
+        total = sums[s.name]
+        return total if isinstance(s, pooled) else s.finish(total, p.grid, None)
+    return of_rows[FINISHED[s.name][0]]
+
+
 def answer_and_stats(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
 ) -> tuple[Tensor | None, Partial]:
-    """Compute the statistics of all queries over all keys, and with `with_out` the output in the
-    same sweep. Without it the values are not read."""
-    rule = args_of(p)
-    natural = kernel_rule(rule).natural
-    empty = empty_rows(p, statistics, p.Tq)
-    top = cast("TopScores | None", empty.more.get("top"))
-    per_key = _per_key(p, statistics, natural)
-    wanted = {"max", "sum"}
-    wanted |= {"moment"} if "moment" in empty.more else set()
-    wanted |= {"groups"} if per_key.grouped else set()
-    wanted |= {"best", "where"} if top is not None else set()
-    out, sums_of_splits, _ = attend(
-        inputs.q, inputs.k, inputs.v if with_out else None, rule, frozenset(wanted), per_key,
-        0 if top is None else max(top.keys.shape[-1], 1),
-    )  # fmt: skip
+    """Compute as `answer_and_results`, but return accumulators."""
+    wanted = {name for s in statistics for name in ACCUMULATED.get(s.name, [])}
+    out, of_rows = _sweep(p, inputs, statistics, with_out, wanted | {"largest", "sum"})
     p = p.without_dropout
-    state = _state(sums_of_splits, natural, empty)
+    groups = _groups_of(statistics, of_rows, ACCUMULATED)
+    more: dict[str, Accumulator] = {name: WeightedSum(x) for name, x in groups.items()}
+    if "moment" in of_rows:
+        more["moment"] = Moment(of_rows["moment"])
+    if "keys" in of_rows:
+        more["top"] = TopScores(of_rows["scores"], of_rows["keys"])
+    state = State(of_rows["largest"], of_rows["sum"], more)
     sums = None
     if any(s.sweep == "second" for s in statistics):
-        share = finish_rows(state, p.sinks).factor
-        # In units of the rule, as the logits of the kernel.
-        top_of_rows = sums_of_splits["max"].amax(0)
-        sums = _sum_weights(p, inputs, statistics, top_of_rows, share)
+        sums = _sum_weights(p, inputs, statistics, of_rows, mean=False)
     return out, Partial.of_all(p, statistics, state, sums)
 
 
-def _state(computed: dict[str, Tensor], natural: float, empty: State) -> State:
-    """Merge the sums of the splits, (splits, ...) each, and convert them to nats."""
-    more: dict[str, Accumulator] = {}
-    if "moment" in empty.more:
-        more["moment"] = Moment(computed["moment"] * LN2)
-    first = 0
-    for name, x in empty.more.items():
-        if isinstance(x, WeightedSum):  # in the order of `_per_key`
-            sums = computed["groups"][first : first + x.total.shape[-1]]
-            more[name] = WeightedSum(sums.movedim(0, -1))
-            first += len(sums)
-    splits = State(computed["max"] * natural, computed["sum"], more)
-    if len(splits.max) == 1:
-        summed = splits.map(lambda x: x[0])
-    else:  # all splits at once; `merge` would merge them pair by pair
-        summed = moved(splits, anchor(splits.max.amax(0))).map(lambda x: x.sum(0))
-        summed = summed._replace(max=splits.max.amax(0))
-    more = dict(summed.more)
-    if "top" in empty.more:  # the kernel does not sort it
-        best, where = (computed[name].movedim(0, -2).flatten(-2) for name in ("best", "where"))
-        unsorted = TopScores(best * natural, where.long())
-        more["top"] = cast(TopScores, empty.more["top"]).merged(unsorted)
-    return State(summed.max, summed.sum, more)
+def _sweep(
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool, wanted: set[str]
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    rule = args_of(p)
+    per_key = _per_key(p, statistics, kernel_rule(rule).natural)
+    n = next((min(s.n, p.Tk) for s in statistics if isinstance(s, topk)), 0)
+    v = inputs.v if with_out else None
+    return attend(inputs.q, inputs.k, v, rule, frozenset(wanted), per_key, n)
+
+
+def _groups_of(
+    statistics: tuple[Statistic, ...],
+    of_rows: dict[str, Tensor],
+    members: dict[str, list[str]],
+) -> dict[str, Tensor]:
+    """Return the sums of each statistic over its groups, (B, H, Tq, groups), by accumulator."""
+    groups, first = {}, 0
+    for s in statistics:
+        if isinstance(s, GroupStatistic):  # in the order of `_per_key`
+            (member,) = members[s.name]
+            sums = of_rows[member][first : first + len(s.masks)]
+            groups[s.accumulator] = sums.movedim(0, -1)
+            first += len(s.masks)
+    return groups
 
 
 def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> PerKey:
@@ -133,15 +170,18 @@ def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
 
 
 def _sum_weights(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], top: Tensor, share: Tensor
-) -> WeightSums:
+    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], of_rows: dict[str, Tensor],
+    mean: bool,
+) -> WeightSums:  # fmt: skip
+    """Sum weights over queries. With `mean`, a pooled map has means over the queries of a bin."""
+    second = [s for s in statistics if isinstance(s, WeightStatistic)]
+    if not second or not p.B * p.H * p.Tq * p.Tk:
+        return empty_sums(p, second, slice(0, p.Tq), p.Tk)
     q, k = with_rows(inputs.q), with_rows(inputs.k)
+    top, share = of_rows["top"], of_rows["share"]
     rule, sizes = args_of(p), sizes_of(q, k)
-    sums = empty_sums(p, statistics, slice(0, p.Tq), p.Tk)
-    if not top.numel() or not p.Tk:
-        return sums
     block_d = head_block(p.D)
-    maps = [s for s in statistics if isinstance(s, pooled)]
+    maps = [s for s in second if isinstance(s, pooled)]
     q_bins, k_bins = (maps[0].query_bins(p), maps[0].key_bins(p)) if maps else (1, 1)
     factors = cells_if(_numbers(maps[0], p)) if maps else None
     M, N, stages = _tile(p, block_d, q_bins)
@@ -152,14 +192,14 @@ def _sum_weights(
         stages=stages,
     )  # fmt: skip
     of_kernel = kernel_rule(rule)
-    share = share.contiguous()
+    new, sums = partial(q.new_empty, dtype=torch.float32), {}
     with on_device(q):
-        if "received" in sums or maps:
+        if any(isinstance(s, received) for s in second):
+            sums["received"] = new(p.B, p.H, p.Tk)
+        if maps or sums:
             # The most bins, of at least Tk // k_bins keys each, that N keys can overlap.
             slots = -(-(N - 1) // (p.Tk // k_bins)) + 1
-            parts = None
-            if maps:
-                parts = q.new_empty((p.B, p.H, q_bins, tiles, slots), dtype=torch.float32)
+            parts = new(p.B, p.H, q_bins, tiles, slots) if maps else None
             start(
                 sum_weights, tiles * p.H * p.B, q.get_device(),
                 rows(q), rows(k), top, share, sums.get("received"), parts, factors,
@@ -167,17 +207,23 @@ def _sum_weights(
                 **how,
             )  # fmt: skip
             if parts is not None:
-                sums["pooled"] = _pooled(parts, p.Tk, k_bins, N)
-        requested = [
-            i for s in statistics if isinstance(s, exact_rows) for i in s.positions(p.grid)
-        ]
+                sums["pooled"] = new(p.B, p.H, q_bins, k_bins)
+                block = min(power_of_2(k_bins), 128)
+                start(
+                    pool_parts, math.ceil(k_bins / block) * q_bins * p.H * p.B, q.get_device(),
+                    parts, sums["pooled"], sizes, tiles, q_bins, k_bins, slots,
+                    N=N, BLOCK=block, MEAN=mean,
+                )  # fmt: skip
+        exact = [s for s in second if isinstance(s, exact_rows)]
+        requested = [i for s in exact for i in s.positions(p.grid)]
+        if exact:
+            sums["exact_rows"] = new(p.B, p.H, len(requested), p.Tk)
         if requested:
-            positions = _positions(requested, p.device)
             strips = math.ceil(len(requested) / M)
             start(
                 store_exact_rows, tiles * strips * p.H * p.B, q.get_device(),
-                rows(q), rows(k), top, share, positions, sums["exact_rows"], of_kernel, sizes,
-                tiles, len(requested), **how,
+                rows(q), rows(k), top, share, _positions(requested, p.device), sums["exact_rows"],
+                of_kernel, sizes, tiles, len(requested), **how,
             )  # fmt: skip
     return sums
 
@@ -198,19 +244,3 @@ def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int, int]:
     most = 32 if single or large else 64
     queries = min(most, max(16, power_of_2(p.Tq // q_bins)))
     return queries, most, 2 if single and large else 3
-
-
-def _pooled(pooled: Tensor, Tk: int, k_bins: int, N: int) -> Tensor:
-    """Sum the slots of tiles of N keys, (B, H, q_bins, tiles, slots), into bins of keys. Each bin
-    gathers its slots and adds them in order, so that NaN stays in its bin."""
-    tiles, slots = pooled.shape[-2:]
-    device = pooled.device
-    column = torch.arange(k_bins, device=device)
-    start, stop = column * Tk // k_bins, (column + 1) * Tk // k_bins
-    widest = int(-(-Tk // k_bins) // N) + 2
-    tile = (start // N).unsqueeze(-1) + torch.arange(widest, device=device)
-    slot = column.unsqueeze(-1) - bin_of(tile * N, Tk, k_bins)
-    inside = tile * N < stop.unsqueeze(-1)
-    index = (tile.clamp(max=tiles - 1) * slots + slot.clamp(0, slots - 1)).flatten()
-    parts = pooled.flatten(3)[..., index].unflatten(-1, (k_bins, widest))
-    return parts.masked_fill(~inside, 0.0).sum(-1)

@@ -115,6 +115,33 @@ def add_weights(
     return cells
 
 
+@triton.jit(do_not_specialize=["tiles", "q_bins", "k_bins", "slots"])
+def pool_parts(
+    parts, pooled, sizes, tiles, q_bins, k_bins, slots,
+    N: tl.constexpr, BLOCK: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """Sum the slots of the tiles of N keys, (B, H, q_bins, tiles, slots), into bins of keys, (B, H,
+    q_bins, k_bins), in order, so that NaN stays in its bin. With `MEAN`, divide by the queries of
+    the bin."""
+    blocks = (k_bins + BLOCK - 1) // BLOCK
+    line = tl.program_id(0) // blocks
+    k_bin = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    start = (k_bin.to(tl.int64) * sizes.Tk // k_bins).to(tl.int32)
+    stop = ((k_bin + 1).to(tl.int64) * sizes.Tk // k_bins).to(tl.int32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in range(0, (sizes.Tk + k_bins - 1) // k_bins // N + 2):
+        tile = start // N + i
+        first_bin = (((tile * N).to(tl.int64) + 1) * k_bins - 1) // sizes.Tk
+        inside = (tile * N < stop) & (k_bin < k_bins)
+        at = (line.to(tl.int64) * tiles + tile) * slots + k_bin - first_bin
+        total += tl.load(parts + at, mask=inside, other=0.0)
+    if MEAN:
+        q_bin = (line % q_bins).to(tl.int64)
+        count = (q_bin + 1) * sizes.Tq // q_bins - q_bin * sizes.Tq // q_bins
+        total = total / count.to(tl.float32)
+    tl.store(pooled + line.to(tl.int64) * k_bins + k_bin, total, mask=k_bin < k_bins)
+
+
 @triton.jit(do_not_specialize=["tiles", "count"])
 def store_exact_rows(
     q, k, top, share, positions, out, rule, sizes, tiles, count,
