@@ -21,10 +21,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # with a reason in the commit.
 BUDGETS = {
     "explorer": 3420,  # and the page of a survey, with vectors; what heads carry
-    "survey": 3920,  # moves, forgets, budgets, needles; repeats; what differs; vectors; mixes
+    "survey": 3930,  # moves, forgets, budgets, needles; repeats; what differs; vectors; mixes, NaN
     "demo": 485,  # and where its page begins
     "inspection": 6615,  # attribution, circuits, rotations, roles, probe, paths, the next token
-    "hf": 1760,  # GGUF files, which transformers misreads; output projections; tokens; a cache
+    "hf": 1770,  # GGUF files, which transformers misreads; output projections, NaN; tokens; cache
     "distributed": 2490,
     "nn": 1145,
     "functional": 1170,  # the plain call of look; numbers of keys over ranks

@@ -235,3 +235,29 @@ def test_what_is_no_model_and_no_text_is_refused():
         ch.logit_attribution(randomised(Small("pre")), [1, 2])
     with pytest.raises(BadValue, match="a text of 1 token"):
         ch.logit_attribution(randomised(Small("pre")), ids(1))
+
+
+def test_nan_in_weights_is_named_as_such():
+    model = randomised(Small("pre"))
+    with torch.no_grad():
+        model.second.attention.out_proj.weight[0, 0] = torch.nan
+    with pytest.raises(BadValue, match="logits with NaN"):
+        ch.logit_attribution(model, ids())
+    with (
+        pytest.raises(BadValue, match=r"weights of second\.attention\.out_proj have NaN"),
+        ch.watch(model, stats=["varying"]),
+    ):
+        model(ids()[None])
+
+
+def test_nan_of_one_token_is_no_other_projection():
+    model = randomised(Small("pre"))
+    text = ids()
+    position = int((text != text[0]).nonzero()[0])
+    with torch.no_grad():
+        model.embed.table.weight[text[position]] = torch.nan
+    with ch.watch(model, stats=["varying", ch.value_weighted(groups={"first": ch.prefix(1)})]) as w:
+        model(text[None])
+    first = w[0].value_weighted["first"][0]
+    assert first[:, :position].isfinite().all() and first[:, position].isnan().all()
+    assert w[0].varying.isnan().all()

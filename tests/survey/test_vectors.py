@@ -180,3 +180,15 @@ def test_components_of_equal_vectors_and_of_rank_one():
     assert shown.shares.tolist() == pytest.approx([1.0])
     assert shown.components[0].tolist() == pytest.approx([-0.6, 0.8, 0.0])
     assert shown.points[:, 0].tolist() == pytest.approx([12.5, 7.5, 2.5, -2.5, -7.5, -12.5])
+
+
+def test_components_need_finite_vectors_and_a_count():
+    x = torch.randn(7, 5)
+    x[3, 2] = torch.inf
+    with pytest.raises(ch.BadValue, match="1 of 7 vectors have NaN or infinity"):
+        principal_components(x)
+    for count in (0, -1):
+        with pytest.raises(ch.BadValue, match=f"components={count}"):
+            principal_components(x[:3], count)
+    with pytest.raises(ch.BadType, match=r"components=1\.5"):
+        principal_components(x[:3], 1.5)

@@ -53,7 +53,7 @@ class OutputProjection:
         """Raise `BadValue` unless the output of `module` is the projection of the heads.
 
         Compares `returned`, the output, with the projection of `z`, (B, H, T, Dv), at a few tokens,
-        within rounding.
+        within rounding. Where both are NaN or infinite, they agree.
         """
         if isinstance(returned, tuple):  # torch.nn.MultiheadAttention: the output and the weights
             returned = returned[0]
@@ -73,10 +73,21 @@ class OutputProjection:
         actual = returned.detach()
         if actual.dim() == 3 and actual.shape[:2] == (T, B) != (B, T):
             actual = actual.transpose(0, 1)  # torch's layout with batch_first=False
-        error = (actual.reshape(B * T, d)[tokens].double() - wanted).abs()
+        actual = actual.reshape(B * T, d)[tokens].double()
+        error = (actual - wanted).abs()
         tolerance = max(1e-5, 4 * torch.finfo(returned.dtype).eps)
-        if not bool((error <= tolerance * most).all()):
+        agrees = (error <= tolerance * most) | ~(actual.isfinite() | wanted.isfinite())
+        if not bool(agrees.all()):
             raise self._disagrees(f"other numbers, off by {float((error / most).max()):.1g}")
+
+    def must_be_finite(self) -> None:
+        """Raise `BadValue` if a weight is NaN or infinite."""
+        if not bool(self.weight.isfinite().all()):
+            raise BadValue(
+                f"The weights of {self.module or 'the model'} have NaN or infinity.",
+                "what a head writes is its output times these weights.",
+                "load a checkpoint from before training diverged.",
+            )
 
     def _disagrees(self, what: str) -> BadValue:
         return BadValue(

@@ -87,6 +87,12 @@ def logit_attribution(
             "logit_attribution needs the logits of all positions, (1, T, words).",
             "leave out logits_to_keep=.",
         )
+    if bool(logits.isnan().any()):
+        raise BadValue(
+            f"The {type(model).__name__} gave logits with NaN.",
+            "a logit that is split is a number.",
+            "check the weights for NaN, or load the model in float32.",
+        )
     unembedding = find_unembedding(model, paths.last_linear, logits)
     wanted = parse_target(target, text, logits.shape[-1], center)
     n = len(wanted.plus)

@@ -48,6 +48,7 @@ class ValueNorms:
         layer = self._layers.get(name)
         if layer is None or layer.version != _version(layer.parameter):
             projection = output_projection(self._model, name, p.H, p.Dv)
+            projection.must_be_finite()
             weight = projection.weight.double()
             eigenvalues, vectors = torch.linalg.eigh(weight @ weight.mT)
             root = vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)

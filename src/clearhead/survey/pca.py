@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import BadValue, as_count
+
 ROUNDING = 4  # units in the last place by which a model may round a vector
 
 
@@ -34,7 +36,18 @@ def principal_components(x: Tensor, count: int = 3) -> Projection:
     are left out whose singular value is at most `ROUNDING` eps |x|, with the eps of the vectors'
     dtype and the Frobenius norm, so fewer than `count` may be returned; none if all vectors are
     equal within rounding, or if there are none.
+
+    Raises `BadType` or `BadValue` unless `count` is a whole number of 1 or more, and `BadValue` for
+    NaN and infinity.
     """
+    rule, hint = "it is a number of components, 1 or more.", "pass for example components=3."
+    count = as_count("components", count, rule, hint, least=1)
+    if not bool(x.isfinite().all()):
+        raise BadValue(
+            f"{int((~x.isfinite()).any(-1).sum())} of {len(x)} vectors have NaN or infinity.",
+            "principal components are of finite vectors.",
+            "check the weights of the model.",
+        )
     if not len(x):
         x = x.new_zeros(1, x.shape[1])[:0].double()
         return Projection(x[:, :0], x.sum(0)[:0], x[:0], x.sum(0))
