@@ -84,6 +84,9 @@ def test_means_over_other_queries_are_not_compared(tmp_path):
 
 
 def test_surveys_without_a_common_number_are_refused(tmp_path):
+    one = survey_of(Uneven([1]), tmp_path / "one", [Entropy(8)])
+    with pytest.raises(ch.BadType, match="compare got a str"):
+        one.compare("out/other")
     one = survey_of(Uneven([2]), tmp_path / "a", [First()])
     two = survey_of(Uneven([3]), tmp_path / "b", [First()])
     with pytest.raises(ch.BadValue, match=r"nothing that can be compared: layer 0, which has 2 "):

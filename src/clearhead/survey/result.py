@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..errors import BadValue, as_count, did_you_mean
+from ..errors import BadType, BadValue, as_count, did_you_mean, kind_of
 from . import cache_files, corpus, forgetting
 from .compare import Comparison, compare
 from .corpus import Shard, read_shard
@@ -202,7 +202,15 @@ class Survey:
         `clearhead.survey.compare` describes the test. A model compared with itself has no
         difference: every p is 1. A layer, head or metric that only one survey has is left out, with
         a warning. So is a metric whose mean is over other queries, because the masks differ.
+
+        Raises `BadType` for anything but a survey, and what `clearhead.survey.compare` raises.
         """
+        if not isinstance(other, Survey):
+            raise BadType(
+                f"compare got {kind_of(other)}.",
+                "a survey is compared with another one.",
+                "open it with clearhead.Survey.open(folder).",
+            )
         comparison = compare(self.folder, other.folder)
         if comparison.warning:
             warnings.warn(comparison.warning, stacklevel=2)
