@@ -10,7 +10,12 @@ import torch
 import clearhead as ch
 from clearhead.inspection.report import report
 from clearhead.inspection.report.role_keys import LABELS, is_separator, is_special
-from clearhead.inspection.report.role_tests import chance_of_column, chance_of_votes, interval
+from clearhead.inspection.report.role_tests import (
+    chance_of_column,
+    chance_of_votes,
+    interval,
+    t_tail,
+)
 from tests.inspection.report import simulated_heads as simulated
 from tests.inspection.report.models import AttentionCalls, normal, pointing
 
@@ -81,6 +86,13 @@ def test_the_bound_on_votes_holds(votes, words, p):
     bound = float(chance_of_votes(torch.tensor([votes / words]), torch.tensor([words]), p))
     assert exact <= bound <= 12 * exact
     assert float(chance_of_votes(torch.tensor([p]), torch.tensor([words]), p)) == 1.0
+
+
+@pytest.mark.parametrize("free", [1, 2, 5, 12, 39, 1000])
+def test_the_tail_of_t_is_scipys_however_far(free):
+    stats = pytest.importorskip("scipy.stats")
+    for t in (-3.0, 0.5, 4.9, 5.1, 8.0, 64.0, 1e4):
+        assert t_tail(t, free) == pytest.approx(stats.t.sf(t, free), rel=1e-8, abs=0)
 
 
 def test_the_column_test_is_scipys():
