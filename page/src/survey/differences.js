@@ -20,9 +20,9 @@ export function drawDifferences() {
     const { mean, other, difference, low, high, q } = compared;
     const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `${layer}.${head} ${words(metric)}`);
     button.addEventListener("click", () => go({ at, metric }));
-    return { kind: isChosen ? "chosen" : "", cells: [button, number(other, 3), number(mean, 3),
+    return { kind: isChosen ? "chosen" : "", cells: [button, number(mean, 3), number(other, 3),
       `${signed(difference)} (${signed(low)} to ${signed(high)})`, number(q, 3)] };
   });
   if (rows.length) byId("differences-table").replaceChildren(table("The surest differences between means of texts",
-    ["head, metric", "there", "here", "difference (95 %)", "q"], rows));
+    ["head, metric", "here", "there", "difference (95 %)", "q"], rows));
 }

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 95f1f684fc3bbb8f590e3c8190377cf98c3312e50ccb3869a9d70b99bca5e612; do not edit.
+// Made by `make page` from the sources 8de55ba0dd40ed638ea54a276c4cc964dfbf1ab2251512c254ecbd78ea0d2204; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
