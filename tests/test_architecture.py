@@ -23,7 +23,7 @@ BUDGETS = {
     "explorer": 3420,  # and the page of a survey, with vectors; what heads carry
     "survey": 3930,  # moves, forgets, budgets, needles; repeats; what differs; vectors; mixes, NaN
     "demo": 485,  # and where its page begins
-    "inspection": 6630,  # attribution, circuits, rotations, roles, far tails, probe, paths, next token
+    "inspection": 6630,  # attribution, circuits, rotations, roles, far tails, probe, paths, next id
     "hf": 1770,  # GGUF files, which transformers misreads; output projections, NaN; tokens; cache
     "distributed": 2490,
     "nn": 1145,
