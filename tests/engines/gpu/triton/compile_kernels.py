@@ -200,7 +200,8 @@ if __name__ == "__main__":
     with_splits(torch.float16, 128)
     if which != "first":
         with_splits(BF16, 128, Tq=128, mask=ch.Causal(align="end"))
-        MOST_LOCAL["attend_tiles"] = 0  # also with statistics
+        if CAPABILITY == 90:
+            MOST_LOCAL["attend_tiles"] = 0  # also with statistics; on 10.0 they spill
         count(BF16, 512, 512, 64, mask=ch.causal)
         count_by_numbers(BF16, 512, 64, mask=ch.causal)
     if which == "all":
