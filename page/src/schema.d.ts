@@ -545,7 +545,8 @@ export interface SurveyVectors {
  * All data of the page of a survey.
  *
  * `key_kinds` and `classes` of tokens have their descriptions. `spelling` has the texts of
- * tokens, and `between` what is between two tokens of a context.
+ * tokens, and `between` what is between two tokens of a context. The tokenizer puts `around[0]`
+ * tokens before the text of each context, and `around[1]` after it.
  * `other` names the survey with which it is compared, and `caution` has what is not compared.
  */
 export interface SurveyPage {
@@ -560,4 +561,5 @@ export interface SurveyPage {
   contexts: SurveyContext[];
   spelling: string[];
   between: string;
+  around: [number, number];
 }

@@ -195,11 +195,14 @@ function wordAddress(position) {
   return isOnly && word.length <= 24 && !/^\d+$/.test(word) ? word : String(position);
 }
 
+// The position that an address names: by a word, a number, or a number with its token.
 function positionOf(address, tokens) {
   if (address === "none") return null;
   const found = tokens.findIndex((it) => it.toLowerCase() === address.toLowerCase());
   if (found >= 0 && !/^\d+$/.test(address)) return found;
-  return /^\d{1,7}$/.test(address) ? Number(address) : undefined;
+  const [, number, token] = /^(\d{1,7})(?::(.*))?$/s.exec(address) ?? [];
+  const isThere = token === undefined || tokens[Number(number)]?.trim() === token;
+  return number !== undefined && isThere ? Number(number) : undefined;
 }
 
 function writeAddress() {

@@ -334,3 +334,40 @@ def test_the_folder_for_headvis(stories, tmp_path):
             assert len(bins["bin_edges"]) == len(bins["bin_values"]) + 1
         total = sum(data["qk_distance_histogram"]["bin_values"])
         assert 0.8 < total / data["statistics"]["queries"] <= 1.001  # a few queries have no choice
+
+
+def test_an_example_opens_at_its_token_or_says_that_it_is_another_one(stories, browser):
+    """A tokenizer reads "<unknown>", which it wrote for a word that it does not know, as others."""
+    from urllib.parse import parse_qs, urlsplit
+
+    from clearhead.explorer.serve import Reader
+    from clearhead.explorer.serve.server import app
+    from clearhead_cli.serve import _listen
+    from tests.explorer.serve.test_served_page import opened_page
+
+    reader, listener = Reader(storyteller.load()), _listen(0)
+    explorer = html.report_page(reader.report(STORIES[0]), host="server")
+    shown = html.survey_page(stories, host="server")
+    served = app(reader, explorer, "token", listener.getsockname()[1], shown)
+    known, unknown = set(), set()
+    with opened_page(browser, served, listener) as page:
+        for decile in page.locator("#deciles button").all():
+            decile.click()
+            for link in page.locator("#examples a").all():
+                address = link.get_attribute("href")
+                of = parse_qs(urlsplit(address).fragment)
+                before = of["text"][0].split()[: int(of["query"][0].split(":")[0])]
+                (unknown if "<unknown>" in before else known).add(address)
+        start = page.url.split("#")[0]
+        for address, is_read_back in ((min(known), True), (min(unknown), False)):
+            page.goto("about:blank")
+            page.goto(start + address)
+            of = parse_qs(urlsplit(address).fragment)
+            page.wait_for_function("text => clearhead.snapshot().text === text", arg=of["text"][0])
+            number, token = of["query"][0].split(":")
+            if is_read_back:
+                assert page.locator("#misread").is_hidden()
+                assert page.evaluate("clearhead.chosen.query") == int(number)
+                assert page.evaluate(f"clearhead.snapshot().tokens[{number}]") == token
+            else:
+                assert f"query “{number}:{token}”" in page.text_content("#misread")

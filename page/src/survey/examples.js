@@ -57,11 +57,13 @@ export function article(example, source = survey) {
   return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
 }
 
-// The address of the explorer with a text, at the selected head and this query.
+// The address of the explorer with a text, at the selected head and this query. It names the query's token, because
+// a tokenizer may read what it wrote as other tokens.
 function explorerAddress(tokens, query, { spelling, between }) {
-  const text = tokens.map((i) => spelling[i]).join(between).replaceAll("↵", "\n").replaceAll("⇥", "\t");
-  const { layer, head: number } = head();
-  return `explore#${new URLSearchParams(/** @type {any} */ ({ text, layer, head: number, query }))}`;
+  const [before, after] = survey.around, text = tokens.slice(before, tokens.length - after).map((i) => spelling[i])
+    .join(between).replaceAll("↵", "\n").replaceAll("⇥", "\t").replaceAll("␣", " ");
+  const { layer, head: number } = head(), at = `${query}:${spelling[tokens[query]].trim()}`;
+  return `explore#${new URLSearchParams(/** @type {any} */ ({ text, layer, head: number, query: at }))}`;
 }
 
 // The positions to show: those around the query and its keys.

@@ -120,7 +120,14 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
         "contexts": contexts.stored,
         "spelling": list(contexts.spelling),
         "between": contexts.between,
+        "around": tokens_around(survey),
     }
+
+
+def tokens_around(survey: Survey) -> tuple[int, int]:
+    """Return how many tokens the tokenizer adds before and after each context."""
+    fixed = survey.manifest.fixed
+    return len(fixed["tokens before each context"]), len(fixed["tokens after each context"])
 
 
 def name_of(survey: Survey) -> str:

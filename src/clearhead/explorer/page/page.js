@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 8de55ba0dd40ed638ea54a276c4cc964dfbf1ab2251512c254ecbd78ea0d2204; do not edit.
+// Made by `make page` from the sources 046238a76ec1c631f6c4e2bc434db270328ed0a01fcfd62fbef7a24f5de64535; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -801,7 +801,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (address === "none") return null;
     const found = tokens.findIndex((it) => it.toLowerCase() === address.toLowerCase());
     if (found >= 0 && !/^\d+$/.test(address)) return found;
-    return /^\d{1,7}$/.test(address) ? Number(address) : void 0;
+    const [, number2, token2] = /^(\d{1,7})(?::(.*))?$/s.exec(address) ?? [];
+    const isThere = token2 === void 0 || tokens[Number(number2)]?.trim() === token2;
+    return number2 !== void 0 && isThere ? Number(number2) : void 0;
   }
   function writeAddress() {
     const { view, layer, head, query, key, others, by, difference, edits, step } = chosen;

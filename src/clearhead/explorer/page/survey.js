@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 8de55ba0dd40ed638ea54a276c4cc964dfbf1ab2251512c254ecbd78ea0d2204; do not edit.
+// Made by `make page` from the sources 046238a76ec1c631f6c4e2bc434db270328ed0a01fcfd62fbef7a24f5de64535; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -386,11 +386,11 @@ var clearhead = (() => {
     return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
   }
   function explorerAddress(tokens, query, { spelling, between }) {
-    const text = tokens.map((i) => spelling[i]).join(between).replaceAll("↵", "\n").replaceAll("⇥", "	");
-    const { layer, head: number2 } = head();
+    const [before, after] = survey.around, text = tokens.slice(before, tokens.length - after).map((i) => spelling[i]).join(between).replaceAll("↵", "\n").replaceAll("⇥", "	").replaceAll("␣", " ");
+    const { layer, head: number2 } = head(), at = `${query}:${spelling[tokens[query]].trim()}`;
     return `explore#${new URLSearchParams(
       /** @type {any} */
-      { text, layer, head: number2, query }
+      { text, layer, head: number2, query: at }
     )}`;
   }
   function positions({ query, keys }, length) {
