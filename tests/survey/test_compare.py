@@ -11,7 +11,7 @@ import clearhead as ch
 from clearhead.explorer import html
 from clearhead.survey import Mass, RandomRepeats
 from clearhead.survey.basic import Distances, Entropy, First, Largest
-from clearhead.survey.compare import adjusted
+from clearhead.survey.compare import _p_value, adjusted
 from tests.explorer.test_page import embedded
 
 from .models import SPECIAL, WORDS, tokenizer
@@ -133,3 +133,10 @@ def test_one_number_for_two_words_is_refused(tmp_path):
         ch.BadValue, match=r"Token \d+ is '.*' in one survey, and '.*' in the other"
     ):
         one.compare(two)
+
+
+def test_equal_differences_of_few_texts_are_not_sure():
+    """Two of the four combinations of two signs are as extreme."""
+    assert _p_value(0.5, 0.0, 1) == 0.5
+    assert _p_value(0.5, 0.0, 9) == 2 / 2**10
+    assert _p_value(0.0, 0.0, 9) == 1.0

@@ -209,6 +209,8 @@ class _Pairs:
 
 
 def _p_value(difference: float, error: float, free: int) -> float:
+    """Return the two-sided p-value of Student's t; of the sign test if all differences are equal,
+    because `error`, the standard error, is then 0."""
     if difference == 0:
         return 1.0
-    return 2 * t_tail(abs(difference) / error, free) if error else 0.0
+    return 2 * t_tail(abs(difference) / error, free) if error else 2.0**-free
