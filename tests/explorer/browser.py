@@ -56,6 +56,7 @@ def new_context(browser, **options):
     usual = {"reduced_motion": "reduce", "viewport": SIZE}
     context = browser.new_context(**usual | options)
     context.add_init_script(PLAIN_NAMES)
+    context.set_default_navigation_timeout(90_000)  # milliseconds, for a machine with a high load
     return context
 
 

@@ -399,7 +399,6 @@ class Recomputed(torch.nn.Module):
         return x
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("mask", [None, ch.causal])
 @pytest.mark.parametrize("shape", [(7, 8), (3, 7, 8), (2, 3, 7, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -422,6 +421,7 @@ def test_a_checkpoint_recomputes_after_the_block_what_it_recorded_in_it(dtype, s
     assert torch.equal(found, right)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_statistics_of_a_reentrant_checkpoint_have_no_gradient_and_say_so():
     model, x = Recomputed(), torch.randn(1, 5, 8, requires_grad=True)
     stats = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)})]
