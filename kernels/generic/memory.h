@@ -11,7 +11,10 @@ template <class T> inline T* row_at(const MatrixView& x, int64_t b, int64_t h, i
   return (T*)x.data + b * x.b + h * x.h + q * x.q;
 }
 
-inline void clear(float* x, int64_t n) { __builtin_memset(x, 0, size_t(n) * sizeof *x); }
+// Without numbers, `x` may be null, which memset does not allow.
+inline void clear(float* x, int64_t n) {
+  if (n) __builtin_memset(x, 0, size_t(n) * sizeof *x);
+}
 
 // Prefetches a line into L2. GCC removes calls of a const function that only prefetches. The empty
 // `asm volatile` is an effect that GCC must keep (bench/LOG.md, 2026-11-21).
