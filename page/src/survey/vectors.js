@@ -16,16 +16,14 @@ const PARTS = {
 };
 const ROTATED = ", rotated by position";
 const AXES = [[0, 1], [0, 2], [1, 2]];
-const KINDS = ["first", "self", "previous", "induction", "duplicate", "separator", "near", "far", "ahead"];
-const CLASSES = ["first", "space", "punctuation", "digit", "start", "continuation", "other"];
 // Okabe and Ito 2008, for all colour vision; then brown and grey.
 const INKS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442", "#999999", "#8b5a2b"];
 
 /** What a colour shows: names of groups, or a number between 0 and 1.
  * @type {Record<string, {title: string, groups?: string[], of: (example: SurveyVectorExample, context: number[]) => any}>} */
 const COLOURS = {
-  looks_at: { title: "kind of key", groups: KINDS, of: (it) => it.looks_at },
-  token_class: { title: "class of the query's token", groups: CLASSES, of: (it) => it.token_class },
+  looks_at: { title: "kind of key", groups: Object.keys(survey.key_kinds), of: (it) => it.looks_at },
+  token_class: { title: "class of the query's token", groups: Object.keys(survey.classes), of: (it) => it.token_class },
   weight: { title: "largest weight", of: (it) => it.value },
   position: { title: "position of the query", of: (it, tokens) => it.query / Math.max(1, tokens.length - 1) },
 };

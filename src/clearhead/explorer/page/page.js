@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 046238a76ec1c631f6c4e2bc434db270328ed0a01fcfd62fbef7a24f5de64535; do not edit.
+// Made by `make page` from the sources 7b2ad1954b0843142cf9c04a4d9e546c73032a1b34e0224c08b65ab3a44ebed6; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

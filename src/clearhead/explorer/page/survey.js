@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 046238a76ec1c631f6c4e2bc434db270328ed0a01fcfd62fbef7a24f5de64535; do not edit.
+// Made by `make page` from the sources 7b2ad1954b0843142cf9c04a4d9e546c73032a1b34e0224c08b65ab3a44ebed6; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -510,12 +510,10 @@ var clearhead = (() => {
   };
   var ROTATED = ", rotated by position";
   var AXES = [[0, 1], [0, 2], [1, 2]];
-  var KINDS = ["first", "self", "previous", "induction", "duplicate", "separator", "near", "far", "ahead"];
-  var CLASSES = ["first", "space", "punctuation", "digit", "start", "continuation", "other"];
   var INKS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442", "#999999", "#8b5a2b"];
   var COLOURS = {
-    looks_at: { title: "kind of key", groups: KINDS, of: (it) => it.looks_at },
-    token_class: { title: "class of the query's token", groups: CLASSES, of: (it) => it.token_class },
+    looks_at: { title: "kind of key", groups: Object.keys(survey.key_kinds), of: (it) => it.looks_at },
+    token_class: { title: "class of the query's token", groups: Object.keys(survey.classes), of: (it) => it.token_class },
     weight: { title: "largest weight", of: (it) => it.value },
     position: { title: "position of the query", of: (it, tokens) => it.query / Math.max(1, tokens.length - 1) }
   };
