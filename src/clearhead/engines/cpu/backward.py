@@ -61,9 +61,8 @@ def gradients(
     bias, sinks = args.bias if bias_grad else None, args.sinks
     q, k, v = (with_rows(x) for x in (q, k, v))
     (B, H, Tq, D), (_, G, Tk, Dv) = q.shape, v.shape
-    new = (
-        q.new_empty if q.numel() and k.numel() else q.new_zeros
-    )  # without pairs the core writes nothing
+    # Without pairs the core writes nothing.
+    new = q.new_empty if q.numel() and k.numel() else q.new_zeros
     splits = min(math.ceil(TASKS / max(H, 1)), max(Tk // MIN_SPLIT, 1))
     dbias = None
     if bias is not None:
