@@ -14,19 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
-from ..functional.ambient import listening
-from ..hf.projections import (
-    OutputProjection,
-    input_width,
-    matrix_of,
-    output_projection,
-    readable_matrix,
-)
+from ..hf.projections import input_width, matrix_of, readable_matrix
 from ..nn.token_ids import run_with_known_ids
-from ..problem.problem import Inputs, Problem
-from .layers import Layers, module_hooks, no_attention_call
+from ..problem.problem import Problem
+from .layers import no_attention_call
 from .metrics import logits_of
 from .norms import Norm, is_norm, read_norm
+from .recorded_run import AttentionCall, ModuleRun, RecordedRun
 from .rotations import Rotary, rotations_of
 
 _IDS = 8  # the number of ids of the run
@@ -110,36 +104,22 @@ def _recorded(model: nn.Module) -> "tuple[_Run, Any]":
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     ids = torch.arange(min([_IDS, *tables])).flip(0)  # which differ from the positions
     run = _Run(model, ids.to(next(model.parameters()).device))
-    with (
-        torch.no_grad(),
-        module_hooks(model, run.enter, run.leave),
-        listening(run.on_call),
-    ):
+    with torch.no_grad(), run.recorded():
         output = run_with_known_ids(model, run.ids[None])
     if not run.calls:
         raise no_attention_call(model, "circuits needs the attention calls of a model.")
     return run, output
 
 
-class _Ran(NamedTuple):
-    """A module that ran, with its input and output."""
-
-    name: str
-    module: nn.Module
-    input: Tensor
-    result: Tensor
-
-
 class _Call(NamedTuple):
-    """An attention call, and the linear modules that ran before it in the same module."""
+    """An attention call, and the linear modules that ran before it in the same module.
 
-    module: str
-    problem: Problem
-    inputs: Inputs
-    z: Tensor
-    projection: OutputProjection
-    linears: Sequence[_Ran]
-    written: Any = None  # the output of the module of the projection
+    `written` is the output of the module of its projection.
+    """
+
+    attention: AttentionCall
+    linears: Sequence[ModuleRun]
+    written: Tensor
 
 
 class _Matrix(NamedTuple):
@@ -151,89 +131,70 @@ class _Matrix(NamedTuple):
     rotary: Rotary | None
 
 
-class _Run:
+class _Run(RecordedRun):
     """Records a run of a model on a few ids."""
 
     def __init__(self, model: nn.Module, ids: Tensor) -> None:
-        self.model, self.ids = model, ids
-        self.tracker = Layers()
+        super().__init__(model)
+        self.ids = ids
         self.calls: list[_Call] = []
         self.embedding: Tensor | None = None
-        self._norms: list[tuple[int, _Ran]] = []  # with the number of attention calls before
-        self._linears: dict[str, _Ran] = {}
-        self._last_linear: _Ran | None = None
-        self._stack: list[tuple[str, list[Tensor]]] = []
-        self._expected: dict[str, _Call] = {}
+        self._norms: list[tuple[int, ModuleRun]] = []  # with the number of attention calls before
+        self._linears: dict[str, ModuleRun] = {}
+        self._last_linear: ModuleRun | None = None
+        self._inside: dict[str, list[ModuleRun]] = {}  # the linear modules of a call, by module
 
-    def enter(
-        self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.tracker.enter(name, module, args, kwargs)
-        self._stack.append((name, [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]))
+    def on_call(self, call: AttentionCall) -> None:
+        linears = [x for x in self._linears.values() if _is_inside(x.name, call.module)]
+        self._inside[call.module] = linears
 
-    def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> None:
-        self.tracker.leave()
-        name, inputs = self._stack.pop()
-        if name in self._expected:
-            call = self._expected.pop(name)
-            call.projection.check(call.z, result)
-            self.calls.append(call._replace(written=result))
-        result = result[0] if isinstance(result, tuple) and result else result
-        if not inputs or not isinstance(result, Tensor):
+    def after(self, ran: ModuleRun) -> None:
+        if (call := ran.projects) is not None:
+            self.calls.append(_Call(call, self._inside.pop(call.module), ran.result))
+        if not ran.inputs:
             return
-        ran = _Ran(name, module, inputs[0], result)
-        if is_norm(module):
+        if is_norm(ran.module):
             self._norms.append((len(self.calls), ran))
-        elif input_width(module) is not None:
-            self._linears[name] = self._last_linear = ran
-        elif isinstance(module, nn.Embedding) and torch.equal(inputs[0].flatten(), self.ids):
-            self.embedding = module.weight.detach().float()
-
-    def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        if not self.tracker.inside:
-            return
-        _, name = self.tracker.next_call()
-        projection = output_projection(self.model, name, problem.H, problem.Dv)
-        inside = [x for n, x in self._linears.items() if n.startswith(f"{name}." if name else "")]
-        self._expected[projection.module] = _Call(name, problem, inputs, out, projection, inside)
+        elif input_width(ran.module) is not None:
+            self._linears[ran.name] = self._last_linear = ran
+        elif isinstance(ran.module, nn.Embedding):
+            if torch.equal(ran.inputs[0].flatten(), self.ids):
+                self.embedding = ran.module.weight.detach().float()
 
     def layer(self, call: _Call) -> HeadWeights:
-        p = call.problem
+        module, projection, _, p, inputs = call.attention
         q = self.queries(call)
-        k = self._find(call, "keys", call.inputs.k, [q.rotary])
-        v = self._find(call, "values", call.inputs.v, [None])
-        norm = self._norm_before(call.module, q.input)
+        k = self._find(call, "keys", inputs.k, [q.rotary])
+        v = self._find(call, "values", inputs.v, [None])
+        norm = self._norm_before(module, q.input)
         inexact = [f"{name} scales queries or keys" for name in (q.norm, k.norm) if name]
-        if isinstance(call.written, Tensor):
-            after = [x.name for _, x in self._norms if torch.equal(x.input, call.written)]
-            inexact += [f"{name} scales the output of the heads" for name in after]
+        after = [x.name for _, x in self._norms if torch.equal(x.inputs[0], call.written)]
+        inexact += [f"{name} scales the output of the heads" for name in after]
         for matrix in (k, v):
             if not torch.equal(matrix.input, q.input):
-                raise _not_linear(call.module, "keys or values", "of the input of the queries")
-        group = p.H // p.G
+                raise _not_linear(module, "keys or values", "of the input of the queries")
+        W_K, W_V = (x.weight.repeat_interleave(p.H // p.G, 0) for x in (k, v))
         return HeadWeights(
-            call.module, q.weight, k.weight.repeat_interleave(group, 0),
-            v.weight.repeat_interleave(group, 0), call.projection.weight,
-            norm, q.rotary, tuple(inexact),
-        )  # fmt: skip
+            module, q.weight, W_K, W_V, projection.weight, norm, q.rotary, tuple(inexact)
+        )
 
     def queries(self, call: _Call) -> _Matrix:
         """Find the matrix of the queries, and their norm and rotation."""
         rotaries = [None, *rotations_of(self.model)]
-        return self._find(call, "queries", call.inputs.q, rotaries)
+        return self._find(call, "queries", call.attention.inputs.q, rotaries)
 
     def _find(
         self, call: _Call, what: str, wanted: Tensor, rotaries: Sequence[Rotary | None]
     ) -> _Matrix:
         """Find the matrix that computed the queries, keys or values `wanted`, (1, n, T, size)."""
+        module, problem = call.attention.module, call.attention.problem
         T, size = wanted.shape[2:]
         wanted = wanted[0].transpose(0, 1).double()  # (T, n, size)
         positions = torch.arange(T, device=wanted.device).unsqueeze(-1)
-        prefix = f"{call.module}." if call.module else ""
-        norms = [x for _, x in self._norms if x.name.startswith(prefix)] if what != "values" else []
+        norms = [x for _, x in self._norms if what != "values" and _is_inside(x.name, module)]
         for linear in call.linears:
             outputs = linear.result.reshape(T, -1)
-            for columns in _columns(call.problem, what, outputs.shape[-1]):
+            for columns in _columns(problem, what, outputs.shape[-1]):
                 raw = outputs[:, columns]
                 for norm in (None, *norms):
                     normed = raw if norm is None else _by_head(norm.module, raw)
@@ -249,17 +210,13 @@ class _Run:
                             weight = matrix[:, columns].permute(1, 0, 2)
                             if norm is not None:
                                 weight = weight * self._gain(norm, size)
-                            x = linear.input.reshape(T, -1)
+                            x = linear.inputs[0].reshape(T, -1)
                             return _Matrix(weight, x, norm.name if norm else "", rotary)
-        raise _not_linear(call.module, what, "of one linear module in it")
+        raise _not_linear(module, what, "of one linear module in it")
 
-    def _gain(self, norm: _Ran, size: int) -> Tensor | float:
-        read = read_norm(norm.module, norm.input, norm.result)
-        if read is None:
-            raise _unknown_norm(norm.name)
-        if not isinstance(read.gain, Tensor):
-            return read.gain
-        return read.gain.reshape(-1, 1, size)
+    def _gain(self, norm: ModuleRun, size: int) -> Tensor | float:
+        gain = _norm_of(norm).gain
+        return gain.reshape(-1, 1, size) if isinstance(gain, Tensor) else gain
 
     def _norm_before(self, module: str, x: Tensor) -> Norm | None:
         """Return the norm between the stream and the input x of a module, or None."""
@@ -275,12 +232,9 @@ class _Run:
                 "the sum.",
                 "pass a model whose blocks begin with a norm.",
             )
-        norm = read_norm(ran.module, ran.input, ran.result)
-        if norm is None:
-            raise _unknown_norm(ran.name)
-        return norm
+        return _norm_of(ran)
 
-    def _norm_with_output(self, x: Tensor) -> _Ran | None:
+    def _norm_with_output(self, x: Tensor) -> ModuleRun | None:
         """Return the norm whose output is x, (T, d), or None."""
         for _, ran in self._norms:
             if ran.result.numel() == x.numel() and torch.equal(ran.result.reshape(x.shape), x):
@@ -296,15 +250,13 @@ class _Run:
         last = self._last_linear
         if last is None or last.result.shape != logits.shape:
             return None, None
-        ran = self._norm_with_output(last.input.reshape(-1, last.input.shape[-1]))
-        norm = None if ran is None else read_norm(ran.module, ran.input, ran.result)
-        if ran is not None and norm is None:
-            raise _unknown_norm(ran.name)
+        ran = self._norm_with_output(last.inputs[0].flatten(0, -2))
+        norm = None if ran is None else _norm_of(ran)
         return readable_matrix(last.module, last.name)[0].T.float(), norm
 
     def embedding_norms(self) -> tuple[str, ...]:
         """Describe norms between embedding and first layer, which the matrices leave out."""
-        first = self.calls[0].module
+        first = self.calls[0].attention.module
         parents = [ran.name.rpartition(".")[0] for calls, ran in self._norms if not calls]
         outside = [p for p in parents if p and not f"{first}.".startswith(f"{p}.")]
         return tuple(f"a norm of {parent} follows the embedding" for parent in outside)
@@ -360,9 +312,17 @@ def _not_linear(module: str, what: str, rest: str) -> BadValue:
     )
 
 
-def _unknown_norm(name: str) -> BadValue:
-    return BadValue(
-        f"The norm {name} is neither a layer norm nor an RMS norm.",
-        "the gain and the centring of a norm are folded into the weights after it.",
-        "pass a model with layer norms or RMS norms.",
-    )
+def _is_inside(name: str, module: str) -> bool:
+    return name.startswith(f"{module}." if module else "")
+
+
+def _norm_of(ran: ModuleRun) -> Norm:
+    """Return the norm that a module computed. Raises `BadValue` if it is unknown."""
+    norm = read_norm(ran.module, ran.inputs[0], ran.result)
+    if norm is None:
+        raise BadValue(
+            f"The norm {ran.name} is neither a layer norm nor an RMS norm.",
+            "the gain and the centring of a norm are folded into the weights after it.",
+            "pass a model with layer norms or RMS norms.",
+        )
+    return norm

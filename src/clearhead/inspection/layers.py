@@ -193,12 +193,12 @@ def is_selected(layers: Sequence[int | str] | None, layer: int, name: str) -> bo
 
 @contextmanager
 def module_hooks(
-    model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]
+    model: nn.Module, enter: Callable[..., None], leave: Callable[..., Any]
 ) -> Iterator[None]:
     """Call hooks around each module of the model that runs inside the `with` block.
 
     They are ``enter(name, module, args, kwargs)`` before it, and ``leave(module, args, result)``
-    after it, also after an error.
+    after it, also after an error. `leave` returns what replaces the result, or None.
     """
     hooks = []
     for name, module in model.named_modules():
@@ -215,11 +215,11 @@ def module_hooks(
 class _Hook:
     """A hook that does nothing in a copy of the module, such as one saved to a checkpoint."""
 
-    def __init__(self, run: Callable[..., None]) -> None:
+    def __init__(self, run: Callable[..., Any]) -> None:
         self.run = run
 
-    def __call__(self, *arguments: object) -> None:
-        self.run(*arguments)
+    def __call__(self, *arguments: object) -> Any:
+        return self.run(*arguments)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Hook, (_do_nothing,)

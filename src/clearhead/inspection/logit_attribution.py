@@ -14,12 +14,13 @@ from ..functional.ambient import ambient
 from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
 from .copies import fresh
-from .direct_paths import AttentionCall, DirectPaths, Part
+from .direct_paths import DirectPaths, Part
 from .intervene import refuse_compiled
 from .layers import no_attention_call
 from .logit_parts import LogitAttribution, Source
 from .metrics import logits_of
 from .random_numbers import no_random_numbers
+from .recorded_run import AttentionCall
 from .unembedding import find_unembedding, parse_target, wide_dtype
 
 _TOLERANCE = 1e-4  # for the residue over the sum of absolute parts; larger in 16-bit types

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, whole_number
 from ..hf.projections import readable_matrix
-from .direct_paths import LinearCall
+from .recorded_run import ModuleRun
 
 _POSITIONS_COMPARED = 8
 
@@ -28,12 +28,12 @@ class Unembedding(NamedTuple):
     scale: float
 
 
-def find_unembedding(model: nn.Module, last: LinearCall | None, logits: Tensor) -> Unembedding:
+def find_unembedding(model: nn.Module, last: ModuleRun | None, logits: Tensor) -> Unembedding:
     if last is not None and last.result.shape == logits.shape:
         matrix, bias = readable_matrix(last.module, last.name)
         raw = last.result.detach()[0]
         if (scale := _scale(model, raw, logits[0])) is not None:
-            x = last.input[0]
+            x = last.inputs[0][0]
             return Unembedding(matrix.T, bias, x.to(wide_dtype(x)), raw, scale)
     raise BadValue(
         f"The {type(model).__name__} gave logits that are not those of its last linear module"
