@@ -154,10 +154,9 @@ class TextStack:
         if padding is not None and len(padding.first) not in (1, problem.B):
             padding = None
         key: PerText = position.first_key
-        if padding is not None:
-            key = per_text(lambda first: position.first_key - first, padding.first)
         real_keys = None
         if padding is not None:
+            key = per_text(lambda first: position.first_key - first, padding.first)
             real_keys = per_text(operator.sub, padding.after, padding.first)
         if crosses and (own := self._positions_of_queries(problem.Tq)) is not None:
             return own._replace(first_key=key, dropped=position.first_key, keys=real_keys)

@@ -144,12 +144,11 @@ class Watcher:
         if "topk" in results:
             top = cast(TopWeights, results["topk"])
             results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
-        output = full_output(out) if self.outputs else None
-        received: dict[str, Tensor] = {}
+        vectors: dict[str, Tensor] = {"output": full_output(out)} if self.outputs else {}
         if self.received is not None:
             # Copies, because a cache of fixed size writes later tokens to the same memory.
             q, k, v = (x.clone() for x in self.received.inputs)
-            received = {"query": q, "key": k, "value": v}
+            vectors |= {"query": q, "key": k, "value": v}
         queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
         heads = None
         if self.heads is not None:
@@ -160,19 +159,15 @@ class Watcher:
                 n: map_tensors(result, lambda x: x[:, picked]) for n, result in results.items()
             }
             masked = masked[:, picked] if masked is not None and masked.shape[1] > 1 else masked
-            output = None if output is None else output[:, picked]
-            if received:
-                received["query"] = received["query"][:, picked]
+            of_heads = ("output", "query")
+            vectors |= {n: x[:, picked] for n, x in vectors.items() if n in of_heads}
             heads = tuple(picked)
         if self.grad_enabled and not torch.is_grad_enabled() and in_autograd_function():
-            results = {
-                n: map_tensors(result, partial(_refuse_gradient, name))
-                for n, result in results.items()
-            }
-            output = None if output is None else _refuse_gradient(name, output)
-            received = {part: _refuse_gradient(name, x) for part, x in received.items()}
+            refuse = partial(_refuse_gradient, name)
+            results = {n: map_tensors(result, refuse) for n, result in results.items()}
+            vectors = {n: refuse(x) for n, x in vectors.items()}
         return Call(
-            layer, name, problem.describe(), results, masked, heads, queries, output, at, **received
+            layer, name, problem.describe(), results, masked, heads, queries, at=at, **vectors
         )
 
     def aligned(self, problem: Problem, at: Positions) -> tuple[Statistic, ...]:

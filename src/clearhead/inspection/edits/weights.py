@@ -109,10 +109,8 @@ class _Edited(NamedTuple):
 
 def _counts_differ(problem: Problem, edited: Mask) -> bool:
     """Return whether the edited mask, whose edges are a subset, allows fewer edges."""
-    before, after = (
-        problem.key_ranges,
-        edited.key_ranges(problem.grid, problem.key_ranges.lo.device),
-    )
+    before = problem.key_ranges
+    after = edited.key_ranges(problem.grid, before.lo.device)
     if not has_values(before.lo, after.lo):
         return True
     return bool((before.keys_per_query() != after.keys_per_query()).any())
@@ -165,9 +163,8 @@ class temperature(Edit):
         self, problem: Problem, inputs: Inputs, site: EditSite
     ) -> tuple[Problem, Inputs]:
         factor, softcap = 1 / self.t, problem.softcap
-        by_position = self.positions is not None or self.batch is not None
         if softcap is not None:
-            if by_position or self.heads is not None:
+            if any(x is not None for x in (self.heads, self.positions, self.batch)):
                 hint = "leave out heads, positions and batch."
                 raise _cannot_differ(self, "a soft cap", "heads or positions", hint)
             problem = replace(problem, scale=problem.scale / self.t, softcap=softcap / self.t)
@@ -176,7 +173,7 @@ class temperature(Edit):
             inputs = inputs._replace(q=q.to(inputs.q.dtype))
         sinks = problem.sinks
         if sinks is not None:
-            _refuse_positions(self, by_position, "sinks")
+            _refuse_positions(self, "sinks")
             sinks = sinks * self.factors(factor, problem, site).flatten()
         return _with_bias(self, factor, replace(problem, sinks=sinks), site), inputs
 
@@ -202,7 +199,7 @@ class uniform(Edit):
         inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
         sinks = problem.sinks
         if sinks is not None:
-            _refuse_positions(self, self.positions is not None or self.batch is not None, "sinks")
+            _refuse_positions(self, "sinks")
             sinks = sinks.masked_fill(where.flatten(), -math.inf)
         return _with_bias(self, 0.0, replace(problem, sinks=sinks), site), inputs
 
@@ -214,7 +211,7 @@ def _with_bias(edit: Edit, factor: float, problem: Problem, site: EditSite) -> P
         return problem
     factors = edit.factors(factor, problem, site)
     if isinstance(bias, Alibi):
-        _refuse_positions(edit, edit.positions is not None or edit.batch is not None, "ALiBi")
+        _refuse_positions(edit, "ALiBi")
         slopes = bias.of(problem.grid)
         return replace(problem, bias=Alibi(slopes * factors.flatten().to(slopes), bias.align))
     assert isinstance(bias, TensorBias)
@@ -222,8 +219,8 @@ def _with_bias(edit: Edit, factor: float, problem: Problem, site: EditSite) -> P
     return replace(problem, bias=TensorBias(scaled.to(bias.tensor.dtype)))
 
 
-def _refuse_positions(edit: Edit, by_position: bool, what: str) -> None:
-    if by_position:
+def _refuse_positions(edit: Edit, what: str) -> None:
+    if edit.positions is not None or edit.batch is not None:
         hint = "leave out positions and batch; heads are allowed."
         raise _cannot_differ(edit, what, "positions", hint)
 
