@@ -80,9 +80,8 @@ class Circuits:
             lines.append("largest compositions  score  random")
             for kind in ("Q", "K", "V"):
                 scores = self.composition(kind)
-                at = int(scores.argmax())
-                a, b, c, e = (int(x) for x in torch.unravel_index(torch.tensor(at), scores.shape))
-                score, random = float(scores[a, b, c, e]), self.baseline(kind).mean
+                a, b, c, e = map(int, torch.unravel_index(scores.argmax(), scores.shape))
+                score, random = float(scores.max()), self.baseline(kind).mean
                 lines.append(f"  {kind}  {a}.{b} -> {c}.{e}        {score:.3f}  {random:.3f}")
         lines += [f"not exact: {why}" for why in self.inexact]
         return "\n".join(lines)
@@ -184,11 +183,9 @@ class Circuits:
         rotary = self.rotary[layer]
         if offset is None or (rotary is None and offset == 0):
             return self.W_K[layer]
-        number = whole_number(offset)
-        if number is None:
-            raise BadType(
-                f"offset={offset!r}.", "offset is a whole number.", "pass 1 for the token before."
-            )
+        if (number := whole_number(offset)) is None:
+            rule, hint = "offset is a whole number.", "pass 1 for the token before."
+            raise BadType(f"offset={offset!r}.", rule, hint)
         if rotary is None:
             raise BadValue(
                 f"offset={offset!r} for layer {layer}, which does not rotate.",

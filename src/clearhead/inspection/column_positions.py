@@ -30,7 +30,8 @@ def warn_of_column_positions(model: nn.Module, inputs: Any) -> None:
     with torch.no_grad(), lookups:
         run(model, fresh(inputs))
     ids = inputs.get("input_ids")
-    starts = [_first_column(x, real) for x in lookups.indices if not _same(x, ids)]
+    others = (x for x in lookups.indices if not (isinstance(ids, Tensor) and torch.equal(x, ids)))
+    starts = (_first_column(x, real) for x in others)
     first = next((x for x in starts if x is not None), None)
     if first is None:
         return
@@ -69,10 +70,6 @@ class _Lookups(TorchFunctionMode):
 
 
 _SELECT = (torch.index_select, Tensor.index_select)
-
-
-def _same(x: Tensor, ids: object) -> bool:
-    return isinstance(ids, Tensor) and x.shape == ids.shape and torch.equal(x, ids)
 
 
 def _first_column(at: Tensor, real: Tensor) -> int | None:

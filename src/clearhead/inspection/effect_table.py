@@ -1,5 +1,6 @@
 """The effects of edits on a metric, as data and as a table."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -93,13 +94,9 @@ class Effects:
         ]
         if len(pairs) < 2:
             return None
-        a, b = (_ranks(torch.tensor(x, dtype=torch.float64)) for x in zip(*pairs, strict=True))
-        spread = float(a.std() * b.std())
-        return (
-            float(((a - a.mean()) * (b - b.mean())).sum() / (len(a) - 1)) / spread
-            if spread
-            else None
-        )
+        numbers = torch.tensor(pairs, dtype=torch.float64).T
+        rho = float(torch.corrcoef(torch.stack([*map(_ranks, numbers)]))[0, 1])
+        return None if math.isnan(rho) else rho
 
     @property
     def axes(self) -> tuple[str, ...]:
