@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -197,14 +197,22 @@ def in_autograd_function() -> bool:
 
     A checkpoint with ``use_reentrant=True`` is such a function.
     """
+    return any(name == "forward" for _, name in running_functions())
+
+
+def running_functions() -> Iterator[tuple[Any, str]]:
+    """Yield the contexts of the autograd functions that run, the innermost first.
+
+    Each is with the name of the method that runs, "forward" or "backward".
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "forward" and code.co_argcount:
-            if isinstance(frame.f_locals.get(code.co_varnames[0]), FunctionCtx):
-                return True
+        if code.co_name in ("forward", "backward") and code.co_argcount:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(first, FunctionCtx):
+                yield first, code.co_name
         frame = frame.f_back
-    return False
 
 
 def batches_gradients() -> bool:

@@ -5,9 +5,7 @@ calls that it makes in its forward pass are noted with the context, in order, an
 makes the same calls again.
 """
 
-import sys
 from functools import partial
-from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +13,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import BadValue
+from ..torch_state import running_functions
 from .edits.edit import EditSite
 
 
@@ -52,16 +51,11 @@ class ReentrantCheckpoints:
 
 def running_checkpoints() -> list[tuple[Any, bool]]:
     """Return the checkpoints on the stack, innermost first, and whether each recomputes."""
-    running = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name in ("forward", "backward") and code.co_argcount:
-            first = frame.f_locals.get(code.co_varnames[0])
-            if getattr(type(first), "_forward_cls", None) is CheckpointFunction:
-                running.append((first, code.co_name == "backward"))
-        frame = frame.f_back
-    return running
+    return [
+        (function, name == "backward")
+        for function, name in running_functions()
+        if getattr(type(function), "_forward_cls", None) is CheckpointFunction
+    ]
 
 
 def _must_be_open(checkpoints: ReentrantCheckpoints, gradients: object) -> None:
