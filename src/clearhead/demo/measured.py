@@ -61,5 +61,4 @@ def with_measured_labels(report: Report, heads: Sequence[MeasuredHead]) -> Repor
             withheld="",
         )
 
-    layers = (replace(x, heads=tuple(map(labelled, x.heads))) for x in report.layers)
-    return replace(report, layers=tuple(layers))
+    return report.map_heads(labelled)

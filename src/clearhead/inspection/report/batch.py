@@ -91,10 +91,7 @@ def report_batch(
     called = type(module).__name__ if reader is None else reader.name
     reports = []
     for number, collector in enumerate(collectors):
-        collector.texts.check_tokens()
-        count = collector.layers[0].received.shape[-1]
-        labels = collector.texts.tokens["tokens"] or tuple(str(i) for i in range(count))
-        report = Report(called if name is None else name, labels, tuple(collector.layers))
+        report = collector.report(called if name is None else name)
         if reader is not None:
             folder = str(reader.path.resolve())
             report = reader.annotate(replace(report, text=written[number], folder=folder))

@@ -25,6 +25,7 @@ from .call_roles import CallRoles, role_keys, roles_of
 from .carried import Carried, carried_shares
 from .cross_attention import CallSite, TextTracker
 from .findings import Head, Layer, Link
+from .result import Report
 from .role_keys import REPEATS, RoleKeys, columns
 from .roles import label_of_evenness, with_sink_logit
 
@@ -125,6 +126,16 @@ class Collector:
             )
         )
 
+    def report(self, name: str) -> Report:
+        """Return the report of the layers, with the tokens of the text, or numbers if unknown.
+
+        Raises `BadValue` for tokens whose number fits no call.
+        """
+        self.texts.check_tokens()
+        count = self.layers[0].received.shape[-1]
+        tokens = self.texts.tokens["tokens"] or tuple(map(str, range(count)))
+        return Report(name, tokens, tuple(self.layers))
+
     def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Uniform:
         """Return the statistics of uniform weights under the same mask, from queries that are 0,
         and the roles of its keys.
@@ -137,17 +148,8 @@ class Collector:
                 return cached
         H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
         real = without_padding(problem, site.at)
-        zero = replace(
-            real,
-            H=H,
-            G=1,
-            D=1,
-            Dv=1,
-            bias=None,
-            softcap=None,
-            sinks=None,
-            dropout=0.0,
-        )
+        sizes = replace(real, H=H, G=1, D=1, Dv=1)
+        zero = replace(sizes, bias=None, softcap=None, sinks=None, dropout=0.0)
         q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
         k = torch.zeros_like(inputs.k[:, :1, :, :1])
         offset = _offset(problem) if _is_one_text(problem, site) else None
@@ -177,19 +179,15 @@ def _must_be_one_text(problem: Problem) -> None:
 def _statistics(
     problem: Problem, inputs: Inputs, site: CallSite, top: topk | None = None
 ) -> _Statistics:
-    requested: list[str | Statistic] = [
-        "entropy",
-        "max",
-        "received",
-        pooled(MAP_SIDE, MAP_SIDE),
-    ]
+    maps = pooled(MAP_SIDE, MAP_SIDE)
+    requested: list[str | Statistic] = ["entropy", "max", "received", maps]
     if top is not None:
         requested.append(top)
     one_text = _is_one_text(problem, site)
     if one_text:
         requested.append(mass(_near(problem)))
     numbers = statistics_of(problem, inputs, requested)
-    largest, entropy, received, maps = (
+    largest, entropy, received, pooled_maps = (
         cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "pooled")
     )
     active = (largest != -math.inf).any(0)  # NaN counts, so that it appears in every mean
@@ -202,10 +200,10 @@ def _statistics(
         shares[name] = received[:, column.to(received.device)].sum(-1) / count
     if problem.sinks is not None:
         shares["sink"] = 1 - received.sum(-1) / count
-    largest_weights = None
+    of_text = None
     if top is not None:
-        largest_weights = TopWeights(*(x[0].cpu() for x in cast(TopWeights, numbers["topk"])))
-    return _Statistics(entropy, active, count, shares, maps, received, largest_weights)
+        of_text = TopWeights(*(x[0].cpu() for x in cast(TopWeights, numbers["topk"])))
+    return _Statistics(entropy, active, count, shares, pooled_maps, received, of_text)
 
 
 def _near(problem: Problem) -> dict[str, Mask]:

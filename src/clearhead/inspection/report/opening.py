@@ -57,21 +57,21 @@ def _clearest_role(report: Report) -> Opening | None:
 
     None without roles.
     """
-    best: tuple[tuple[int, float], Opening] | None = None
+    ranked: list[tuple[int, float, tuple[Layer, Head]]] = []
     for layer in report.layers:
         for head in layer.heads:
             masses = {role.name: role.mass for role in head.roles}
             score = 0.0 if head.probe is None else head.probe["induction"]
             if score >= CLEAR_SCORE:  # a short text has too few repeated words for the role
                 masses.setdefault("induction", score)
-            for rank, name in enumerate(RANKED_ROLES):
-                order = rank, -masses.get(name, 0.0)
-                if name not in masses or (best is not None and order >= best[0]):
-                    continue
-                example = _query_of_role(layer, head, name)
-                if example is not None:
-                    best = order, example
-    return None if best is None else best[1]
+            ranked += [
+                (rank, -masses[name], (layer, head))
+                for rank, name in enumerate(RANKED_ROLES)
+                if name in masses
+            ]
+    ranked.sort(key=lambda role: role[:2])
+    examples = (_query_of_role(*where, RANKED_ROLES[rank]) for rank, _, where in ranked)
+    return next(filter(None, examples), None)
 
 
 def _query_of_role(layer: Layer, head: Head, name: str) -> Opening | None:

@@ -1,8 +1,8 @@
 """The result of `report`: its data, its printed table, and its JSON."""
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import BadValue
@@ -72,6 +72,11 @@ class Report(ShownInNotebook, Savable):
     def about(self) -> str:
         sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
         return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
+
+    def map_heads(self, change: Callable[[Head], Head]) -> "Report":
+        """Return the report with each head replaced by ``change(head)``."""
+        layers = (replace(x, heads=tuple(map(change, x.heads))) for x in self.layers)
+        return replace(self, layers=tuple(layers))
 
     def __getitem__(self, index: tuple[int, int]) -> Head:
         """Return a head: ``report[layer, head]``."""

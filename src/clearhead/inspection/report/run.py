@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ...errors import BadType, BadValue, kind_of
+from ...errors import AttentionError, BadType, BadValue, kind_of
 from ...errors.limits import MOST_LOGITS
 from ...functional.ambient import listening
 from ...hf import Checkpoint
@@ -23,6 +23,7 @@ from ..text_model import TextModel
 from .carried import CarriedValues, without_norms
 from .collect import Collector
 from .cross_attention import TextTracker
+from .findings import Head
 from .next_token import find_next_token
 from .probe import probe_scores
 from .result import Report
@@ -108,13 +109,9 @@ def report(
         rule = "a report describes attention calls that go through clearhead."
         raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
     warn_if_compiled(run.module, stacklevel=3)
-    texts.check_tokens()
-    count = collector.layers[0].received.shape[-1]
-    labels = texts.tokens["tokens"] or tuple(str(i) for i in range(count))
-    layers = collector.layers
     if values.refused:
-        layers = [without_norms(layer, values.refused) for layer in layers]
-    result = Report(run.name if name is None else name, labels, tuple(layers))
+        collector.layers = [without_norms(layer, values.refused) for layer in collector.layers]
+    result = collector.report(run.name if name is None else name)
     if run.reader is not None:
         path = run.reader.path
         folder = "" if path is None else str(path.resolve())
@@ -128,8 +125,7 @@ def report(
         try:
             result = _with_effects(result, run, metric, progress)
         except BadValue as error:
-            why = f"{error.gave.removesuffix('.')}: {error.rule}"
-            result = replace(result, effects_withheld=why)
+            result = replace(result, effects_withheld=_why(error))
     elif effects is not False:
         result = _with_effects(result, run, effects, progress)
     if next_token:
@@ -233,14 +229,8 @@ def _with_effects(
     """Return the report with the effect of each head on the metric."""
     measured = measure_effects(run.runs, run.inputs, metric, estimate=False, progress=progress)
     changes = {(effect.layer, effect.head): effect.exact for effect in measured}
-    layers = tuple(
-        replace(
-            layer,
-            heads=tuple(replace(x, effect=changes.get((x.layer, x.head))) for x in layer.heads),
-        )
-        for layer in report.layers
-    )
-    return replace(report, layers=layers, effect_metric=measured.metric)
+    result = report.map_heads(lambda x: replace(x, effect=changes.get((x.layer, x.head))))
+    return replace(result, effect_metric=measured.metric)
 
 
 def _with_next_token(result: Report, run: ModelRun, output: Any) -> Report:
@@ -256,23 +246,19 @@ def _with_next_token(result: Report, run: ModelRun, output: Any) -> Report:
         )
         return replace(result, next_token=next_token)
     except (BadValue, BadType) as error:
-        why = f"{error.gave.removesuffix('.')}: {error.rule}"
-        return replace(result, next_token_withheld=why)
+        return replace(result, next_token_withheld=_why(error))
 
 
 def _with_probe(result: Report, run: ModelRun) -> Report:
     """Return the report with the scores of each head on random repeated tokens."""
     scores = probe_scores(run.module, run.inputs)
-    layers = tuple(
-        layer
-        if of_layer is None
-        else replace(
-            layer,
-            heads=tuple(
-                replace(head, probe=score)
-                for head, score in zip(layer.heads, of_layer, strict=True)
-            ),
-        )
-        for layer, of_layer in zip(result.layers, scores, strict=True)
-    )
-    return replace(result, layers=layers)
+
+    def probed(head: Head) -> Head:
+        of_layer = scores[head.layer]
+        return head if of_layer is None else replace(head, probe=of_layer[head.head])
+
+    return result.map_heads(probed)
+
+
+def _why(error: AttentionError) -> str:
+    return f"{error.gave.removesuffix('.')}: {error.rule}"

@@ -1,5 +1,6 @@
 """A report on one screen: counts of roles, the heads that matter most, and the clearest example."""
 
+import math
 import textwrap
 from collections import Counter
 
@@ -58,12 +59,11 @@ def matter_most(report: Report) -> list[Head]:
     """Return the heads of the largest effects. Without effects, return those with the clearest role
     besides sinks, by how improbable chance is, then by mass."""
     if report.effect_metric:
-        heads = [x for x in report.heads if x.effect is not None]
-        size = {id(x): abs(x.effect or 0.0) for x in heads}  # NaN comes first
-        return sorted(heads, key=lambda x: (size[id(x)] == size[id(x)], -size[id(x)]))[:TOP]
-    clear = {id(x): _evidence(x) for x in report.heads}
-    heads = [x for x in report.heads if clear[id(x)] < (1.0, 0.0)]
-    return sorted(heads, key=lambda x: clear[id(x)])[:TOP]
+        effects = [(abs(x.effect), x) for x in report.heads if x.effect is not None]
+        effects.sort(key=lambda pair: -math.inf if math.isnan(pair[0]) else -pair[0])
+        return [head for _, head in effects[:TOP]]
+    heads = [x for x in report.heads if _evidence(x) < (1.0, 0.0)]
+    return sorted(heads, key=_evidence)[:TOP]
 
 
 def _evidence(head: Head) -> tuple[float, float]:
@@ -88,17 +88,11 @@ def _heading(report: Report) -> str:
 
 
 def _table(report: Report, heads: list[Head]) -> list[str]:
-    rows = [
-        (
-            "layer",
-            "head",
-            *(("effect",) if report.effect_metric else ()),
-            "does, with the fraction of its weight",
-        )
-    ]
+    effect = ["effect"] if report.effect_metric else []
+    rows = [["layer", "head", *effect, "does, with the fraction of its weight"]]
     for x in heads:
-        effect = () if not report.effect_metric else (f"{x.effect:+.3f}",)
-        rows.append((str(x.layer), str(x.head), *effect, _does(x)))
+        effect = [f"{x.effect:+.3f}"] if report.effect_metric else []
+        rows.append([str(x.layer), str(x.head), *effect, _does(x)])
     return columns(rows)
 
 
