@@ -138,8 +138,10 @@ def effects(
     recorder.calls.clear()
     measured: dict[str, float] = {}
     if exact:
-        known = EffectsFile(to, model, inputs, metric, name, baseline, groups)
-        measured = known.values
+        file = None
+        if to is not None:
+            file = EffectsFile(to, model, inputs, metric, name, baseline, groups)
+            measured |= file.values
         rest = {what: group for what, group in groups.items() if what not in measured}
         runs = EditedRuns(
             model,
@@ -153,7 +155,9 @@ def effects(
         )
         with bar as advance, torch.no_grad():
             for what, value in runs.measure(rest):
-                known.add(what, value)
+                measured[what] = value
+                if file is not None:
+                    file.add(what, value)
                 advance()
     rows = [
         Effect(what, measured[what] - baseline if exact else None, guess, **site_of(group))

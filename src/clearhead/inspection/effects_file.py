@@ -23,7 +23,7 @@ class EffectsFile:
 
     def __init__(
         self,
-        path: str | Path | None,
+        path: str | Path,
         model: nn.Module,
         inputs: Any,
         metric: str | Metric,
@@ -31,9 +31,7 @@ class EffectsFile:
         baseline: float,
         groups: Mapping[str, Sequence[Edit]],
     ) -> None:
-        self.path, self.values = (None if path is None else Path(path)), dict[str, float]()
-        if self.path is None:
-            return
+        self.path, self.values = Path(path), dict[str, float]()
         digests = Digests()
         weights = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
         header = json.dumps(
@@ -58,7 +56,6 @@ class EffectsFile:
 
     def _read(self, header: str) -> list[str]:
         """Return the lines after the header, without a last line that is incomplete."""
-        assert self.path is not None
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -87,12 +84,10 @@ class EffectsFile:
 
     def add(self, name: str, value: float) -> None:
         self.values[name] = value
-        if self.path is not None:
-            line = json.dumps({"name": name, "edits": self.edits[name], "value": value})
-            self._write(f"{line}\n", "a")
+        line = json.dumps({"name": name, "edits": self.edits[name], "value": value})
+        self._write(f"{line}\n", "a")
 
     def _write(self, text: str, mode: str) -> None:
-        assert self.path is not None
         try:
             with self.path.open(mode, encoding="utf-8") as file:
                 file.write(text)
