@@ -81,20 +81,17 @@ class Checkpoint:
 
     def _load(self, library: Any) -> tuple[Any, dict[str, Any]]:
         """Load the tokenizer; return the model and transformers' loading report."""
+        # Without the second, transformers prompts on standard input.
+        source = {"local_files_only": True, "trust_remote_code": False}
         try:
-            config = library.AutoConfig.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
+            config = library.AutoConfig.from_pretrained(self.folder, **source)
             use_clearhead(config)
-            self.tokenizer = library.AutoTokenizer.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
+            self.tokenizer = library.AutoTokenizer.from_pretrained(self.folder, **source)
             trained, loaded = _loader(library, config).from_pretrained(
                 self.folder,
+                **source,
                 config=config,
                 attn_implementation=NAME,
-                local_files_only=True,
-                trust_remote_code=False,  # without it, transformers prompts on standard input
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # the caller raises, with names and sizes
                 output_loading_info=True,

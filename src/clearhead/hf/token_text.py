@@ -8,6 +8,7 @@ and the written text is read from the offsets of their tokens.
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from ..formatting import Token
@@ -52,22 +53,16 @@ def texts_of(pieces: Sequence[bytes]) -> list[str]:
         if not broken:
             parts[last].append(char)
         at += size
-    return ["".join(map(_written, _runs(part))) for part in parts]
+    return list(map(_written, parts))
 
 
-def _runs(parts: list[str | bytes]) -> list[str | bytes]:
-    """Return the parts, with neighbouring bytes joined."""
-    runs: list[str | bytes] = []
-    for part in parts:
-        if isinstance(part, bytes) and runs and isinstance(runs[-1], bytes):
-            runs[-1] += part
-        else:
-            runs.append(part)
-    return runs
-
-
-def _written(part: str | bytes) -> str:
-    return part if isinstance(part, str) else f"⟨{part.hex(' ').upper()}⟩"
+def _written(parts: list[Any]) -> str:
+    """Join parts of a text; neighbouring bytes are written as numbers."""
+    text = ""
+    for kind, run in groupby(parts, type):
+        joined = kind().join(run)
+        text += joined if kind is str else f"⟨{joined.hex(' ').upper()}⟩"
+    return text
 
 
 class TokenTexts:
