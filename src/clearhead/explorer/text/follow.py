@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from rich.console import Console
@@ -31,6 +31,7 @@ class Line(NamedTuple):
 
 
 GAP = Line("…", "", "", "…")
+Computed: TypeAlias = tuple[list[Line], Tensor]  # a step in lines, and its result
 
 
 def follow(
@@ -121,53 +122,44 @@ class Query:
         self.keys = _largest(self.traced("weights")[row])
         self.x = self.weights = torch.zeros(0)  # the scores so far, and the weights
 
-    def inputs(self) -> tuple[list[Line], Tensor]:
+    def inputs(self) -> Computed:
         a, b = self.traced("embeddings")[self.row], self.traced("positions")[self.row]
-        return self.each_feature(
-            lambda i: f"{self.signed(a[i])} + {self.signed(b[i])}", a + b
-        ), a + b
+        return self.each_feature(lambda i: f"{self.signed(a[i])} + {self.signed(b[i])}", a + b)
 
-    def query(self) -> tuple[list[Line], Tensor]:
+    def query(self) -> Computed:
         x, matrix = self.traced("inputs")[self.row], self.traced("W_query")
         terms = ends(len(x), MOST)
-        q = x @ matrix
-        return self.each_feature(lambda i: self.products(x, matrix[:, i], terms), q), q
+        return self.each_feature(lambda i: self.products(x, matrix[:, i], terms), x @ matrix)
 
-    def scores(self) -> tuple[list[Line], Tensor]:
+    def scores(self) -> Computed:
         self.x = (self.q * self.k).sum(1)
         terms = ends(len(self.q), MOST)
-        return self.each_key(lambda j: self.products(self.q, self.k[j], terms), self.x), self.x
+        return self.each_key(lambda j: self.products(self.q, self.k[j], terms), self.x)
 
-    def scaled(self) -> tuple[list[Line], Tensor]:
+    def scaled(self) -> Computed:
         before, scale = self.x, self.setting("scale")
         self.x = before * scale
-        return self.each_key(lambda j: f"{self.signed(before[j])} · {scale:.6g}", self.x), self.x
+        return self.each_key(lambda j: f"{self.signed(before[j])} · {scale:.6g}", self.x)
 
-    def capped(self) -> tuple[list[Line], Tensor]:
-        before, cap = self.x, self.setting("softcap")
+    def capped(self) -> Computed:
+        before, cap, write = self.x, self.setting("softcap"), self.write
         self.x = cap * torch.tanh(before / cap)
-        return self.each_key(
-            lambda j: f"{cap:g} · tanh({self.write(before[j])} / {cap:g})", self.x
-        ), self.x
+        return self.each_key(lambda j: f"{cap:g} · tanh({write(before[j])} / {cap:g})", self.x)
 
-    def biased(self) -> tuple[list[Line], Tensor]:
+    def biased(self) -> Computed:
         # The trace has the sums but not the bias, which is their difference.
-        names = self.trace.names
+        names, signed = self.trace.names, self.signed
         earlier = self.traced(names[names.index("biased") - 1])[self.row]
         before, bias = self.x, self.traced("biased")[self.row] - earlier
         self.x = before + bias
-        return self.each_key(
-            lambda j: f"{self.signed(before[j])} + {self.signed(bias[j])}", self.x
-        ), self.x
+        return self.each_key(lambda j: f"{signed(before[j])} + {signed(bias[j])}", self.x)
 
-    def masked(self) -> tuple[list[Line], Tensor]:
+    def masked(self) -> Computed:
         blocked = self.traced("masked")[self.row] == -math.inf
         self.x = self.x.masked_fill(blocked, -math.inf)
-        return self.each_key(
-            lambda j: "✗ may not look" if blocked[j] else "✓ may look", self.x
-        ), self.x
+        return self.each_key(lambda j: "✗ may not look" if blocked[j] else "✓ may look", self.x)
 
-    def softmax(self) -> tuple[list[Line], Tensor]:
+    def softmax(self) -> Computed:
         x, write = self.x, self.write
         top = x.max()
         if top == -math.inf:
@@ -181,44 +173,42 @@ class Query:
         total = exps.sum() + sink
         self.weights = exps / total
         summed = " + ".join("…" if j is None else write(exps[j]) for j in self.keys)
+        lines, _ = self.each_key(lambda j: f"exp({write(x[j])} − {self.signed(top)})", exps)
+        ratios, _ = self.each_key(lambda j: f"{write(exps[j])} / {write(total)}", self.weights)
         return [
             Line("", "max", f"the score of key {self.name(int(x.argmax()))}", write(top)),
-            *self.each_key(lambda j: f"exp({write(x[j])} − {self.signed(top)})", exps),
+            *lines,
             Line("", "sum", summed + f" + {write(sink)} (the sink)" * (sink > 0), write(total)),
-            *self.each_key(lambda j: f"{write(exps[j])} / {write(total)}", self.weights),
+            *ratios,
         ], self.weights
 
-    def dropped(self) -> tuple[list[Line], Tensor]:
-        before, p = self.weights, self.setting("dropout")
+    def dropped(self) -> Computed:
+        before, p, write = self.weights, self.setting("dropout"), self.write
         zeroed = (self.traced("dropped")[self.row] == 0) & (before > 0)
         self.weights = torch.where(zeroed, 0.0, before / (1 - p))
         return self.each_key(
-            lambda j: "dropped" if zeroed[j] else f"{self.write(before[j])} / (1 − {p:g})",
-            self.weights,
-        ), self.weights
+            lambda j: "dropped" if zeroed[j] else f"{write(before[j])} / (1 − {p:g})", self.weights
+        )
 
-    def output(self) -> tuple[list[Line], Tensor]:
+    def output(self) -> Computed:
         # A key of weight 0 contributes 0, even if its value is NaN or infinite.
         ignored = (self.weights == 0)[:, None] & ~self.v.isfinite()
-        value = self.v.masked_fill(ignored, 0.0)
-        out = self.weights @ value
-        return self.each_feature(
-            lambda i: self.products(self.weights, value[:, i], self.keys), out
-        ), out
+        value, w = self.v.masked_fill(ignored, 0.0), self.weights
+        return self.each_feature(lambda i: self.products(w, value[:, i], self.keys), w @ value)
 
-    def each_key(self, sum: Callable[[int], str], results: Tensor) -> list[Line]:
+    def each_key(self, sum: Callable[[int], str], results: Tensor) -> Computed:
         return [
             GAP if j is None else Line(str(j), self.token(j), sum(j), self.write(results[j]))
             for j in self.keys
-        ]
+        ], results
 
-    def each_feature(self, sum: Callable[[int], str], results: Tensor) -> list[Line]:
+    def each_feature(self, sum: Callable[[int], str], results: Tensor) -> Computed:
         return [
             Line("", "…", "", "…")
             if i is None
             else Line("", f"feature {i}", sum(i), self.write(results[i]))
             for i in ends(len(results), MOST)
-        ]
+        ], results
 
     def products(self, a: Tensor, b: Tensor, terms: list[int | None]) -> str:
         return " + ".join(
