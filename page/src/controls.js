@@ -4,7 +4,7 @@
 import { asked, can, compute, edit, say, stop } from "./compute.js";
 import { changedEdits, refusalOf } from "./edits.js";
 import { firstEdit, isOffered, outcomeInWords } from "./first_edit.js";
-import { byId, make, number, percent } from "./marks.js";
+import { button, byId, make, number, percent } from "./marks.js";
 import { besideName, placeName } from "./state.js";
 import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
 
@@ -47,24 +47,18 @@ export function buildControls() {
     byId("whatif").setAttribute("aria-expanded", !form.hidden);
     screen.drawPicture();
   });
-  const off = make("button", { type: "button", id: "edit-off", "aria-pressed": false });
-  off.addEventListener("click", () => {
+  const disabled = !can("off");
+  const switchOff = () => {
     const { layer, head } = chosen, { off } = asked().edits, rest = off.filter(([l, h]) => l !== layer || h !== head);
     edit({ off: rest.length < off.length ? rest : [...rest, [layer, head]] });
-  });
-  off.disabled = !can("off");
-  const reset = make("button", { type: "button", id: "edit-none" }, "Reset");
-  reset.addEventListener("click", () => edit(NO_EDITS));
-  const first = make("button", { type: "button", id: "edit-first" });
-  first.addEventListener("click", () => edit({ off: firstEdit().off }));
-  first.disabled = !can("off");
+  };
   form.replaceChildren(
     make("p", { class: "hint", id: "edit-why" }, whyNot()),
-    first,
-    off,
+    button({ id: "edit-first", disabled }, () => edit({ off: firstEdit().off })),
+    button({ id: "edit-off", disabled }, switchOff),
     ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
     make("datalist", { id: "masks" }),
-    reset,
+    button({ id: "edit-none" }, () => edit(NO_EDITS), "Reset"),
     make("p", { class: "hint", id: "edit-outcome", role: "status" }),
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
@@ -93,12 +87,12 @@ const whyNot = () => (store.source
     "For edits, open the model with clearhead serve.");
 
 export function drawKeep() {
-  const button = byId("keep");
-  button.hidden = !pageData.beside && !store.source?.can.text;
-  button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Remove the kept text" : "Keep this text";
-  button.title = pageData.beside ? "The same head of both models, side by side"
+  const control = byId("keep");
+  control.hidden = !pageData.beside && !store.source?.can.text;
+  control.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Remove the kept text" : "Keep this text";
+  control.title = pageData.beside ? "The same head of both models, side by side"
     : "Then type another text, to see both side by side";
-  button.setAttribute("aria-pressed", store.kept !== null);
+  control.setAttribute("aria-pressed", store.kept !== null);
 }
 
 export function drawControls() {

@@ -45,7 +45,7 @@ export class Step {
 
   // Decoded on first use, so that a page of many heads opens quickly.
   get numbers() {
-    return (this.decoded ??= decode(this));
+    return numbersOf(this);
   }
 
   // Whether the page has a map of every head.
@@ -82,11 +82,10 @@ export class Step {
   grid(head, fine = true) {
     if (fine && this.fine && this.fine.head === head) {
       const [rows, columns] = this.fine.stored;
-      return { rows, columns, values: (this.fine.decoded ??= decode(this.fine)) };
+      return { rows, columns, values: numbersOf(this.fine) };
     }
     const from = this.map ?? this;
-    const values = this.map ? (this.map.decoded ??= decode(this.map)) : this.numbers;
-    const [rows, columns] = from.stored.slice(-2);
+    const values = numbersOf(from), [rows, columns] = from.stored.slice(-2);
     const start = this.axes.includes("h") ? head * rows * columns : 0;
     return { rows, columns, values: values.subarray(start, start + rows * columns) };
   }
@@ -107,6 +106,9 @@ export function decode({ kind = "f4", data = "", top, values: given }) {
   // A shade is the square root of a fraction of the largest number; 0 is a masked cell.
   return Float32Array.from(values, (shade) => (shade ? ((shade - 1) / 254) ** 2 * top : -Infinity));
 }
+
+/** The decoded numbers, which are stored for the next call. @param {Encoded} encoded */
+const numbersOf = (encoded) => (encoded.decoded ??= decode(encoded));
 
 // One layer of a snapshot, with methods to read it.
 export class Trace {
@@ -136,8 +138,7 @@ export class Trace {
     this.keys = labels(data.keys, data.size.k);
     this.kept ??= numbers(data.size.q).map(Number);
     // Whether queries and keys are the same words, so that a word can be both.
-    this.isOneText = !this.cross_attention && (this.queries === this.keys ||
-      (data.size.q === data.size.k && this.queries.every((word, i) => word === this.keys[i])));
+    this.isOneText = !this.cross_attention && isAlike(this.queries, this.keys);
     this.pairs = steps.filter((step) => step.isPair);
     this.maps = steps.filter((step) => step.hasMap);
     this.weights = /** @type {Step} */ (this.step("weights"));
@@ -170,13 +171,10 @@ export class Trace {
   largestKept(head, query) {
     const row = Array(this.size.k).fill(undefined), at = this.kept.indexOf(query);
     if (!this.links || at < 0) return row;
-    const { n, weights, keys } = this.links;
-    weights.decoded ??= decode(weights);
-    keys.decoded ??= decode(keys);
+    const { n } = this.links, [weights, keys] = [this.links.weights, this.links.keys].map(numbersOf);
     const start = (head * this.kept.length + at) * n;
     for (let i = start; i < start + n; i++) {
-      const weight = weights.decoded[i] / 65535;
-      if (weight > 0) row[keys.decoded[i]] = weight;
+      if (weights[i] > 0) row[keys[i]] = weights[i] / 65535;
     }
     return row;
   }
@@ -186,7 +184,7 @@ export class Trace {
   carried(head, query) {
     const row = this.row(this.used, head, query);
     if (!this.norms || !row || row.some((weight) => weight === undefined)) return null;
-    const norms = (this.norms.decoded ??= decode(this.norms)), start = head * this.size.k;
+    const norms = numbersOf(this.norms), start = head * this.size.k;
     const parts = row.map((weight, key) => Math.abs(weight) * norms[start + key]);
     const total = parts.reduce((sum, part) => sum + part, 0);
     return total ? parts.map((part) => part / total) : parts;
@@ -251,6 +249,9 @@ function span(cell, length, cells, block) {
 const cellOf = (position, length, cells, block) =>
   block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);
 
+// Whether two lists have the same words.
+const isAlike = (a, b) => a === b || (a.length === b.length && a.every((word, i) => word === b[i]));
+
 // A snapshot whose layers are read on first use.
 export class Snapshot {
   constructor(data) {
@@ -279,8 +280,7 @@ export class Snapshot {
 
   // Whether these labels of a layer are the tokens of the text.
   areTokens(labels) {
-    return labels === this.tokens ||
-      (labels.length === this.tokens.length && labels.every((word, i) => word === this.tokens[i]));
+    return isAlike(labels, this.tokens);
   }
 
   // Whether a label follows the one before it without a space, like the pieces of a word.

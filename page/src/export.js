@@ -23,7 +23,7 @@ export function buildSave() {
       const canvas = make("canvas"), scene = pictureToSave();
       const framed = new Scene(scene.width, scene.height);
       framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
-      framed.shapes.push(...scene.shapes);
+      framed.group(scene, 0, 0);
       paint(canvas, framed, 2);
       canvas.toBlob((blob) => download(blob, `${stem}.png`));
     }
@@ -50,21 +50,8 @@ function pictureToSave() {
   const whole = new Scene(scene.width + 32, scene.height + 60);
   whole.text(`${byId("head-title").textContent} · ${pageData.name ?? ""}`, 16, 20, { size: 16, bold: true });
   whole.text(fitted(byId("sentence").textContent, scene.width), 16, 42, { fill: "soft" });
-  for (const shape of scene.shapes) whole.shapes.push(shifted(shape, 16, 58));
+  whole.group(scene, 16, 58);
   return whole;
-}
-
-function shifted(shape, dx, dy) {
-  if (shape.kind !== "path") return { ...shape, x: shape.x + dx, y: shape.y + dy };
-  // All paths are absolute: M, L, C and Q with pairs, and V with a y.
-  let isX = true, isVertical = false;
-  const d = shape.d.replace(/[MLCQV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
-    if (/[MLCQV]/.test(it)) { isX = true; isVertical = it === "V"; return it; }
-    const moved = Number(it) + (isVertical || !isX ? dy : dx);
-    isX = !isX;
-    return String(moved);
-  });
-  return { ...shape, d };
 }
 
 const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;

@@ -3,7 +3,7 @@
 import { headsThatLook } from "./first_edit.js";
 import { shareColour, sideColour } from "./ink.js";
 import { MANY_HEADS, layOutGrid, tileSize } from "./grid.js";
-import { byId, clip, count, make, percent } from "./marks.js";
+import { button, byId, clip, count, make, percent } from "./marks.js";
 import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
 import { MANY_WORDS } from "./pictures/text.js";
@@ -140,34 +140,30 @@ function labelButton(label, number, elsewhere = 0) {
     : isByEntropy({ label }) ? `the head has no role, and ${EVENNESS[label]}.` : `a large part ${means({ label })}.`;
   const more = elsewhere ? ` This is also a role of ${count(elsewhere, "head")} in other groups.` : "";
   const title = `${label}: ${what}${more} Click to show these heads.`;
-  const button = make("button", { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
-    make("span", {}, label), make("small", {}, ` ${number}${elsewhere ? ` + ${elsewhere}` : ""}`));
-  button.addEventListener("click", () => {
+  return button({ class: "label", "aria-pressed": label === sheet.label, title }, () => {
     sheet.label = sheet.label === label ? null : label;
     fillHeads();
     drawHeads();
-  });
-  return button;
+  }, make("span", {}, label), make("small", {}, ` ${number}${elsewhere ? ` + ${elsewhere}` : ""}`));
 }
 
 function tile({ layer, head }) {
   const it = snapshot().finding(layer, head), name = placeName(layer, head);
   const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || (writes(it) && sheet.label === writingLabel())));
-  const button = make("button", {
-    type: "button", role: "radio", class: fades ? "tile faded" : "tile", tabindex: -1,
+  const element = button({
+    role: "radio", class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
     title: it ? leadOf(it) : undefined,
     "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, ` +
       `entropy ${it.entropy.toFixed(2)}` : name,
-  }, make("canvas", { "aria-hidden": "true" }),
+  }, () => choosePlace(layer, head), make("canvas", { "aria-hidden": "true" }),
   make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name), // short, below a tile
   make("span", { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
     it ? SHORT[it.label] ?? it.label : ""));
-  button.addEventListener("click", () => choosePlace(layer, head));
-  button.addEventListener("pointerenter", (event) => {
+  element.addEventListener("pointerenter", (event) => {
     if (event.pointerType === "mouse") point({ layer, head });
   });
-  return Object.assign(button, { layer, head });
+  return Object.assign(element, { layer, head });
 }
 
 function choosePlace(layer, head) {

@@ -25,31 +25,27 @@ const SIDES = { light: ["#14637f", "#b4552d", "#5b6f1e", "#7a4a92", "#8a6d00"],
   dark: ["#7cc7dd", "#f0a27e", "#b5cc6a", "#cfa3e6", "#e2c24a"] };
 export const sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
 
-// The colour bar of weights.
-export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150, name = "weight") {
+/** A colour bar, with labels at fractions of its width.
+ * @param {Scene} scene @param {[text: any, at: number, align: CanvasTextAlign][]} labels */
+function drawBar(scene, x, y, width, inks, labels) {
   for (let i = 0; i < width; i++) {
-    scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
+    scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale(inks), i / (width - 1))) });
   }
   scene.rect(x, y, width, 8, { stroke: "rule" });
-  /** @type {[number, CanvasTextAlign][]} */
-  const ticks = [[0, "left"], [0.1, "center"], [0.5, "center"], [1, "right"]];
-  for (const [weight, align] of ticks) {
-    scene.text(weight, x + Math.sqrt(weight) * width, y + 18, { size: 12, fill: "soft", align });
+  for (const [text, at, align] of labels) {
+    scene.text(text, x + at * width, y + 18, { size: 12, fill: "soft", align });
   }
+}
+
+export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150, name = "weight") {
+  drawBar(scene, x, y, width, "sequential", [[0, 0, "left"], [0.1, Math.sqrt(0.1), "center"],
+    [0.5, Math.sqrt(0.5), "center"], [1, 1, "right"]]);
   scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
 }
 
 export function drawSignedBar(/** @type {Scene} */ scene, x, y, limit, width = 150,
   ends = [number(-limit, 2), number(limit, 2)]) {
-  for (let i = 0; i < width; i++) {
-    scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
-  }
-  scene.rect(x, y, width, 8, { stroke: "rule" });
-  /** @type {[string, number, CanvasTextAlign][]} */
-  const labels = [[ends[0], 0, "left"], ["0", 0.5, "center"], [ends[1], 1, "right"]];
-  for (const [text, at, align] of labels) {
-    scene.text(text, x + at * width, y + 18, { size: 12, fill: "soft", align });
-  }
+  drawBar(scene, x, y, width, "diverging", [[ends[0], 0, "left"], ["0", 0.5, "center"], [ends[1], 1, "right"]]);
 }
 
 // Returns its right end.

@@ -1,7 +1,7 @@
 // Event listeners: pointers, keys, the tabs of the views, the theme, the printer.
 
 import { keep } from "./compute.js";
-import { byId, make } from "./marks.js";
+import { button, byId } from "./marks.js";
 import { stepArticle, turnStage } from "./pictures/numbers.js";
 import { pauseWalk, playWalk, stagesOf, stepWalk } from "./pictures/walk.js";
 import { VIEWS, go, keyOr, letGo, point, queryOr, readAddress, shownTrace } from "./state.js";
@@ -72,12 +72,9 @@ export function buildPicture() {
 
 export function buildViews() {
   const views = byId("views");
-  views.replaceChildren(...VIEWS.map((view) => {
-    const tab = make("button", { type: "button", role: "tab", "data-view": view, id: `view-${view}`,
-      "aria-controls": "view", title: TABS[view].says }, TABS[view].word);
-    tab.addEventListener("click", () => chooseView(view));
-    return tab;
-  }));
+  views.replaceChildren(...VIEWS.map((view) =>
+    button({ role: "tab", "data-view": view, id: `view-${view}`, "aria-controls": "view", title: TABS[view].says },
+      () => chooseView(view), TABS[view].word)));
   views.addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;

@@ -12,6 +12,13 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** A button that calls `act` when it is clicked. @param {Record<string, any>} attributes @returns {any} */
+export function button(attributes, act, ...children) {
+  const element = make("button", { type: "button", ...attributes }, ...children);
+  element.addEventListener("click", act);
+  return element;
+}
+
 /** @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);
 

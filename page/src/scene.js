@@ -43,6 +43,11 @@ export class Scene {
     this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
   }
 
+  // The shapes of another scene, moved.
+  group(/** @type {Scene} */ { shapes }, x, y) {
+    this.shapes.push({ kind: "group", shapes, x, y });
+  }
+
   // A target of the pointer: pointing at it shows the selection and the title, and clicking selects.
   target(x, y, width, height, changes, title = "") {
     this.targets.push({ x, y, width, height, changes, title });
@@ -105,7 +110,7 @@ export function paint(canvas, /** @type {Scene} */ scene, ratio = devicePixelRat
   const pen = canvas.getContext("2d");
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, scene.width, scene.height);
-  for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
+  PAINTED.group(pen, { shapes: scene.shapes, x: 0, y: 0 });
 }
 
 const PAINTED = {
@@ -151,6 +156,12 @@ const PAINTED = {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(small, x, y, cellWidth * columns, cellHeight * rows);
   },
+  group(pen, { shapes, x, y }) {
+    pen.save();
+    pen.translate(x, y);
+    for (const shape of shapes) PAINTED[shape.kind](pen, shape);
+    pen.restore();
+  },
 };
 
 // One pixel per cell; a cell without a colour is transparent and shows the hatching behind it.
@@ -188,12 +199,12 @@ function hatching(pen, x, y, width, height) {
 const SVG = "http://www.w3.org/2000/svg";
 
 export function svgOf(/** @type {Scene} */ scene) {
-  const element = (tag, attributes, text) => {
+  const element = (tag, attributes, ...children) => {
     const made = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(attributes)) {
       if (value !== undefined) made.setAttribute(name, value);
     }
-    if (text !== undefined) made.textContent = text;
+    made.append(...children);
     return made;
   };
   const line = ({ stroke, line, dash }) => ({ stroke: stroke && inked(stroke),
@@ -218,12 +229,13 @@ export function svgOf(/** @type {Scene} */ scene) {
           y: it.y + Math.floor(cell / it.columns) * it.cellHeight, width: it.cellWidth,
           height: it.cellHeight, fill: `rgb(${colour.join(" ")})` });
       }).filter(Boolean)],
+    group: (it) => [element("g", { transform: `translate(${it.x} ${it.y})` }, ...drawn(it.shapes))],
   };
+  const drawn = (shapes) => shapes.flatMap((shape) => written[shape.kind](shape));
   const root = element("svg", { viewBox: `0 0 ${scene.width} ${scene.height}`, width: scene.width,
     height: scene.height });
-  const pattern = element("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" });
-  pattern.append(element("path", { d: "M0 5 L5 0", stroke: inked("hatch") }));
-  root.append(pattern, element("rect", { width: "100%", height: "100%", fill: inked("paper") }));
-  for (const shape of scene.shapes) root.append(...written[shape.kind](shape));
+  root.append(element("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" },
+    element("path", { d: "M0 5 L5 0", stroke: inked("hatch") })),
+  element("rect", { width: "100%", height: "100%", fill: inked("paper") }), ...drawn(scene.shapes));
   return new XMLSerializer().serializeToString(root);
 }

@@ -37,9 +37,14 @@ export function keyOr(at = state()) {
 export const largestAt = (row) =>
   row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
 
+// Whether what a head carries is known, and whether it shades the text.
+export const isCarriedKnown = (/** @type {Trace} */ trace, head, query) => trace.carried(head, query ?? trace.kept[0]) !== null;
+export const isByContribution = (/** @type {Trace} */ trace, head, query) =>
+  chosen.by === "contribution" && isCarriedKnown(trace, head, query);
+
 // The row that shades the text: weights, or shares of what the head carries if they are known.
 export function shades(/** @type {Trace} */ trace, head, query) {
-  const isCarried = chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
+  const isCarried = isByContribution(trace, head, query);
   if (query === null) return trace.received(head, isCarried ? (it) => trace.carried(head, it) : undefined);
   return (isCarried ? trace.carried(head, query) : trace.row(trace.used, head, query)) ?? [];
 }
@@ -139,15 +144,11 @@ export function besideName() {
   return beside?.name === name ? `${name} (2)` : String(beside?.name);
 }
 
-export const placeName = (layer, head) => {
-  const first = snapshot().layer(layer).numbered("h", head);
-  return snapshot().layers > 1 || snapshot().findings.size ? `L${layer} H${first}` : `head ${first}`;
-};
-
-export const placeInWords = (layer, head) => {
-  const first = snapshot().layer(layer).numbered("h", head);
-  return snapshot().layers > 1 || snapshot().findings.size ? `Layer ${layer}, head ${first}` : `Head ${first}`;
-};
+// Whether the page of one layer leaves out its number.
+const isOnlyLayer = () => snapshot().layers === 1 && !snapshot().findings.size;
+const headNumber = (layer, head) => snapshot().layer(layer).numbered("h", head);
+export const placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer} H`}${headNumber(layer, head)}`;
+export const placeInWords = (layer, head) => `${isOnlyLayer() ? "Head" : `Layer ${layer}, head`} ${headNumber(layer, head)}`;
 
 // ---- changing it ---------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import { drawKeep } from "./controls.js";
 import { drawHeadLine, drawHeads, fillHeads } from "./heads.js";
 import { keyToken, queryToken } from "./labels.js";
-import { byId, count, make, percent, precise } from "./marks.js";
+import { button, byId, count, make, percent, precise } from "./marks.js";
 import { drawLines } from "./pictures/lines.js";
 import { drawMap, withMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
@@ -11,7 +11,7 @@ import { CARRIES, drawSentence, drawStrip, drawText, fillStrip } from "./picture
 import { drawWalk, walkOptions } from "./pictures/walk.js";
 import { canZoom, isZoomed, zoomButton, zoomedWeight } from "./pictures/zoom.js";
 import { paint } from "./scene.js";
-import { canDiffer, go, keyOr, placeName, queryOr, shownTrace, state } from "./state.js";
+import { canDiffer, go, isCarriedKnown, keyOr, placeName, queryOr, shownTrace, state } from "./state.js";
 import { chosen, pageData, screen, store, walk } from "./store.js";
 
 // The title and the description of a view's tab, and the function that draws its scene.
@@ -125,9 +125,8 @@ function drawOptions() {
   if (options.wanted === wanted) return;
   options.wanted = wanted;
   if (canDiffer() && TABS[view].draw && view !== "walk") {
-    const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
-    both.addEventListener("click", () => go({ difference: !chosen.difference }));
-    parts.push(both);
+    parts.push(button({ id: "difference", "aria-pressed": chosen.difference },
+      () => go({ difference: !chosen.difference }), "Difference"));
   }
   if (view === "lines") {
     const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
@@ -156,14 +155,14 @@ function drawOptions() {
 function besideWords() {
   const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}`
     : "Choose heads to show beside this one.";
-  const none = make("button", { type: "button", class: "quiet" }, "Only this one");
-  none.addEventListener("click", () => { store.isAdding = false; go({ others: [], difference: false }); });
+  const none = button({ class: "quiet" },
+    () => { store.isAdding = false; go({ others: [], difference: false }); }, "Only this one");
   return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
 }
 
 // The switch between weights and contributions; without contributions, the reason.
 function drawShading() {
-  const trace = shownTrace(), { head, query } = state(), isKnown = trace.carried(head, query ?? trace.kept[0]) !== null;
+  const trace = shownTrace(), { head, query } = state(), isKnown = isCarriedKnown(trace, head, query);
   const named = (by) => make("button", { type: "button", "data-by": by, "aria-pressed": chosen.by === by,
     title: by === "weight" ? "The attention weights of the selected token, which sum to 1" : CARRIES }, by);
   byId("shading").hidden = !trace.isOneText;

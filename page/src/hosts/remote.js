@@ -13,6 +13,10 @@ import { errorWords, serverLines } from "./server_lines.js";
 export function remoteSource() {
   const PAUSE = 250; // milliseconds without typing after which a text is sent
   let newest = new AbortController();
+  const newSignal = () => {
+    newest.abort();
+    return (newest = new AbortController()).signal;
+  };
 
   const wait = (time, signal) => new Promise((resolve, reject) => {
     setTimeout(resolve, time);
@@ -70,29 +74,18 @@ export function remoteSource() {
 
     // A new request ends the earlier one, in the page and in its host.
     async compute(text, edits) {
-      newest.abort();
-      const { signal } = (newest = new AbortController());
+      const signal = newSignal();
       await wait(PAUSE, signal);
       return ask("compute", { text, edits }, signal);
     },
 
-    cancel() {
-      newest.abort();
-    },
+    cancel: () => newest.abort(),
 
     // Every step of one layer.
-    steps(text, edits, layer) {
-      newest.abort();
-      newest = new AbortController();
-      return ask("steps", { text, edits, layer }, newest.signal);
-    },
+    steps: (text, edits, layer) => ask("steps", { text, edits, layer }, newSignal()),
 
     // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
     // queries: [first, last], keys: [first, last]}.
-    tile(text, edits, part) {
-      newest.abort();
-      newest = new AbortController();
-      return ask("tile", { text, edits, ...part }, newest.signal);
-    },
+    tile: (text, edits, part) => ask("tile", { text, edits, ...part }, newSignal()),
   };
 }

@@ -1,7 +1,7 @@
 // Numbers: every step of one query, with its exact numbers.
 
 import { keyToken, queryToken } from "../labels.js";
-import { MINUS, bar, byId, count, elide, ends, gapRow, largest, make, number, precise, table } from "../marks.js";
+import { MINUS, bar, button, byId, count, elide, ends, gapRow, largest, make, number, precise, table } from "../marks.js";
 import { answered } from "../compute.js";
 import { go, isBeside, keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { chosen, screen, store } from "../store.js";
@@ -38,12 +38,11 @@ export function elsewhere(/** @type {Step} */ step) {
   const { h, q } = step.kept;
   const at = state();
   const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
-  const there = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
-  there.addEventListener("click", () => go(to));
   return [paragraph(isLong(shownTrace()) ? "This text is too long to store every step of every head."
     : "With every step of every head this page would be large.", " In this layer, the page ",
     `has them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
-    ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."), there];
+    ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."),
+  button({}, () => go(to), `Go to head ${to.head}, query ${to.query}`)];
 }
 
 const MOST_TOKENS = 512; // of a text of which the host computes every step
@@ -71,12 +70,9 @@ async function computeSteps() {
 // One tab for each step.
 export function fillStages() {
   const { steps } = shownTrace();
-  return make("div", { class: "stages", role: "group", "aria-label": "Step" }, steps.map((step, stage) => {
-    const button = make("button", { type: "button", "aria-pressed": stage === chosen.stage },
-      make("span", { class: "ordinal" }, stage + 1), step.name);
-    button.addEventListener("click", () => go({ stage }));
-    return button;
-  }));
+  return make("div", { class: "stages", role: "group", "aria-label": "Step" }, steps.map((step, stage) =>
+    button({ "aria-pressed": stage === chosen.stage }, () => go({ stage }),
+      make("span", { class: "ordinal" }, stage + 1), step.name)));
 }
 
 export function turnStage(by) {

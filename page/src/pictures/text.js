@@ -6,7 +6,7 @@ import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedCol
 import { keyToken, queryToken } from "../labels.js";
 import { byId, clip, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
-import { go, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
+import { go, isByContribution, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
 import { bare, isFromRight, isLineEnd, isPronoun, isWord } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
@@ -151,9 +151,6 @@ export function drawSentence() {
   }
   byId("sentence").replaceChildren(...words);
 }
-
-const isByContribution = (trace, head, query) =>
-  chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
 
 export const CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. " +
   "Parts of it may cancel.";

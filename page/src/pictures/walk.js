@@ -3,7 +3,7 @@
 
 import { css } from "../colours.js";
 import { LEAST, drawSignedBar, shareColour, signedColour } from "../ink.js";
-import { MINUS, byId, largest, make, number, percent } from "../marks.js";
+import { MINUS, button, byId, largest, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { screen, stillOnly, walk } from "../store.js";
@@ -221,20 +221,15 @@ function walkBars(/** @type {Scene} */ scene, { trace, head, query, keys, stages
 
 export function walkOptions() {
   const stages = stagesOf(shownTrace());
-  const button = (id, text, label, then) => {
-    const made = make("button", { type: "button", id, "aria-label": label }, text);
-    made.addEventListener("click", then);
-    return made;
-  };
   const scrub = make("input", { type: "range", id: "scrub", min: 0, max: stages.length, step: 0.01,
     value: walk.at, "aria-label": "Position of the walk" });
   scrub.addEventListener("input", () => { pauseWalk(); walk.at = Number(scrub.value); screen.drawPicture(); });
   const speed = make("select", { id: "speed", "aria-label": "Speed" },
     [0.25, 0.5, 1, 2].map((it) => make("option", { value: it, selected: it === walk.speed }, `${it}×`)));
   speed.addEventListener("change", () => { walk.speed = Number(speed.value); });
-  return [button("back", "◀ Step", "Step back", () => stepWalk(-1)),
-    button("play", walk.isPlaying ? "Pause" : "Play", undefined, () => (walk.isPlaying ? pauseWalk() : playWalk())),
-    button("forth", "Step ▶", "Step forward", () => stepWalk(1)), scrub, speed];
+  return [button({ id: "back", "aria-label": "Step back" }, () => stepWalk(-1), "◀ Step"),
+    button({ id: "play" }, () => (walk.isPlaying ? pauseWalk() : playWalk()), walk.isPlaying ? "Pause" : "Play"),
+    button({ id: "forth", "aria-label": "Step forward" }, () => stepWalk(1), "Step ▶"), scrub, speed];
 }
 
 export function stepWalk(by) {

@@ -3,7 +3,7 @@
 
 import { answered } from "../compute.js";
 import { Trace } from "../data.js";
-import { byId, make } from "../marks.js";
+import { button, byId } from "../marks.js";
 import { go, isBeside, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { chosen, screen, store } from "../store.js";
 
@@ -63,15 +63,12 @@ async function zoom() {
 }
 
 export function zoomButton() {
-  const button = make("button", { type: "button", id: "zoom", "aria-pressed": isZoomed() },
-    isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`);
-  button.title = "Runs the model again, for the weights around the selected query and key";
-  button.addEventListener("click", () => {
+  const title = "Runs the model again, for the weights around the selected query and key";
+  return button({ id: "zoom", "aria-pressed": isZoomed(), title }, () => {
     const isComputing = !byId("stop").hidden; // a new request would end it
     if (isZoomed()) {
       store.zoomed = null;
       screen.draw();
     } else if (!isComputing) zoom();
-  });
-  return button;
+  }, isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`);
 }

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7b2ad1954b0843142cf9c04a4d9e546c73032a1b34e0224c08b65ab3a44ebed6; do not edit.
+// Made by `make page` from the sources e0cbed5a7a071be49ab2ce47eebacff10d02d3ea53c39d6721831cc9c253fee3; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -98,7 +98,7 @@ var clearhead = (() => {
     }
     // Decoded on first use, so that a page of many heads opens quickly.
     get numbers() {
-      return this.decoded ??= decode(this);
+      return numbersOf(this);
     }
     // Whether the page has a map of every head.
     get hasMap() {
@@ -131,11 +131,10 @@ var clearhead = (() => {
     grid(head, fine = true) {
       if (fine && this.fine && this.fine.head === head) {
         const [rows2, columns2] = this.fine.stored;
-        return { rows: rows2, columns: columns2, values: this.fine.decoded ??= decode(this.fine) };
+        return { rows: rows2, columns: columns2, values: numbersOf(this.fine) };
       }
       const from = this.map ?? this;
-      const values = this.map ? this.map.decoded ??= decode(this.map) : this.numbers;
-      const [rows, columns] = from.stored.slice(-2);
+      const values = numbersOf(from), [rows, columns] = from.stored.slice(-2);
       const start2 = this.axes.includes("h") ? head * rows * columns : 0;
       return { rows, columns, values: values.subarray(start2, start2 + rows * columns) };
     }
@@ -157,6 +156,7 @@ var clearhead = (() => {
     if (top === void 0) return values;
     return Float32Array.from(values, (shade) => shade ? ((shade - 1) / 254) ** 2 * top : -Infinity);
   }
+  var numbersOf = (encoded) => encoded.decoded ??= decode(encoded);
   var Trace = class {
     /** @type {Record<string, number>} */
     size;
@@ -196,7 +196,7 @@ var clearhead = (() => {
       this.queries = labels(data.queries, data.size.q);
       this.keys = labels(data.keys, data.size.k);
       this.kept ??= numbers(data.size.q).map(Number);
-      this.isOneText = !this.cross_attention && (this.queries === this.keys || data.size.q === data.size.k && this.queries.every((word, i) => word === this.keys[i]));
+      this.isOneText = !this.cross_attention && isAlike(this.queries, this.keys);
       this.pairs = steps.filter((step) => step.isPair);
       this.maps = steps.filter((step) => step.hasMap);
       this.weights = /** @type {Step} */
@@ -223,13 +223,10 @@ var clearhead = (() => {
     largestKept(head, query) {
       const row = Array(this.size.k).fill(void 0), at = this.kept.indexOf(query);
       if (!this.links || at < 0) return row;
-      const { n, weights, keys } = this.links;
-      weights.decoded ??= decode(weights);
-      keys.decoded ??= decode(keys);
+      const { n } = this.links, [weights, keys] = [this.links.weights, this.links.keys].map(numbersOf);
       const start2 = (head * this.kept.length + at) * n;
       for (let i = start2; i < start2 + n; i++) {
-        const weight = weights.decoded[i] / 65535;
-        if (weight > 0) row[keys.decoded[i]] = weight;
+        if (weights[i] > 0) row[keys[i]] = weights[i] / 65535;
       }
       return row;
     }
@@ -238,7 +235,7 @@ var clearhead = (() => {
     carried(head, query) {
       const row = this.row(this.used, head, query);
       if (!this.norms || !row || row.some((weight) => weight === void 0)) return null;
-      const norms = this.norms.decoded ??= decode(this.norms), start2 = head * this.size.k;
+      const norms = numbersOf(this.norms), start2 = head * this.size.k;
       const parts = row.map((weight, key) => Math.abs(weight) * norms[start2 + key]);
       const total = parts.reduce((sum2, part) => sum2 + part, 0);
       return total ? parts.map((part) => part / total) : parts;
@@ -290,6 +287,7 @@ var clearhead = (() => {
     return [Math.floor(cell * length / cells), Math.floor((cell + 1) * length / cells) - 1];
   }
   var cellOf = (position, length, cells, block) => block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);
+  var isAlike = (a, b) => a === b || a.length === b.length && a.every((word, i) => word === b[i]);
   var Snapshot = class {
     constructor(data) {
       this.tokens = data.tokens;
@@ -313,7 +311,7 @@ var clearhead = (() => {
     }
     // Whether these labels of a layer are the tokens of the text.
     areTokens(labels) {
-      return labels === this.tokens || labels.length === this.tokens.length && labels.every((word, i) => word === this.tokens[i]);
+      return isAlike(labels, this.tokens);
     }
     // Whether a label follows the one before it without a space, like the pieces of a word.
     touches(labels, position) {
@@ -530,6 +528,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     element.append(...children.flat());
     return element;
   }
+  function button(attributes, act, ...children) {
+    const element = make("button", { type: "button", ...attributes }, ...children);
+    element.addEventListener("click", act);
+    return element;
+  }
   var byId = (id) => document.getElementById(id);
   function clip(text, most) {
     const head = [...text.slice(0, 2 * most + 2)];
@@ -669,8 +672,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return largestAt(row);
   }
   var largestAt = (row) => row.reduce((best, weight, i) => weight > (row[best] ?? -1) ? i : best, 0);
+  var isCarriedKnown = (trace, head, query) => trace.carried(head, query ?? trace.kept[0]) !== null;
+  var isByContribution = (trace, head, query) => chosen.by === "contribution" && isCarriedKnown(trace, head, query);
   function shades(trace, head, query) {
-    const isCarried = chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
+    const isCarried = isByContribution(trace, head, query);
     if (query === null) return trace.received(head, isCarried ? (it) => trace.carried(head, it) : void 0);
     return (isCarried ? trace.carried(head, query) : trace.row(trace.used, head, query)) ?? [];
   }
@@ -756,14 +761,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const { name, beside } = pageData;
     return beside?.name === name ? `${name} (2)` : String(beside?.name);
   }
-  var placeName = (layer, head) => {
-    const first = snapshot().layer(layer).numbered("h", head);
-    return snapshot().layers > 1 || snapshot().findings.size ? `L${layer} H${first}` : `head ${first}`;
-  };
-  var placeInWords = (layer, head) => {
-    const first = snapshot().layer(layer).numbered("h", head);
-    return snapshot().layers > 1 || snapshot().findings.size ? `Layer ${layer}, head ${first}` : `Head ${first}`;
-  };
+  var isOnlyLayer = () => snapshot().layers === 1 && !snapshot().findings.size;
+  var headNumber = (layer, head) => snapshot().layer(layer).numbered("h", head);
+  var placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer} H`}${headNumber(layer, head)}`;
+  var placeInWords = (layer, head) => `${isOnlyLayer() ? "Head" : `Layer ${layer}, head`} ${headNumber(layer, head)}`;
   function go(changes, misread = []) {
     Object.assign(chosen, changes);
     store.pointed = null;
@@ -947,7 +948,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (!isNewest()) return;
       store.wanted = null;
       if (store.kept && !isComparable(plain)) say(`${besideName()} has results for the text of this page only.`);
-      const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike(compared, after));
+      const isWithoutEffect = changedEdits(edits).length > 0 && (!after || isAlike2(compared, after));
       if (isWithoutEffect) after = null;
       const isNewText = plain !== store.current, had = chosen.query;
       const follow = isNewText ? nextBegin(plain) ?? sameWords(plain) : {};
@@ -961,7 +962,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }, text !== store.current.text);
   }
   var NO_EFFECT = "This changes no number.";
-  function isAlike(a, b) {
+  function isAlike2(a, b) {
     if (a.data.outputs && a.data.outputs === b.data.outputs) return true;
     const deciding = (data) => data.steps.filter((it) => ["weights", "dropped", "output"].includes(it.name));
     return a.data.layers.every((layer, i) => {
@@ -1104,24 +1105,18 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       byId("whatif").setAttribute("aria-expanded", !form.hidden);
       screen.drawPicture();
     });
-    const off = make("button", { type: "button", id: "edit-off", "aria-pressed": false });
-    off.addEventListener("click", () => {
-      const { layer, head } = chosen, { off: off2 } = asked().edits, rest = off2.filter(([l, h]) => l !== layer || h !== head);
-      edit({ off: rest.length < off2.length ? rest : [...rest, [layer, head]] });
-    });
-    off.disabled = !can("off");
-    const reset = make("button", { type: "button", id: "edit-none" }, "Reset");
-    reset.addEventListener("click", () => edit(NO_EDITS));
-    const first = make("button", { type: "button", id: "edit-first" });
-    first.addEventListener("click", () => edit({ off: firstEdit().off }));
-    first.disabled = !can("off");
+    const disabled = !can("off");
+    const switchOff = () => {
+      const { layer, head } = chosen, { off } = asked().edits, rest = off.filter(([l, h]) => l !== layer || h !== head);
+      edit({ off: rest.length < off.length ? rest : [...rest, [layer, head]] });
+    };
     form.replaceChildren(
       make("p", { class: "hint", id: "edit-why" }, whyNot()),
-      first,
-      off,
+      button({ id: "edit-first", disabled }, () => edit({ off: firstEdit().off })),
+      button({ id: "edit-off", disabled }, switchOff),
       ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
       make("datalist", { id: "masks" }),
-      reset,
+      button({ id: "edit-none" }, () => edit(NO_EDITS), "Reset"),
       make("p", { class: "hint", id: "edit-outcome", role: "status" }),
       make("p", { class: "hint", id: "edit-said", role: "status" })
     );
@@ -1142,11 +1137,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var whyNot = () => store.source ? "" : "This file has numbers, but not the model that computed them, so it cannot recompute anything. For edits, open the model with clearhead serve.";
   function drawKeep() {
-    const button = byId("keep");
-    button.hidden = !pageData.beside && !store.source?.can.text;
-    button.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Remove the kept text" : "Keep this text";
-    button.title = pageData.beside ? "The same head of both models, side by side" : "Then type another text, to see both side by side";
-    button.setAttribute("aria-pressed", store.kept !== null);
+    const control = byId("keep");
+    control.hidden = !pageData.beside && !store.source?.can.text;
+    control.textContent = pageData.beside ? `Beside ${besideName()}` : store.kept ? "Remove the kept text" : "Keep this text";
+    control.title = pageData.beside ? "The same head of both models, side by side" : "Then type another text, to see both side by side";
+    control.setAttribute("aria-pressed", store.kept !== null);
   }
   function drawControls() {
     const { layer, head } = chosen, { text, edits } = asked();
@@ -1236,6 +1231,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     cells(x, y, cellWidth, cellHeight, rows, columns, colourOf) {
       this.shapes.push({ kind: "cells", x, y, cellWidth, cellHeight, rows, columns, colourOf });
     }
+    // The shapes of another scene, moved.
+    group({ shapes }, x, y) {
+      this.shapes.push({ kind: "group", shapes, x, y });
+    }
     // A target of the pointer: pointing at it shows the selection and the title, and clicking selects.
     target(x, y, width, height, changes, title = "") {
       this.targets.push({ x, y, width, height, changes, title });
@@ -1284,7 +1283,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const pen = canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, scene.width, scene.height);
-    for (const shape of scene.shapes) PAINTED[shape.kind](pen, shape);
+    PAINTED.group(pen, { shapes: scene.shapes, x: 0, y: 0 });
   }
   var PAINTED = {
     rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
@@ -1338,6 +1337,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       fillCells(small, rows, columns, colourOf);
       pen.imageSmoothingEnabled = false;
       pen.drawImage(small, x, y, cellWidth * columns, cellHeight * rows);
+    },
+    group(pen, { shapes, x, y }) {
+      pen.save();
+      pen.translate(x, y);
+      for (const shape of shapes) PAINTED[shape.kind](pen, shape);
+      pen.restore();
     }
   };
   function fillCells(canvas, rows, columns, colourOf) {
@@ -1369,12 +1374,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var SVG = "http://www.w3.org/2000/svg";
   function svgOf(scene) {
-    const element = (tag, attributes, text) => {
+    const element = (tag, attributes, ...children) => {
       const made = document.createElementNS(SVG, tag);
       for (const [name, value] of Object.entries(attributes)) {
         if (value !== void 0) made.setAttribute(name, value);
       }
-      if (text !== void 0) made.textContent = text;
+      made.append(...children);
       return made;
     };
     const line = ({ stroke, line: line2, dash }) => ({
@@ -1429,17 +1434,24 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
             fill: `rgb(${colour.join(" ")})`
           });
         }).filter(Boolean)
-      ]
+      ],
+      group: (it) => [element("g", { transform: `translate(${it.x} ${it.y})` }, ...drawn(it.shapes))]
     };
+    const drawn = (shapes) => shapes.flatMap((shape) => written[shape.kind](shape));
     const root = element("svg", {
       viewBox: `0 0 ${scene.width} ${scene.height}`,
       width: scene.width,
       height: scene.height
     });
-    const pattern = element("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" });
-    pattern.append(element("path", { d: "M0 5 L5 0", stroke: inked("hatch") }));
-    root.append(pattern, element("rect", { width: "100%", height: "100%", fill: inked("paper") }));
-    for (const shape of scene.shapes) root.append(...written[shape.kind](shape));
+    root.append(
+      element(
+        "pattern",
+        { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" },
+        element("path", { d: "M0 5 L5 0", stroke: inked("hatch") })
+      ),
+      element("rect", { width: "100%", height: "100%", fill: inked("paper") }),
+      ...drawn(scene.shapes)
+    );
     return new XMLSerializer().serializeToString(root);
   }
 
@@ -1454,26 +1466,26 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     dark: ["#7cc7dd", "#f0a27e", "#b5cc6a", "#cfa3e6", "#e2c24a"]
   };
   var sideColour = (i) => SIDES[store.isDark ? "dark" : "light"][i % 5];
-  function drawWeightBar(scene, x, y, width = 150, name = "weight") {
+  function drawBar(scene, x, y, width, inks, labels) {
     for (let i = 0; i < width; i++) {
-      scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("sequential"), i / (width - 1))) });
+      scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale(inks), i / (width - 1))) });
     }
     scene.rect(x, y, width, 8, { stroke: "rule" });
-    const ticks = [[0, "left"], [0.1, "center"], [0.5, "center"], [1, "right"]];
-    for (const [weight, align] of ticks) {
-      scene.text(weight, x + Math.sqrt(weight) * width, y + 18, { size: 12, fill: "soft", align });
-    }
-    scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
-  }
-  function drawSignedBar(scene, x, y, limit, width = 150, ends2 = [number(-limit, 2), number(limit, 2)]) {
-    for (let i = 0; i < width; i++) {
-      scene.rect(x + i, y, 1.5, 8, { fill: css(mixed(scale("diverging"), i / (width - 1))) });
-    }
-    scene.rect(x, y, width, 8, { stroke: "rule" });
-    const labels = [[ends2[0], 0, "left"], ["0", 0.5, "center"], [ends2[1], 1, "right"]];
     for (const [text, at, align] of labels) {
       scene.text(text, x + at * width, y + 18, { size: 12, fill: "soft", align });
     }
+  }
+  function drawWeightBar(scene, x, y, width = 150, name = "weight") {
+    drawBar(scene, x, y, width, "sequential", [
+      [0, 0, "left"],
+      [0.1, Math.sqrt(0.1), "center"],
+      [0.5, Math.sqrt(0.5), "center"],
+      [1, 1, "right"]
+    ]);
+    scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
+  }
+  function drawSignedBar(scene, x, y, limit, width = 150, ends2 = [number(-limit, 2), number(limit, 2)]) {
+    drawBar(scene, x, y, width, "diverging", [[ends2[0], 0, "left"], ["0", 0.5, "center"], [ends2[1], 1, "right"]]);
   }
   function drawHatchKey(scene, x, y) {
     scene.rect(x, y - 2, 18, 12, { stroke: "rule" });
@@ -1539,20 +1551,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     });
   }
   function zoomButton() {
-    const button = make(
-      "button",
-      { type: "button", id: "zoom", "aria-pressed": isZoomed() },
-      isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`
-    );
-    button.title = "Runs the model again, for the weights around the selected query and key";
-    button.addEventListener("click", () => {
+    const title = "Runs the model again, for the weights around the selected query and key";
+    return button({ id: "zoom", "aria-pressed": isZoomed(), title }, () => {
       const isComputing = !byId("stop").hidden;
       if (isZoomed()) {
         store.zoomed = null;
         screen.draw();
       } else if (!isComputing) zoom();
-    });
-    return button;
+    }, isZoomed() ? "The whole map" : `Exact weights of ${PART} × ${PART}`);
   }
 
   // src/pictures/text.js
@@ -1707,7 +1713,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     byId("sentence").replaceChildren(...words);
   }
-  var isByContribution = (trace, head, query) => chosen.by === "contribution" && trace.carried(head, query ?? trace.kept[0]) !== null;
   var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
   function writtenInWords({ from_key, without }) {
     const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
@@ -2369,26 +2374,17 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.` : isByEntropy({ label }) ? `the head has no role, and ${EVENNESS[label]}.` : `a large part ${means({ label })}.`;
     const more = elsewhere2 ? ` This is also a role of ${count(elsewhere2, "head")} in other groups.` : "";
     const title = `${label}: ${what}${more} Click to show these heads.`;
-    const button = make(
-      "button",
-      { type: "button", class: "label", "aria-pressed": label === sheet.label, title },
-      make("span", {}, label),
-      make("small", {}, ` ${number2}${elsewhere2 ? ` + ${elsewhere2}` : ""}`)
-    );
-    button.addEventListener("click", () => {
+    return button({ class: "label", "aria-pressed": label === sheet.label, title }, () => {
       sheet.label = sheet.label === label ? null : label;
       fillHeads();
       drawHeads();
-    });
-    return button;
+    }, make("span", {}, label), make("small", {}, ` ${number2}${elsewhere2 ? ` + ${elsewhere2}` : ""}`));
   }
   function tile({ layer, head }) {
     const it = snapshot().finding(layer, head), name = placeName(layer, head);
     const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || writes(it) && sheet.label === writingLabel()));
-    const button = make(
-      "button",
+    const element = button(
       {
-        type: "button",
         role: "radio",
         class: fades ? "tile faded" : "tile",
         tabindex: -1,
@@ -2396,6 +2392,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         title: it ? leadOf(it) : void 0,
         "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
       },
+      () => choosePlace(layer, head),
       make("canvas", { "aria-hidden": "true" }),
       make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name),
       // short, below a tile
@@ -2405,11 +2402,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         it ? SHORT[it.label] ?? it.label : ""
       )
     );
-    button.addEventListener("click", () => choosePlace(layer, head));
-    button.addEventListener("pointerenter", (event) => {
+    element.addEventListener("pointerenter", (event) => {
       if (event.pointerType === "mouse") point({ layer, head });
     });
-    return Object.assign(button, { layer, head });
+    return Object.assign(element, { layer, head });
   }
   function choosePlace(layer, head) {
     if (!store.isAdding) go({ layer, head });
@@ -2661,16 +2657,17 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const { h, q } = step.kept;
     const at = state();
     const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
-    const there2 = make("button", { type: "button" }, `Go to head ${to.head}, query ${to.query}`);
-    there2.addEventListener("click", () => go(to));
-    return [paragraph(
-      isLong(shownTrace()) ? "This text is too long to store every step of every head." : "With every step of every head this page would be large.",
-      " In this layer, the page ",
-      `has them for head ${to.head} and `,
-      q?.length > 1 ? "the queries " : "the query ",
-      ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]),
-      "."
-    ), there2];
+    return [
+      paragraph(
+        isLong(shownTrace()) ? "This text is too long to store every step of every head." : "With every step of every head this page would be large.",
+        " In this layer, the page ",
+        `has them for head ${to.head} and `,
+        q?.length > 1 ? "the queries " : "the query ",
+        ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]),
+        "."
+      ),
+      button({}, () => go(to), `Go to head ${to.head}, query ${to.query}`)
+    ];
   }
   var MOST_TOKENS = 512;
   var isLong = ({ size }) => Math.max(size.q, size.k) > MOST_TOKENS;
@@ -2691,16 +2688,12 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function fillStages() {
     const { steps } = shownTrace();
-    return make("div", { class: "stages", role: "group", "aria-label": "Step" }, steps.map((step, stage) => {
-      const button = make(
-        "button",
-        { type: "button", "aria-pressed": stage === chosen.stage },
-        make("span", { class: "ordinal" }, stage + 1),
-        step.name
-      );
-      button.addEventListener("click", () => go({ stage }));
-      return button;
-    }));
+    return make("div", { class: "stages", role: "group", "aria-label": "Step" }, steps.map((step, stage) => button(
+      { "aria-pressed": stage === chosen.stage },
+      () => go({ stage }),
+      make("span", { class: "ordinal" }, stage + 1),
+      step.name
+    )));
   }
   function turnStage(by) {
     const last = shownTrace().steps.length - 1;
@@ -3179,11 +3172,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function walkOptions() {
     const stages = stagesOf(shownTrace());
-    const button = (id, text, label, then) => {
-      const made = make("button", { type: "button", id, "aria-label": label }, text);
-      made.addEventListener("click", then);
-      return made;
-    };
     const scrub = make("input", {
       type: "range",
       id: "scrub",
@@ -3207,9 +3195,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       walk.speed = Number(speed.value);
     });
     return [
-      button("back", "◀ Step", "Step back", () => stepWalk(-1)),
-      button("play", walk.isPlaying ? "Pause" : "Play", void 0, () => walk.isPlaying ? pauseWalk() : playWalk()),
-      button("forth", "Step ▶", "Step forward", () => stepWalk(1)),
+      button({ id: "back", "aria-label": "Step back" }, () => stepWalk(-1), "◀ Step"),
+      button({ id: "play" }, () => walk.isPlaying ? pauseWalk() : playWalk(), walk.isPlaying ? "Pause" : "Play"),
+      button({ id: "forth", "aria-label": "Step forward" }, () => stepWalk(1), "Step ▶"),
       scrub,
       speed
     ];
@@ -3368,9 +3356,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (options.wanted === wanted) return;
     options.wanted = wanted;
     if (canDiffer() && TABS[view].draw && view !== "walk") {
-      const both = make("button", { type: "button", id: "difference", "aria-pressed": chosen.difference }, "Difference");
-      both.addEventListener("click", () => go({ difference: !chosen.difference }));
-      parts.push(both);
+      parts.push(button(
+        { id: "difference", "aria-pressed": chosen.difference },
+        () => go({ difference: !chosen.difference }),
+        "Difference"
+      ));
     }
     if (view === "lines") {
       const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
@@ -3396,15 +3386,18 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function besideWords() {
     const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}` : "Choose heads to show beside this one.";
-    const none = make("button", { type: "button", class: "quiet" }, "Only this one");
-    none.addEventListener("click", () => {
-      store.isAdding = false;
-      go({ others: [], difference: false });
-    });
+    const none = button(
+      { class: "quiet" },
+      () => {
+        store.isAdding = false;
+        go({ others: [], difference: false });
+      },
+      "Only this one"
+    );
     return make("span", { class: "soft beside" }, words, " ", ...chosen.others.length ? [none] : []);
   }
   function drawShading() {
-    const trace = shownTrace(), { head, query } = state(), isKnown = trace.carried(head, query ?? trace.kept[0]) !== null;
+    const trace = shownTrace(), { head, query } = state(), isKnown = isCarriedKnown(trace, head, query);
     const named = (by2) => make("button", {
       type: "button",
       "data-by": by2,
@@ -3465,7 +3458,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         const canvas = make("canvas"), scene = pictureToSave();
         const framed = new Scene(scene.width, scene.height);
         framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
-        framed.shapes.push(...scene.shapes);
+        framed.group(scene, 0, 0);
         paint(canvas, framed, 2);
         canvas.toBlob((blob) => download(blob, `${stem}.png`));
       }
@@ -3488,23 +3481,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const whole = new Scene(scene.width + 32, scene.height + 60);
     whole.text(`${byId("head-title").textContent} · ${pageData.name ?? ""}`, 16, 20, { size: 16, bold: true });
     whole.text(fitted(byId("sentence").textContent, scene.width), 16, 42, { fill: "soft" });
-    for (const shape of scene.shapes) whole.shapes.push(shifted(shape, 16, 58));
+    whole.group(scene, 16, 58);
     return whole;
-  }
-  function shifted(shape, dx, dy) {
-    if (shape.kind !== "path") return { ...shape, x: shape.x + dx, y: shape.y + dy };
-    let isX = true, isVertical = false;
-    const d = shape.d.replace(/[MLCQV]|-?[\d.]+(?:e-?\d+)?/g, (it) => {
-      if (/[MLCQV]/.test(it)) {
-        isX = true;
-        isVertical = it === "V";
-        return it;
-      }
-      const moved = Number(it) + (isVertical || !isX ? dy : dx);
-      isX = !isX;
-      return String(moved);
-    });
-    return { ...shape, d };
   }
   var quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
   var inCsv = (text) => quoted(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
@@ -3586,6 +3564,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function remoteSource() {
     const PAUSE = 250;
     let newest = new AbortController();
+    const newSignal = () => {
+      newest.abort();
+      return (newest = new AbortController()).signal;
+    };
     const wait = (time, signal) => new Promise((resolve, reject) => {
       setTimeout(resolve, time);
       signal.addEventListener("abort", () => reject(signal.reason));
@@ -3637,42 +3619,31 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       can: { text: true, tile: true, steps: true, edits: Object.keys(pageData.edits) },
       // A new request ends the earlier one, in the page and in its host.
       async compute(text, edits) {
-        newest.abort();
-        const { signal } = newest = new AbortController();
+        const signal = newSignal();
         await wait(PAUSE, signal);
         return ask("compute", { text, edits }, signal);
       },
-      cancel() {
-        newest.abort();
-      },
+      cancel: () => newest.abort(),
       // Every step of one layer.
-      steps(text, edits, layer) {
-        newest.abort();
-        newest = new AbortController();
-        return ask("steps", { text, edits, layer }, newest.signal);
-      },
+      steps: (text, edits, layer) => ask("steps", { text, edits, layer }, newSignal()),
       // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
       // queries: [first, last], keys: [first, last]}.
-      tile(text, edits, part) {
-        newest.abort();
-        newest = new AbortController();
-        return ask("tile", { text, edits, ...part }, newest.signal);
-      }
+      tile: (text, edits, part) => ask("tile", { text, edits, ...part }, newSignal())
     };
   }
 
   // src/theme.js
   function buildThemeButton(set, draw2) {
-    const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+    const button2 = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
     let isDark = false;
     const use = (to) => {
       isDark = to;
       set(isDark);
       document.documentElement.dataset.theme = isDark ? "dark" : "light";
-      button.textContent = isDark ? "Light" : "Dark";
+      button2.textContent = isDark ? "Light" : "Dark";
     };
-    button.hidden = false;
-    button.addEventListener("click", () => {
+    button2.hidden = false;
+    button2.addEventListener("click", () => {
       use(!isDark);
       draw2();
     });
@@ -3749,18 +3720,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function buildViews() {
     const views = byId("views");
-    views.replaceChildren(...VIEWS.map((view) => {
-      const tab = make("button", {
-        type: "button",
-        role: "tab",
-        "data-view": view,
-        id: `view-${view}`,
-        "aria-controls": "view",
-        title: TABS[view].says
-      }, TABS[view].word);
-      tab.addEventListener("click", () => chooseView(view));
-      return tab;
-    }));
+    views.replaceChildren(...VIEWS.map((view) => button(
+      { role: "tab", "data-view": view, id: `view-${view}`, "aria-controls": "view", title: TABS[view].says },
+      () => chooseView(view),
+      TABS[view].word
+    )));
     views.addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!by) return;

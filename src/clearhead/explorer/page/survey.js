@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7b2ad1954b0843142cf9c04a4d9e546c73032a1b34e0224c08b65ab3a44ebed6; do not edit.
+// Made by `make page` from the sources e0cbed5a7a071be49ab2ce47eebacff10d02d3ea53c39d6721831cc9c253fee3; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
