@@ -10,10 +10,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, as_index, kind_of, whole_number
+from ..errors import BadType, BadValue, as_index, whole_number
 from ..functional.sharding import must_not_be_sharded
 from .attention_weights import ModelWeights, read_weights
 from .intervene import refuse_compiled
+from .layers import must_be_module
 from .norms import Norm
 from .rotations import Rotary
 
@@ -221,12 +222,7 @@ def circuits(model: nn.Module) -> Circuits:
     (BERT), latent attention (MLA), an encoder and decoder, quantised or sharded weights, and layers
     of different sizes.
     """
-    if not isinstance(model, nn.Module):
-        raise BadType(
-            f"circuits got {kind_of(model)}.",
-            "circuits reads the weights of a model.",
-            "pass a torch.nn.Module.",
-        )
+    must_be_module("circuits", model, "circuits reads the weights of a model.")
     must_not_be_sharded("circuits")
     refuse_compiled(model)
     return _folded(model, read_weights(model))

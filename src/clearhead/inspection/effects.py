@@ -20,7 +20,7 @@ from .effect_table import Effect, Effects
 from .effects_file import EffectsFile
 from .estimate import Recorder, estimate as estimated
 from .intervene import refuse_compiled
-from .layers import module_hooks, no_attention_call
+from .layers import module_hooks, must_be_module, no_attention_call
 from .metrics import Metric, loss_metric
 from .progress import progress_bar
 from .random_numbers import no_random_numbers
@@ -98,12 +98,8 @@ def effects(
 
     Source: as in `ablate`; the estimate Nanda 2023, "Attribution Patching".
     """
-    if not isinstance(model, nn.Module):
-        raise BadType(
-            f"effects got {kind_of(model)}.",
-            "effects runs a model with edits of its attention.",
-            "pass a torch.nn.Module, then its inputs.",
-        )
+    rule = "effects runs a model with edits of its attention."
+    must_be_module("effects", model, rule, ", then its inputs")
     must_not_be_sharded("effects")
     refuse_compiled(model)
     inputs = _checked_inputs(inputs)

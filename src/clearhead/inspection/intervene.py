@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 
-from ..errors import BadType, BadValue, kind_of
+from ..errors import BadType, BadValue
 from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, ambient, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
@@ -23,6 +23,7 @@ from .layers import (
     check_layers,
     is_selected,
     module_hooks,
+    must_be_module,
     never_called,
 )
 from .reentrant import ReentrantCheckpoints
@@ -62,15 +63,12 @@ def intervene(
             ambiguous which call a checkpoint recomputes; and at the end of the block, an edit that
             never applied.
     """
-    if not isinstance(model, nn.Module):
-        raise BadType(
-            f"intervene got {kind_of(model)}.",
-            "edits apply to the attention calls of a model's modules.",
-            "pass a torch.nn.Module; for one call, pass the edited mask to attention(...).",
-        )
+    rule = "edits apply to the attention calls of a model's modules."
+    more = "; for one call, pass the edited mask to attention(...)"
+    must_be_module("intervene", model, rule, more)
     edits = _checked_edits(edits)
     for edit in edits:
-        check_layers(edit.layers or (), model)
+        check_layers(edit.layers, model)
     refuse_compiled(model)
     _check_nesting(edits)
     editor = _Editor(edits)

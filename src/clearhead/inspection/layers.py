@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, BadValue, kind_of, whole_number
 from ..functional.ambient import THROUGH_CLEARHEAD
 from ..torch_state import compiled_parts, in_backward
 from .text_stack import TextStack
@@ -137,11 +137,19 @@ class Layers:
         return None if layer is None else (layer, name)
 
 
-def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any, ...]:
+def must_be_module(verb: str, model: object, rule: str, more: str = "") -> None:
+    """Raise `BadType` for anything but a module. `more` follows the hint."""
+    if not isinstance(model, nn.Module):
+        raise BadType(f"{verb} got {kind_of(model)}.", rule, f"pass a torch.nn.Module{more}.")
+
+
+def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any, ...] | None:
     """Return a list of whole numbers, and with `patterns` of patterns for module names, as a tuple.
 
-    Raises `BadType` for anything else, and for an empty list.
+    None stays None. Raises `BadType` for anything else, and for an empty list.
     """
+    if value is None:
+        return None
     items: list[int | str | None] = []
     if isinstance(value, Iterable) and not isinstance(value, str):
         items = [x if patterns and isinstance(x, str) else whole_number(x) for x in value]
@@ -156,10 +164,10 @@ def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any,
     return tuple(x for x in items if x is not None)
 
 
-def check_layers(layers: Sequence[int | str], model: nn.Module) -> None:
+def check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
     """Raise `BadValue` for a negative number, and for a pattern that matches no module name."""
     names = [name for name, _ in model.named_modules()]
-    for which in layers:
+    for which in layers or ():
         if isinstance(which, str) and not fnmatch.filter(names, which):
             raise BadValue(
                 f"layers has the pattern {which!r}, which matches no module.",

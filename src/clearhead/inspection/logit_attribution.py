@@ -16,7 +16,7 @@ from ..nn.token_ids import run_with_known_ids
 from .copies import fresh
 from .direct_paths import DirectPaths, Part
 from .intervene import refuse_compiled
-from .layers import no_attention_call
+from .layers import must_be_module, no_attention_call
 from .logit_parts import LogitAttribution, Source
 from .metrics import logits_of
 from .random_numbers import no_random_numbers
@@ -68,12 +68,8 @@ def logit_attribution(
     Mathematical Framework for Transformer Circuits"; Wang et al. 2022, "Interpretability in the
     Wild".
     """
-    if not isinstance(model, nn.Module):
-        raise BadType(
-            f"logit_attribution got {kind_of(model)}.",
-            "logit_attribution runs a model with logits.",
-            "pass a torch.nn.Module, then the ids of a text.",
-        )
+    rule, more = "logit_attribution runs a model with logits.", ", then the ids of a text"
+    must_be_module("logit_attribution", model, rule, more)
     must_not_be_sharded("logit_attribution")
     refuse_compiled(model)
     inputs, text = _one_text(ids)

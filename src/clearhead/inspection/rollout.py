@@ -86,10 +86,8 @@ def _layers(
         )
     layers = [_layer(call) for call in calls]
     T, last = layers[0].weights.shape[-1], calls[-1]
-    if rows is None:
-        requested = last.at.rows(last.queries or (), T)
-    else:
-        requested = last.at.rows(_checked(rows, last.at, T), T)
+    named = last.queries or () if rows is None else _checked(rows, last.at, T)
+    requested = last.at.rows(named, T)
     needed = (requested.unsqueeze(-1) == torch.arange(T)).any(1)
     for call, layer in zip(reversed(calls), reversed(layers), strict=True):
         size, missing = layer.weights.shape[-1], needed
@@ -110,19 +108,6 @@ def _layers(
 
 def _layer(call: Call) -> _Layer:
     """Return a layer with its rows in their columns; 0 on padding, where a text has no row."""
-    weights = _mean_over_heads(call)
-    queries = call.queries or ()
-    if not call.at.padded:
-        return _Layer(list(queries), weights)
-    B, n, T = weights.shape
-    at = call.at.rows(queries, T).to(weights.device) % (T + 1)  # column T takes the -1
-    every = weights.new_zeros(B, T + 1, T)
-    every.scatter_(1, at.unsqueeze(-1).expand(B, n, T), weights)
-    return _Layer(list(range(T)), every[:, :T])
-
-
-def _mean_over_heads(call: Call) -> Tensor:
-    """Return the mean over heads of the recorded rows, (B, n, T)."""
     if call.queries is None:
         raise BadValue(
             f"Layer {call.layer} was recorded without rows.",
@@ -131,7 +116,14 @@ def _mean_over_heads(call: Call) -> Tensor:
         )
     rows = call.statistics["exact_rows"]
     assert isinstance(rows, Tensor)
-    return rows.mean(1)
+    weights = rows.mean(1)
+    if not call.at.padded:
+        return _Layer(list(call.queries), weights)
+    B, n, T = weights.shape
+    at = call.at.rows(call.queries, T).to(weights.device) % (T + 1)  # column T takes the -1
+    every = weights.new_zeros(B, T + 1, T)
+    every.scatter_(1, at.unsqueeze(-1).expand(B, n, T), weights)
+    return _Layer(list(range(T)), every[:, :T])
 
 
 def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:

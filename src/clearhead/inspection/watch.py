@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from torch import nn
 
-from ..errors import BadType, kind_of, refuse_keywords, renamed
+from ..errors import refuse_keywords, renamed
 from ..functional.sharding import must_not_be_sharded
 from ..stats import DEFAULT_STATISTICS, Statistic, exact_rows as ExactRows, parse_stats
 from ..stats.parse import BY_NAME
-from .layers import check_layers, checked_list
+from .layers import check_layers, checked_list, must_be_module
 from .recording import INDEX, Call, Recording, new_folder, write_call
 from .watcher import Watcher
 
@@ -102,17 +102,11 @@ def watch(
         exact_rows = unknown.pop("rows")
     if unknown:
         refuse_keywords(watch, unknown)
-    if not isinstance(model, nn.Module):
-        raise BadType(
-            f"watch got {kind_of(model)}.",
-            "watch records the modules of a model.",
-            "pass a torch.nn.Module; for one attention call, use look(...).",
-        )
-    if layers is not None:
-        layers = checked_list("layers", layers, patterns=True)
-        check_layers(layers, model)
-    if heads is not None:
-        heads = checked_list("heads", heads)
+    more = "; for one attention call, use look(...)"
+    must_be_module("watch", model, "watch records the modules of a model.", more)
+    layers = checked_list("layers", layers, patterns=True)
+    check_layers(layers, model)
+    heads = checked_list("heads", heads)
     statistics = parse_stats(stats)
     if exact_rows is not None:
         statistics = parse_stats([*statistics, ExactRows(exact_rows)])

@@ -7,7 +7,7 @@ from ... import masks
 from ...errors import BadType, BadValue, as_count, as_number, kind_of
 from ...errors.limits import MOST_HEADS_OFF, MOST_MASK_LETTERS, MOST_SEED
 from ...inspection import edits as edit
-from ...inspection.edits.edit import EditSite
+from ...inspection.edits.edit import Edited, EditSite
 from ...problem.problem import Inputs, Problem
 from ..html.edits import EDITS, fits
 
@@ -27,9 +27,7 @@ class settings(edit.Edit):
         printed = [f"{name}={value:g}" for name, value in values.items() if value]
         return [*printed, f"seed={self.seed}"] if self.dropout else printed
 
-    def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         changes: dict[str, float | int] = {}
         if self.scale is not None:
             changes["scale"] = self.scale

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class EditSite(NamedTuple):
     at: Positions = BY_COLUMN
 
 
+Edited: TypeAlias = tuple[Problem, Inputs]  # what is computed instead of a call
 E = TypeVar("E", bound="Edit")
 
 
@@ -69,11 +70,9 @@ class Edit:
     batch: range | None = None
 
     def __post_init__(self) -> None:
-        if self.layers is not None:
-            object.__setattr__(self, "layers", checked_list("layers", self.layers, patterns=True))
-        for name in ("heads", "positions"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, checked_list(name, getattr(self, name)))
+        for name in ("layers", "heads", "positions"):
+            value = checked_list(name, getattr(self, name), patterns=name == "layers")
+            object.__setattr__(self, name, value)
         if self.batch is not None and not isinstance(self.batch, range):
             raise BadType(
                 f"{type(self).__name__} got batch={self.batch!r}.",
@@ -95,15 +94,11 @@ class Edit:
         """Return the edit's own arguments as written in a call."""
         return []
 
-    def edit_inputs(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def edit_inputs(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         """Return the problem with other queries, keys or values, before any `edit_problem`."""
         return problem, inputs
 
-    def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         """Return the problem and inputs to compute instead."""
         return problem, inputs
 
@@ -118,9 +113,7 @@ class Edit:
         """
         return None
 
-    def visible_problem(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def visible_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         """Return the problem whose weights are those of the edited call, for `watch`."""
         return problem, inputs
 

@@ -11,7 +11,7 @@ from ...masks import dense
 from ...problem.biases import TensorBias
 from ...problem.nan_safe import weighted_sum
 from ...problem.problem import Inputs, Problem
-from .edit import EditSite, accept_rows, replaced
+from .edit import Edited, EditSite, accept_rows, replaced
 from .recorded import FromRecording, call_for, check_columns, heads_in, other_sizes, texts_in
 
 
@@ -43,9 +43,7 @@ class freeze(FromRecording):
         value = weighted_sum(weights, v, weights != 0)
         return replaced(self, out, value, problem, site, queries)
 
-    def visible_problem(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def visible_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         """Return a problem with the frozen weights as a bias, since softmax(log w) = w.
 
         A sink takes 1 minus the sum of the frozen weights.

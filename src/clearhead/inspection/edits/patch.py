@@ -9,7 +9,7 @@ from ...errors import BadValue
 from ...problem.problem import Inputs, Problem
 from ...torch_state import records_grad
 from ..recording import Call
-from .edit import EditSite, accept_rows, columns_at, real_positions, replaced
+from .edit import Edited, EditSite, accept_rows, columns_at, real_positions, replaced
 from .recorded import (
     RECORDED,
     FromRecording,
@@ -102,9 +102,7 @@ class patch(FromRecording):
             return super().positions_in(problem, site)
         return real_positions(site.at.first_key, *site.at.real_keys(problem.Tk))
 
-    def edit_inputs(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def edit_inputs(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         if self.of == "output":
             return problem, inputs
         name = _IN_INPUTS[self.of]

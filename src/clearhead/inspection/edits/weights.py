@@ -14,7 +14,7 @@ from ...problem.biases import Alibi, TensorBias
 from ...problem.problem import Inputs, Problem
 from ...torch_state import has_values
 from ..text_stack import names_lengths
-from .edit import Edit, EditSite, accept_rows, finite_number
+from .edit import Edit, Edited, EditSite, accept_rows, finite_number
 
 MOST_SHOWN = 80  # characters of a mask in the repr of an edit
 
@@ -67,9 +67,7 @@ class knock_out(Edit):
     def for_copy(self, batch: range) -> Edit | None:
         return None if "B" in self.mask.sizes() else super().for_copy(batch)
 
-    def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         rule, grid = problem.mask, problem.grid
         at = grid, problem.device, site.at
         for known, position, edited in self._cache:
@@ -159,9 +157,7 @@ class temperature(Edit):
     def for_copy(self, batch: range) -> Edit | None:
         return None  # with a soft cap or sinks it applies to complete layers or heads only
 
-    def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         factor, softcap = 1 / self.t, problem.softcap
         if softcap is not None:
             if any(x is not None for x in (self.heads, self.positions, self.batch)):
@@ -192,9 +188,7 @@ class uniform(Edit):
     def for_copy(self, batch: range) -> Edit | None:
         return None  # with sinks it applies to complete heads only
 
-    def edit_problem(
-        self, problem: Problem, inputs: Inputs, site: EditSite
-    ) -> tuple[Problem, Inputs]:
+    def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         where = self.factors(0.0, problem, site) == 0
         inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
         sinks = problem.sinks

@@ -166,7 +166,7 @@ class _Search:
         return _tested(mass[:, voters], words, uniform, probability, level, hit.sum(-1), fewer)
 
     def _column(self, name: str) -> "_Tested":
-        keys = self.keys
+        keys, chooses = self.keys, self.chooses
         received = self.received[""].clone()
         queries = keys.far.sum(0).expand(self.H, -1).clone().float()
         for other in (n for n in REPEATS if n in self.received):
@@ -183,13 +183,11 @@ class _Search:
         is_role = torch.zeros(size, dtype=torch.bool)
         is_role[unit[keys.columns[name]]] = True
         probability = chance_of_column(excess, is_role, queries >= FEWEST_QUERIES)
-        words = keys.words[self.chooses].unique(return_inverse=True)[1]
-        mass = self.mass[name][:, self.chooses]
-        uniform = (keys.keep & keys.columns[name]).sum(-1)[self.chooses] / keys.choices[
-            self.chooses
-        ]
+        words = keys.words[chooses].unique(return_inverse=True)[1]
+        mass = self.mass[name][:, chooses]
+        uniform = (keys.keep & keys.columns[name]).sum(-1)[chooses] / keys.choices[chooses]
         level = COLUMN_CHANCE / len(COLUMNS)
-        count = (keys.columns[name][self.top[:, self.chooses, 0].clamp(min=0)]).sum(-1)
+        count = (keys.columns[name][self.top[:, chooses, 0].clamp(min=0)]).sum(-1)
         return _tested(mass, words, uniform, probability, level, count, None)
 
     def _ordered(self, head: int) -> tuple[Role, ...]:

@@ -174,16 +174,14 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
             "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
             "pass one of these.",
         )
-    if isinstance(model, Checkpoint) and isinstance(text, Tensor):
-        tokens, inputs = model.tokens_and_inputs(text)
-    elif isinstance(text, str):
-        tokens, inputs = model.tokens_and_inputs(text)
-    else:
+    are_ids = isinstance(model, Checkpoint) and isinstance(text, Tensor)
+    if not (are_ids or isinstance(text, str)):
         raise BadType(
             f"report got {kind_of(text)} for a checkpoint.",
             "a checkpoint has a tokenizer and reads text, or the ids of its tokens.",
             "pass a string, or a tensor of ids.",
         )
+    tokens, inputs = model.tokens_and_inputs(cast(str, text))
     predicts = model.predictor is not None and len(tokens) * len(model.words) <= MOST_LOGITS
     return ModelRun(
         module=model.module,
