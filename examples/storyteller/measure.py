@@ -22,7 +22,7 @@ from clearhead.demo.measured import WORDS_OF, MeasuredHead
 from clearhead.demo.model import Decoder, untrained
 from clearhead.demo.storyteller import Storyteller
 from clearhead.demo.vocabulary import Vocabulary
-from clearhead.errors import BadValue
+from clearhead.errors import BadValue, as_count
 from clearhead.inspection.progress import progress_bar
 from clearhead.inspection.watch import Call, watch
 from clearhead.stats import TopWeights, topk
@@ -112,12 +112,9 @@ def measure(
             "known.",
             "measure a model that was trained on stories.",
         )
-    if search < 1 or report < 1:
-        raise BadValue(
-            f"measure got search={search} and report={report} stories.",
-            "heads are selected on at least one story, and reported on at least one.",
-            "pass larger numbers.",
-        )
+    rule = "heads are selected on at least one story, and reported on at least one."
+    for name, count in (("search", search), ("report", report)):
+        as_count(f"measure got {name}", count, rule, "pass a larger number.", least=1)
     searched, held_out = stories(seed, search, "train"), stories(seed, report, "held-out")
     random_model = untrained(teller.model.config, teller.provenance.get("seed", 0)).eval()
     models = {"model": teller.model, "random model": random_model}

@@ -21,7 +21,7 @@ from torch.optim import AdamW
 
 from clearhead.demo.model import Config, Decoder, untrained
 from clearhead.demo.storyteller import Storyteller
-from clearhead.errors import BadValue, as_number, writable_folder
+from clearhead.errors import BadValue, as_count, as_number, writable_folder
 from clearhead.files import atomic_io
 
 from .data import SKIP, Batch, Source, Stories, TextFile
@@ -46,13 +46,9 @@ class Recipe:
     sizes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        rule = "a training has at least one step, of at least one story."
         for name in ("steps", "batch"):
-            if getattr(self, name) < 1:
-                raise BadValue(
-                    f"{name} is {getattr(self, name)}.",
-                    "a training has at least one step, of at least one story.",
-                    f"pass a larger {name}.",
-                )
+            as_count(name, getattr(self, name), rule, f"pass a larger {name}.", least=1)
         rule = "a learning rate is a finite number."
         as_number("rate", self.rate, rule, "pass a rate such as 2.5e-3.")
 
@@ -159,24 +155,16 @@ def train(
     Raises `BadValue` for a file that cannot be read, a folder that cannot be written, a checkpoint
     of another training, and sizes that do not fit each other.
     """
-    if every < 1:
-        raise BadValue(
-            f"every is {every}.",
-            "a checkpoint is written after every so many steps, 1 or more.",
-            "pass a larger every.",
-        )
+    rule = "a checkpoint is written after every so many steps, 1 or more."
+    as_count("every", every, rule, "pass a larger every.", least=1)
     if text is None and context < LONGEST:
         raise BadValue(
             f"context is {context}.",
             f"the stories of the grammar have up to {LONGEST} words, and are not cut.",
             f"pass a context of {LONGEST} or more, or a text of your own.",
         )
-    if context < 2:
-        raise BadValue(
-            f"context is {context}.",
-            "a word is guessed from those before it, so at least 2 are read at a time.",
-            "pass a larger context.",
-        )
+    rule = "a word is guessed from those before it, so at least 2 are read at a time."
+    as_count("context", context, rule, "pass a larger context.", least=2)
     sizes = {"d": d, "layers": layers, "heads": heads, "context": context}
     recipe = Recipe(seed, steps, batch, rate, sizes)
     source = Stories(seed) if text is None else TextFile(text, seed, context)
