@@ -29,10 +29,10 @@ BUDGETS = {
     "nn": 1145,
     "functional": 1170,  # the plain call of look; numbers of keys over ranks
     "testing": 140,
-    "engines": 4570,  # masked NaN; replays; numbers per key and finished statistics on a GPU; parts
+    "engines": 4600,  # masked NaN; replays, with groups; numbers per key, finished statistics on a GPU; parts
     "stats": 1065,  # and numbers per key; what varies
     "problem": 765,
-    "masks": 1830,  # and groups of keys by id, stored; positions of keys
+    "masks": 1840,  # and groups of keys by id, stored per stream; positions of keys
     "trace": 140,
     "files": 190,  # results, and files written in one move
     "formatting": 115,  # and tokens, with their spelling in a vocabulary

@@ -198,6 +198,21 @@ def test_a_mask_stores_its_group_until_it_changes():
     assert not after.equal(before)
 
 
+def test_a_group_of_a_gpu_is_stored_for_a_stream_but_not_in_a_captured_graph(monkeypatch):
+    """The streams are described; None is a capture."""
+    mask, grid, gpu = ch.window(before=9), Grid(T, T, B, H), torch.device("cuda")
+
+    def group_on(stream):
+        monkeypatch.setattr(module, "stream_of", lambda device: stream)
+        return key_groups([mask], grid, gpu)[0]
+
+    assert group_on(None) is not group_on(None)
+    first = group_on(5)
+    assert group_on(5) is first is group_on(None)
+    assert mask.__dict__["_captured"] == {first}
+    assert group_on(6) is not first
+
+
 def test_bits_are_not_stored():
     mask = ch.dense(keep=torch.rand(7, 7, generator=torch.Generator().manual_seed(0)) > 0.5)
     (first,) = key_groups([mask], Grid(7, 7, 1, 1), None)

@@ -20,6 +20,7 @@ from ..stats import (
     Statistic,
     exact_rows,
     lse_alone,
+    mass,
     parse_stats,
     pooled,
     received,
@@ -185,14 +186,25 @@ def kind_of(
     p: Problem, engine: str, statistics: tuple[Statistic, ...]
 ) -> tuple[object, ...] | None:
     """Return what the steps of a call follow from besides the layouts of its tensors, so that a
-    later call of this kind may repeat them; None if they follow from more."""
+    later call of this kind may repeat them; None if they follow from more. The tensors in it are
+    those of groups of keys, which a repeated call replaces too."""
     if p.grad or torch._C._is_any_autocast_enabled():
         return None
     kind = _kind(p, engine)
-    by_layout = all(type(s) in BY_LAYOUT and s.factors is None for s in statistics)
-    if kind is None or not by_layout:
+    if kind is None:
         return None
-    return *kind, statistics
+    described = [_described(s, p) for s in statistics]
+    return None if None in described else (*kind, *described)
+
+
+def _described(s: Statistic, p: Problem) -> object | None:
+    """Return the part of `kind_of` for a statistic."""
+    if type(s) in BY_LAYOUT and s.factors is None:
+        return s
+    if type(s) is not mass:
+        return None
+    groups = [x.arguments for x in s.key_groups(p)]
+    return None if None in groups else (mass, *s.groups, *groups)
 
 
 def replay(
@@ -204,13 +216,13 @@ def replay(
 ) -> tuple[Tensor, dict[str, Result]]:
     """Choose an engine and compute, or repeat the steps of an earlier call."""
 
-    def run(*tensors: Tensor) -> tuple[Tensor, dict[str, Result]]:
+    def run(q: Tensor, k: Tensor, v: Tensor, _: object) -> tuple[Tensor, dict[str, Result]]:
         chosen = choose(p, engine)
         if chosen.name not in REPLAYED:
             do_not_record()
-        out, stats = answer(chosen, p, Inputs(*tensors), statistics)
+        out, stats = answer(chosen, p, Inputs(q, k, v), statistics)
         assert out is not None
         return out, stats
 
-    computed: tuple[Tensor, dict[str, Result]] = _records.call(run, inputs, kind)
+    computed: tuple[Tensor, dict[str, Result]] = _records.call(run, (*inputs, kind))
     return computed

@@ -18,7 +18,7 @@ from .grid import Grid
 from .key_ranges import KeyRanges
 from .mask import And, Mask
 from .positions import everything, intersect, prefix, window
-from .values import to_device
+from .values import stream_of, to_device
 
 MOST_IDS = 2**24  # float32 holds smaller whole numbers exactly
 
@@ -83,7 +83,21 @@ class KeyGroup:
         of_query, of_key = numbers.float().unsqueeze(1).split([self.grid.Tq, self.grid.Tk], 2)
         return of_query, of_key
 
+    @cached_property
+    def arguments(self) -> tuple[object, ...] | None:
+        """What a kernel reads: the band or ranges, and ids. None if it would need bits, or has more
+        ids than it distinguishes."""
+        if self.ids and self.grid.Tq + self.grid.Tk > MOST_IDS:
+            return None
+        if self.band is not None:
+            return self.band, *self.numbered_ids
+        ranges = self.ranges
+        return None if ranges.bits is not None else (ranges.lo, ranges.hi, *self.numbered_ids)
+
     def _can_be_stored(self) -> bool:
+        # On a GPU everything is computed now: a tensor that a CUDA graph captures has no values.
+        if self.device is not None and self.device.type == "cuda" and self.arguments is None:
+            return False
         if self.band is not None:
             return True
         return type(self.ranges.lo) is Tensor and self.ranges.bits is None
@@ -97,20 +111,23 @@ def _numbered(ids: Tensor) -> Tensor:
 def key_groups(masks: Iterable[Mask], grid: Grid, device: torch.device | None) -> list[KeyGroup]:
     """Return the keys that each mask allows as a group, whose ids are not turned into ranges.
 
-    A mask stores its last group on a CPU, which is the same in every layer. Ranges with bits, which
-    take O(Tq x Tk) memory, are not stored.
+    A mask stores its last group, which is the same in every layer, as `CachedRanges` stores ranges.
+    Ranges with bits, which take O(Tq x Tk) memory, are not stored.
     """
-    if not is_plain() or not (device is None or device.type == "cpu"):
+    if not is_plain():
         return [_key_group(mask, grid, device) for mask in masks]
-    sizes = grid, device, torch.is_inference_mode_enabled()
+    of_call, stream = (grid, device, torch.is_inference_mode_enabled()), stream_of(device)
+    captures = stream is None and device is not None and device.type == "cuda"
     groups = []
     for mask in masks:
-        key = sizes, mask.version()
-        key_of_stored, group = mask.__dict__.get("_group", (None, None))
-        if key != key_of_stored:
+        key = of_call, mask.version()
+        key_of_stored, of_stored, group = mask.__dict__.get("_group", (None, None, None))
+        if key != key_of_stored or stream not in (of_stored, None):
             group = _key_group(mask, grid, device)
-            if group._can_be_stored():
-                mask.__dict__["_group"] = key, group
+            if not captures and group._can_be_stored():
+                mask.__dict__["_group"] = key, stream, group
+        elif captures:
+            mask.__dict__.setdefault("_captured", set()).add(group)
         groups.append(group)
     return groups
 

@@ -5,6 +5,7 @@ a GPU.
 """
 
 import os
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ import clearhead as ch
 from clearhead.engines import choice
 from clearhead.engines.gpu import replay
 from clearhead.engines.gpu.replay import Recorder, Records, do_not_record, start_recorded
+from clearhead.masks.key_group import duplicate_keys
 from clearhead.problem.check import Options, make_problem
 
 interpreted = pytest.mark.skipif(
@@ -86,17 +88,28 @@ def test_other_arguments_and_settings_are_another_kind_of_call():
     run = lambda *args: calls.append(args) or args[0] + 1  # noqa: E731
     x = draw(3, 5)[0]
     for _ in range(3):
-        records.call(run, (x, "a"), "b")
-    records.call(run, (x, "c"), "b")
-    records.call(run, (x, "a"), "c")
+        records.call(run, (x, "a", "b"))
+    records.call(run, (x, "c", "b"))
+    records.call(run, (x, "a", "c"))
     assert len(calls) == 4
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
-        records.call(run, (x, "a"), "b")
+        records.call(run, (x, "a", "b"))
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
     assert len(calls) == 5
+
+
+def test_where_a_tuple_ends_is_a_part_of_the_kind():
+    """As in groups of keys, whose number differs by statistic."""
+    records = Records()
+    run = lambda first, *rest: first[0] * len(first) + len(rest)  # noqa: E731
+    x, y, z = draw(3, 5)
+    for _ in range(3):
+        assert torch.equal(records.call(run, ((x, y), z)), 2 * x + 1)
+    assert torch.equal(records.call(run, ((x,), y, z)), x + 2)
+    assert torch.equal(records.call(run, ((x, y, z),)), 3 * x)
 
 
 ELSEWHERE = torch.ones(5)
@@ -196,18 +209,33 @@ def test_a_compiled_kernel_takes_addresses_and_plain_tuples():
 STATISTICS = ["lse"], ["entropy", "max", ch.topk(3)], ["received", ch.pooled(4, 4)]
 
 
+@contextmanager
+def nothing_repeated():
+    replay._recording.inside = True
+    try:
+        yield
+    finally:
+        replay._recording.inside = False
+
+
+def numbers_of(seen):
+    """The output and all statistics, as a list of tensors."""
+    listed = [seen.out]
+    for x in (getattr(seen, name) for name in seen.names):
+        listed += x.values() if isinstance(x, dict) else x if isinstance(x, tuple) else [x]
+    return listed
+
+
 @interpreted
 @pytest.mark.parametrize("engine", ["triton", "fused"])
 @pytest.mark.parametrize("stats", [None, *STATISTICS], ids=["none", "lse", "rows", "sums"])
 def test_a_repeated_call_has_the_bits_of_a_new_one(engine, stats):
-    """The fourth call repeats the second; a call with a listener is never repeated."""
+    """The third call repeats the second."""
 
     def run(tensors):
         if stats is None:
             return [ch.attention(*tensors, mask=ch.causal, engine=engine)]
-        seen = ch.look(*tensors, mask=ch.causal, stats=stats, engine=engine)
-        parts = (getattr(seen, name) for name in seen.names)
-        return [seen.out, *(y for x in parts for y in (x if isinstance(x, tuple) else (x,)))]
+        return numbers_of(ch.look(*tensors, mask=ch.causal, stats=stats, engine=engine))
 
     choice._records = Records()
     for seed in range(3):
@@ -215,13 +243,85 @@ def test_a_repeated_call_has_the_bits_of_a_new_one(engine, stats):
         if seed == 2:
             tensors[1][0, 0, 20] = float("nan")  # which only the last query sees
         computed = run(tensors)
-        with ch.functional.ambient.listening(lambda *call: None):
+        with nothing_repeated():
             expected = run(tensors)
         assert all(
             torch.equal(a.nan_to_num(7), b.nan_to_num(7))
             for a, b in zip(computed, expected, strict=True)
         )
     assert any(callable(x) for x in choice._records._by_kind.values())
+
+
+T = 13
+GROUPS = {  # by seed
+    "masks": lambda seed: {"first": ch.prefix(3), "holes": ch.prefix(2) | ch.window(3, 0)},
+    "distances": lambda seed: {"near": ch.window(3 + seed // 3, 0), "own": ch.window(0, 0)},
+    "ids": lambda seed: {"same": ch.documents((torch.arange(T) * (seed + 2)) % 5)},
+    "both": lambda seed: {"copies": duplicate_keys((torch.arange(T) * (seed + 2)) % 4)},
+    "spans": lambda seed: {"title": (seed, 2 * seed + 3)},
+}
+
+
+@interpreted
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_repeated_mass_sums_over_the_groups_of_its_own_call(groups):
+    choice._records = Records()
+    for seed in range(4):
+        q, k, v = draw(1, 1, T, 16, seed=seed)
+        wanted = [ch.mass(GROUPS[groups](seed))]
+        seen = ch.look(q, k, v, mask=ch.causal, stats=wanted, engine="triton").mass
+        exact = (x.double() for x in (q, k, v))
+        true = ch.look(*exact, mask=ch.causal, stats=wanted, engine="steps").mass
+        assert seen.keys() == true.keys()
+        for name, x in seen.items():
+            torch.testing.assert_close(x.double(), true[name], rtol=1e-5, atol=1e-5)
+    assert any(callable(x) for x in choice._records._by_kind.values())
+
+
+@interpreted
+def test_a_repeated_mass_notices_ids_that_changed_in_place():
+    choice._records = Records()
+    ids = ch.documents(torch.arange(T) % 3)
+    q, k, v = draw(1, 1, T, 16)
+    for step in range(4):
+        if step == 3:
+            ids.ids.copy_(torch.arange(T) % 5)
+        seen = ch.look(q, k, v, stats=[ch.mass({"same": ids})], engine="triton")
+        same = ids.ids.view(-1, 1) == ids.ids.view(1, -1)
+        weights = (q @ k.mT / 4).softmax(-1)
+        torch.testing.assert_close(seen.mass["same"], (weights * same).sum(-1))
+    assert any(callable(x) for x in choice._records._by_kind.values())
+
+
+HOLES = ch.window(before=9, after=0) | ch.prefix(2)
+
+
+@interpreted
+@pytest.mark.parametrize("mask", [ch.causal, HOLES], ids=["causal", "holes"])
+def test_sweeps_whose_call_has_no_kind_are_repeated(mask, monkeypatch):
+    """Numbers for the keys, and which keys a mask with holes allows, are arguments of a sweep."""
+    from clearhead.engines.gpu.triton import statistics
+
+    choice._records = Records()
+    sweeps = {name: Records() for name in ("_attend", "_second_sweep")}
+    for name, records in sweeps.items():
+        function = getattr(statistics, name).__wrapped__
+        monkeypatch.setattr(statistics, name, lambda *args, f=function, r=records: r.call(f, args))
+    for seed in range(3):
+        q, k, v = draw(1, 1, T, 16, seed=seed)
+        by = torch.rand(T, generator=torch.Generator().manual_seed(seed))
+        wanted = [
+            ch.topk(3, by=by), ch.weighted(by - 0.5, {"first": ch.prefix(3)}),
+            ch.pooled(3, 4, by=by), ch.exact_rows([0, 5, 6]),
+        ]  # fmt: skip
+        seen = ch.look(q, k, v, mask=mask, stats=wanted, engine="triton")
+        exact = (x.double() for x in (q, k, v))
+        true = ch.look(*exact, mask=mask, stats=wanted, engine="steps")
+        for x, y in zip(numbers_of(seen), numbers_of(true), strict=True):
+            torch.testing.assert_close(x.double(), y.double(), rtol=1e-5, atol=1e-5)
+    assert not choice._records._by_kind
+    for records in sweeps.values():
+        assert list(map(callable, records._by_kind.values())) == [True]
 
 
 @interpreted
@@ -239,8 +339,7 @@ def test_a_repeated_look_only_allocates_and_starts_kernels(stats):
 def test_a_statistic_with_numbers_for_the_keys_has_no_kind():
     """The numbers are tensors that a record could not replace, and they have no hash."""
     problem, _ = make_problem(*draw(1, 2, 5, 8), Options())
-    kind = choice.kind_of(problem, "triton", (ch.topk(2),))
-    assert kind is not None and hash(kind)
+    assert choice.kind_of(problem, "triton", (ch.topk(2), ch.mass({"a": ch.prefix(1)})))
     for counted in (ch.topk(2, by=torch.ones(5)), ch.received(by=torch.ones(5))):
         assert choice.kind_of(problem, "triton", (counted,)) is None
 

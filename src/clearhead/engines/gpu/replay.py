@@ -14,7 +14,7 @@ neither an argument nor the result of a step.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, wraps
 from types import CodeType
@@ -31,7 +31,8 @@ MOST_RECORDS = 1024  # of a function
 # To record a call takes as long as five replayed calls save. With a cache that grows by a token,
 # each layer of a model makes one call of a kind.
 PLAIN_CALLS = 6
-PLAIN_TYPES = Tensor, torch.nn.Parameter
+PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+NUMBERS = frozenset({float, int, bool, type(None)})
 LAYOUT = {  # functions of torch that a recorded function may call without a step
     "__get__",  # a property
     "__len__", "data_ptr", "dim", "element_size", "get_device", "is_contiguous", "is_neg", "numel",
@@ -199,13 +200,13 @@ class Records:
         # For each kind its record, or the number of its calls so far.
         self._by_kind: dict[tuple[Any, ...], Callable[..., Any] | int] = {}
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], *others: Any) -> Any:
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return `function(*args)`, by the steps of an earlier call if there was one.
 
-        What the function does may depend on the layouts of the tensors among `args`, on the other
-        `args` and on `others`, which are hashable, and on `settings`.
+        What the function does may depend on the layouts of the tensors among `args`, also those
+        inside tuples, on the other `args`, which are hashable, and on `settings`.
         """
-        kind: list[Any] = [*others]
+        kind: list[Any] = []
         tensors: list[Tensor] = []
         if _recording.inside or not _describe(args, kind, tensors):
             return function(*args)
@@ -254,19 +255,24 @@ def replayed(function: Function) -> Function:
     return call  # type: ignore[return-value]  # the signature of `function`
 
 
-def _describe(args: Sequence[Any], kind: list[Any], tensors: list[Tensor]) -> bool:
+def _describe(args: Iterable[Any], kind: list[Any], tensors: list[Tensor]) -> bool:
     """Add the tensors among the arguments to `tensors`, each once, and their layouts and the other
     arguments to `kind`. Return whether all tensors are plain."""
     for x in args:
-        if type(x) in PLAIN_TYPES:
-            if True in (same := [y is x for y in tensors]):  # `attention(x, x, x)`
-                kind.append(tuple(same))
-                continue
-            tensors.append(x)
-            aligned = x.data_ptr() % 16 == 0
-            kind.append((x.shape, x.stride(), x.dtype, aligned, x.is_neg(), x.requires_grad))
+        of = type(x)
+        if of in NUMBERS:
+            kind.append(x)
+        elif of in PLAIN_TYPES:
+            for i, y in enumerate(tensors):
+                if y is x:  # `attention(x, x, x)`
+                    kind.append(("again", i))
+                    break
+            else:
+                tensors.append(x)
+                aligned = x.data_ptr() % 16 == 0
+                kind.append((x.shape, x.stride(), x.dtype, aligned, x.is_neg(), x.requires_grad))
         elif isinstance(x, tuple):
-            kind.append(type(x))
+            kind.append((of, len(x)))
             if not _describe(x, kind, tensors):
                 return False
         elif isinstance(x, Tensor):

@@ -60,7 +60,8 @@ def test_as_exact_as_torch_and_the_repair_interpreted():
     the slow tests run all."""
     wide = "float32 and (scattered or grouped or prefix or (no and batch) or dropout)"
     few = f"triton and (({wide}) or (once and (float32 or bfloat16)))"
-    others = "(test_fused and not (queries or values or dout)) or (test_replay and not sums)"
+    repeated = "test_replay and not (sums or sweeps or both or spans)"
+    others = f"(test_fused and not (queries or values or dout)) or ({repeated})"
     interpret(EXACT, *OTHERS, "-k", f"({few}) or {others}")
 
 

@@ -3,12 +3,12 @@ second one.
 
 `answer_and_results` returns finished statistics, which the kernels store. `answer_and_stats`
 returns the accumulators of `stats/` as a `Partial`, which merges with others. Nothing leaves the
-device.
+device. Each sweep is a function of tensors and numbers alone, so later calls repeat its steps.
 """
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ from ....stats.row_statistics import Entropy, Moment
 from ....stats.statistic import WeightStatistic, WeightSums, empty_sums
 from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
-from ...operators import in_kernels, with_rows
-from ..replay import on_device
-from .arguments import FAR, Cells, args_of, cells, cells_if, kernel_rule, rows, sizes_of
+from ...operators import KernelArgs, in_kernels, with_rows
+from ..replay import on_device, replayed
+from .arguments import FAR, Cells, Sizes, args_of, cells, cells_if, kernel_rule, rows, sizes_of
 from .forward import ABSENT, Group, Grouped, Ids, PerKey, Ranges
 from .launch_backward import seen_from
 from .launch_forward import attend, dot_precision, head_block, power_of_2
@@ -111,6 +111,9 @@ def answer_and_stats(
     return out, Partial.of_all(p, statistics, state, sums)
 
 
+_attend = replayed(attend)
+
+
 def _sweep(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool, wanted: set[str]
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
@@ -118,7 +121,10 @@ def _sweep(
     per_key = _per_key(p, statistics, kernel_rule(rule).natural)
     n = next((min(s.n, p.Tk) for s in statistics if isinstance(s, topk)), 0)
     v = inputs.v if with_out else None
-    return attend(inputs.q, inputs.k, v, rule, frozenset(wanted), per_key, n)
+    computed: tuple[Tensor | None, dict[str, Tensor]] = _attend(
+        inputs.q, inputs.k, v, rule, frozenset(wanted), per_key, n
+    )
+    return computed
 
 
 def _groups_of(
@@ -169,6 +175,16 @@ def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
     return None if statistic.factors is None else statistic.factors.of(p).unsqueeze(2)
 
 
+class Sums(NamedTuple):
+    """What the second sweep sums: whether the weights that keys receive, the bins of a map, and
+    whether it has means over the queries of a bin, and the queries of exact rows."""
+
+    received: bool
+    bins: tuple[int, int] | None
+    mean: bool
+    exact: tuple[int, ...] | None
+
+
 def _sum_weights(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], of_rows: dict[str, Tensor],
     mean: bool,
@@ -177,58 +193,79 @@ def _sum_weights(
     second = [s for s in statistics if isinstance(s, WeightStatistic)]
     if not second or not p.B * p.H * p.Tq * p.Tk:
         return empty_sums(p, second, slice(0, p.Tq), p.Tk)
-    q, k = with_rows(inputs.q), with_rows(inputs.k)
+    of_map = next((s for s in second if isinstance(s, pooled)), None)
+    exact = next((s for s in second if isinstance(s, exact_rows)), None)
+    of = Sums(
+        any(isinstance(s, received) for s in second),
+        None if of_map is None else (of_map.query_bins(p), of_map.key_bins(p)),
+        mean,
+        None if exact is None else tuple(exact.positions(p.grid)),
+    )
+    rule, tile = args_of(p), _tile(p, of.bins[0] if of.bins else 1)
+    seen = None
+    if rule.lo is not None:  # not a step to be repeated, because the layers of a model share it
+        seen = seen_from(rule, Sizes(p.B, p.H, p.G, p.Tq, p.Tk), *tile[:2])
+    factors = None if of_map is None else _numbers(of_map, p)
     top, share = of_rows["top"], of_rows["share"]
-    rule, sizes = args_of(p), sizes_of(q, k)
-    block_d = head_block(p.D)
-    maps = [s for s in second if isinstance(s, pooled)]
-    q_bins, k_bins = (maps[0].query_bins(p), maps[0].key_bins(p)) if maps else (1, 1)
-    factors = cells_if(_numbers(maps[0], p)) if maps else None
-    M, N, stages = _tile(p, block_d, q_bins)
-    tiles = math.ceil(p.Tk / N)
-    first, last = (None, None) if rule.lo is None else seen_from(rule, sizes, M, N)
-    how: dict[str, Any] = dict(
-        D=p.D, BLOCK_D=block_d, M=M, N=N, BAND=rule.lo is None, PRECISION=dot_precision(p.dtype),
-        stages=stages,
-    )  # fmt: skip
+    sums: WeightSums = _second_sweep(inputs.q, inputs.k, top, share, rule, factors, seen, tile, of)
+    return sums
+
+
+@replayed
+def _second_sweep(
+    q: Tensor, k: Tensor, top: Tensor, share: Tensor, rule: KernelArgs, factors: Tensor | None,
+    seen: tuple[Tensor, Tensor] | None, tile: tuple[int, int, int], of: Sums,
+) -> WeightSums:  # fmt: skip
+    """Compute the sums `of` weights. `factors` multiply those of the map; `seen` are the queries
+    that see each tile of keys, if the rule has ranges."""
+    q, k = with_rows(q), with_rows(k)
+    sizes = sizes_of(q, k)
+    B, H, _, _, Tk = sizes
+    M, N, stages = tile
+    D, device = q.shape[3], q.get_device()
+    tiles = math.ceil(Tk / N)
     of_kernel = kernel_rule(rule)
+    how: dict[str, Any] = dict(
+        D=D, BLOCK_D=head_block(D), M=M, N=N, BAND=rule.lo is None,
+        PRECISION=dot_precision(q.dtype), stages=stages,
+    )  # fmt: skip
     new, sums = partial(q.new_empty, dtype=torch.float32), {}
     with on_device(q):
-        if any(isinstance(s, received) for s in second):
-            sums["received"] = new(p.B, p.H, p.Tk)
-        if maps or sums:
+        if of.received:
+            sums["received"] = new(B, H, Tk)
+        if of.bins or of.received:
+            q_bins, k_bins = of.bins or (1, 1)
             # The most bins, of at least Tk // k_bins keys each, that N keys can overlap.
-            slots = -(-(N - 1) // (p.Tk // k_bins)) + 1
-            parts = new(p.B, p.H, q_bins, tiles, slots) if maps else None
+            slots = -(-(N - 1) // (Tk // k_bins)) + 1
+            parts = new(B, H, q_bins, tiles, slots) if of.bins else None
+            first, last = seen or (None, None)
             start(
-                sum_weights, tiles * p.H * p.B, q.get_device(),
-                rows(q), rows(k), top, share, sums.get("received"), parts, factors,
+                sum_weights, tiles * H * B, device,
+                rows(q), rows(k), top, share, sums.get("received"), parts, cells_if(factors),
                 cells_if(first), cells_if(last), of_kernel, sizes, tiles, q_bins, k_bins, slots,
                 **how,
             )  # fmt: skip
             if parts is not None:
-                sums["pooled"] = new(p.B, p.H, q_bins, k_bins)
+                sums["pooled"] = new(B, H, q_bins, k_bins)
                 block = min(power_of_2(k_bins), 128)
                 start(
-                    pool_parts, math.ceil(k_bins / block) * q_bins * p.H * p.B, q.get_device(),
+                    pool_parts, math.ceil(k_bins / block) * q_bins * H * B, device,
                     parts, sums["pooled"], sizes, tiles, q_bins, k_bins, slots,
-                    N=N, BLOCK=block, MEAN=mean,
+                    N=N, BLOCK=block, MEAN=of.mean,
                 )  # fmt: skip
-        exact = [s for s in second if isinstance(s, exact_rows)]
-        requested = [i for s in exact for i in s.positions(p.grid)]
-        if exact:
-            sums["exact_rows"] = new(p.B, p.H, len(requested), p.Tk)
-        if requested:
-            strips = math.ceil(len(requested) / M)
+        if of.exact is not None:
+            sums["exact_rows"] = new(B, H, len(of.exact), Tk)
+        if of.exact:
+            strips = math.ceil(len(of.exact) / M)
             start(
-                store_exact_rows, tiles * strips * p.H * p.B, q.get_device(),
-                rows(q), rows(k), top, share, _positions(requested, p.device), sums["exact_rows"],
-                of_kernel, sizes, tiles, len(requested), **how,
+                store_exact_rows, tiles * strips * H * B, device,
+                rows(q), rows(k), top, share, _positions(of.exact, q.device), sums["exact_rows"],
+                of_kernel, sizes, tiles, len(of.exact), **how,
             )  # fmt: skip
     return sums
 
 
-def _positions(positions: list[int], device: torch.device) -> Tensor:
+def _positions(positions: tuple[int, ...], device: torch.device) -> Tensor:
     """Return positions as a tensor, created on the device from their runs. A copy from the host
     would block, and cannot be captured in a CUDA graph."""
     runs = runs_of(positions)
@@ -237,10 +274,10 @@ def _positions(positions: list[int], device: torch.device) -> Tensor:
     )
 
 
-def _tile(p: Problem, block_d: int, q_bins: int) -> tuple[int, int, int]:
+def _tile(p: Problem, q_bins: int) -> tuple[int, int, int]:
     """Return the queries and keys of a tile, and its stages. More queries than a bin has would be
     idle. In float32, three tiles of 256 features do not fit into 99 KB of shared memory."""
-    single, large = p.dtype == torch.float32, block_d > 128
+    single, large = p.dtype == torch.float32, head_block(p.D) > 128
     most = 32 if single or large else 64
     queries = min(most, max(16, power_of_2(p.Tq // q_bins)))
     return queries, most, 2 if single and large else 3
