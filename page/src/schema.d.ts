@@ -490,10 +490,12 @@ export interface SurveyHead {
 }
 
 /**
- * A context of an example; `tokens` are indices of `spelling`.
+ * A context of an example, and its numbers in the survey. `tokens` index `spelling`.
  */
 export interface SurveyContext {
   name: string;
+  text: number;
+  context: number;
   tokens: number[];
 }
 

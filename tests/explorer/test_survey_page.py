@@ -113,7 +113,7 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     page.keyboard.press("l")
     assert page.text_content("#head-title") == "Layer 1, head 4"
     page.keyboard.press("m")
-    page.locator("#scatter circle:not(.chosen)").first.dispatch_event("click")
+    page.locator("#scatter circle[aria-selected=false]").first.dispatch_event("click")
     page.locator("#metrics button", has_text="largest").click()
     page.locator("#deciles button", has_text="largest").click()
     assert "metric=largest" in page.url and "decile=10" in page.url and "x=entropy" in page.url
@@ -269,27 +269,134 @@ def test_vectors_on_the_served_page(stories, browser):
         page.locator("#vectors-compute").click()
         page.wait_for_selector("#cloud circle")
         assert page.locator("#cloud circle").count() == len(exact.examples)
-        assert page.locator("#vectors-part option").all_text_contents() == [
+        assert page.locator("#cloud-vectors option").all_text_contents() == [
             "queries", "keys", "values", "outputs, before the output projection"
         ]  # fmt: skip
         shares = exact.pca("q").shares.tolist()
         assert f"component 1 {shares[0]:.0%}".replace("%", " %") in page.text_content("#shares")
-        page.locator("#cloud circle").first.dispatch_event("pointerenter")
+        page.locator("#cloud-0").dispatch_event("pointermove", {"movementX": 1})
         row = exact.examples.to_pylist()[0]
         words = f"“{row['query_token']}” ({row['token_class']}) looks at “{row['key_token']}”"
         assert words in page.text_content("#vectors-example")
         assert page.text_content("#vectors-example .query") == row["query_token"]
         page.locator("#legend button").first.click()
         assert 0 < page.locator("#cloud circle.dim").count() < len(exact.examples)
-        page.select_option("#vectors-of", "others")
-        page.select_option("#vectors-part", "k")
+        page.select_option("#cloud-examples", "others")
+        page.select_option("#cloud-vectors", "k")
         few = exact.without_first()
         assert page.locator("#cloud circle").count() == len(few.examples) < len(exact.examples)
         page.evaluate("clearhead.go({ at: 10 })")
-        assert page.locator("#vectors").is_hidden()
+        assert page.locator("#vectors").is_hidden() and "vectors=" not in page.url
         assert page.text_content("#vectors-compute") == "Compute for layer 1, head 2"
-        page.evaluate("clearhead.go({ at: 11 })")
+        page.go_back()
+        page.wait_for_selector("#cloud circle")
         assert page.locator("#cloud circle").count() == len(few.examples)
+
+
+TOUCH_BESIDE_THE_LAST = """(points, distance) => {
+  const boxes = points.map((it) => it.getBoundingClientRect());
+  const { right, y, width, height } = boxes.sort((a, b) => a.x - b.x).at(-1);
+  const place = { clientX: right - width / 2 + distance, clientY: y + height / 2 };
+  const touch = new PointerEvent("click", { ...place, pointerType: "touch" });
+  points[0].closest("#cloud").dispatchEvent(touch);
+}"""
+
+
+@pytest.fixture
+def vectors_page(stories, browser):
+    """The served page of a survey, with the vectors of layer 1, head 3."""
+    from clearhead.explorer.serve import Reader
+    from clearhead.explorer.serve.server import app
+    from clearhead_cli.serve import _listen
+    from tests.explorer.serve.test_served_page import opened_page
+
+    reader, listener = Reader(storyteller.load(), stories), _listen(0)
+    shown = html.survey_page(stories, host="server")
+    served = app(reader, "", "token", listener.getsockname()[1], shown)
+    with opened_page(browser, served, listener) as page:
+        page.evaluate("clearhead.go({ at: 11 })")
+        page.locator("#vectors-compute").click()
+        page.wait_for_selector("#cloud circle")
+        yield page
+
+
+def test_a_link_opens_the_view_of_vectors_again(vectors_page):
+    page = vectors_page
+    for name, value in (("vectors", "k"), ("examples", "others"), ("components", "1.3")):
+        page.select_option(f"#cloud-{name}", value)
+    page.select_option("#cloud-shade", "token_class")
+    page.locator("#legend button", has_text="start").click()
+    page.locator("#cloud-4").dispatch_event("click")
+
+    def view():
+        page.wait_for_selector("#cloud circle")
+        return page.inner_html("#cloud"), page.inner_html("#vectors"), page.text_content("#misread")
+
+    before, link = view(), page.url
+    page.goto("about:blank")
+    page.goto(link)  # which computes the vectors
+    assert view() == before and before[2] == ""
+    page.locator("#legend button", has_text="start").click()
+    page.keyboard.press("l")
+    assert page.locator("#vectors").is_hidden()
+    for _ in range(2):
+        page.go_back()
+    assert view() == before and page.url == link
+    page.go_forward()
+    assert page.locator("#cloud circle.dim").count() == 0
+
+    page.goto("about:blank")
+    page.goto(link.replace("vectors=k", "vectors=k_unrotated").replace("example=", "example=9"))
+    page.wait_for_selector("#cloud circle")
+    known = link.split("example=")[1]
+    assert page.text_content("#misread") == (
+        f"This survey does not have: vectors “k_unrotated”, example “9{known}”."
+    )
+    assert page.input_value("#cloud-vectors") == "q"
+
+
+def test_each_vector_is_reached_by_keys(vectors_page, stories):
+    page, cloud = vectors_page, vectors_page.locator("#cloud")
+    rows = stories.vectors(storyteller.load(), 1, 3).examples.to_pylist()
+    names = dict(stories.query("select text, name from texts").rows)
+    page.locator("#cloud-shade").focus()
+    page.keyboard.press("Tab")
+    assert cloud.evaluate("it => it === document.activeElement && it.matches(':focus-visible')")
+    for row in rows:
+        active = page.locator("#cloud circle.active")
+        assert cloud.get_attribute("aria-activedescendant") == active.get_attribute("id")
+        title = active.locator("title").text_content()
+        looks_at = f"looks at “{row['key_token']}” ({row['looks_at']}), weight "
+        at = f", in {names[row['text']]}, context {row['context']}, position {row['query']}"
+        assert title.startswith(f"“{row['query_token']}” ({row['token_class']}) {looks_at}")
+        assert title.endswith(at)
+        assert page.text_content("#vectors-example").startswith(title.removesuffix(at))
+        page.keyboard.press("PageDown")
+    place = "it => [it.cx.baseVal.value, it.cy.baseVal.value]"
+    page.keyboard.press("Home")
+    steps = {"ArrowRight": (0, 1), "ArrowUp": (1, -1), "ArrowLeft": (0, -1), "ArrowDown": (1, 1)}
+    moved = 0
+    for key, (axis, sign) in steps.items():
+        before = page.locator("#cloud circle.active").evaluate(place)
+        page.keyboard.press(key)
+        after = page.locator("#cloud circle.active").evaluate(place)
+        along = sign * (after[axis] - before[axis])
+        across = abs(after[1 - axis] - before[1 - axis])
+        assert (along > 0 and across <= along) or after == before
+        moved += after != before
+    assert moved >= 2
+    page.keyboard.press("Enter")
+    selected = page.locator("#cloud circle[aria-selected=true]")
+    assert "active" in selected.get_attribute("class") and "example=" in page.url
+    page.keyboard.press("Tab")
+    title = selected.locator("title").text_content()
+    assert page.text_content("#vectors-example").startswith(title.split(", in ")[0])
+    page.keyboard.press("Escape")
+    assert selected.count() == 0 and "example=" not in page.url
+    for distance, count in ((15, 1), (25, 0)):  # pixels from the point to a finger
+        page.locator("#cloud circle").evaluate_all(TOUCH_BESIDE_THE_LAST, distance)
+        assert selected.count() == count
+        page.keyboard.press("Escape")
 
 
 def test_a_page_without_a_server_names_the_command_for_vectors(document, browser, tmp_path):
@@ -299,6 +406,11 @@ def test_a_page_without_a_server_names_the_command_for_vectors(document, browser
     page.goto(path.as_uri())
     assert "clearhead serve --model DIR --survey OUT" in page.text_content("#vectors-about")
     assert page.locator("#vectors-compute").is_hidden()
+    page.goto(f"{path.as_uri()}#vectors=q&example=0.0.3&metric=next&sort=up")
+    assert page.text_content("#misread") == (
+        "This survey does not have: “sort”, metric “next”, vectors “q” without a server, "
+        "example “0.0.3”."
+    )
     page.close()
 
 

@@ -1,8 +1,9 @@
 // The heads and metrics that differ most from those of another survey of the same texts.
 
 import { byId, count, make, number, table } from "../marks.js";
+import { go } from "./address.js";
 import { signed } from "./head.js";
-import { LEAST_Q, chosen, differences, go, survey, words } from "./store.js";
+import { LEAST_Q, chosen, differences, survey, words } from "./store.js";
 
 const MOST = 12;
 

@@ -2,7 +2,8 @@
 
 import { css, inkOn, mixed } from "../colours.js";
 import { byId, make, number, percent } from "../marks.js";
-import { LARGEST, chosen, go, head, metricOf, numbers, survey, theme } from "./store.js";
+import { go } from "./address.js";
+import { LARGEST, chosen, head, metricOf, numbers, survey, theme } from "./store.js";
 
 /** @import { SurveyExample, SurveyPage } from "../schema.d.ts" */
 

@@ -1,8 +1,9 @@
 // The selected head: its metrics, the distribution of one of them, and the tokens that it connects.
 
 import { byId, count, make, number, table, token } from "../marks.js";
+import { go } from "./address.js";
 import { rolesOf } from "./mixes.js";
-import { LEAST_Q, chosen, go, head, metricOf, metricsOf, numbers, survey, words } from "./store.js";
+import { LEAST_Q, chosen, head, metricOf, metricsOf, numbers, survey, words } from "./store.js";
 
 const either = (value, digits = 3) => (value === null ? "" : number(value, digits));
 const MOST_TOKENS = 8; // on each side

@@ -2,17 +2,11 @@
 
 import { css, mixed } from "../colours.js";
 import { byId, make, number } from "../marks.js";
-import { axes, chosen, go, survey, theme, valueOn, words } from "./store.js";
+import { go } from "./address.js";
+import { element, listenToPoints, pointOf, showPoints } from "./points.js";
+import { axes, chosen, survey, theme, valueOn, words } from "./store.js";
 
 const SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
-const SVG = "http://www.w3.org/2000/svg";
-
-export function element(tag, attributes, text = "") {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  made.append(text);
-  return made;
-}
 
 export function buildScatter() {
   for (const axis of ["x", "y", "colour"]) {
@@ -20,6 +14,7 @@ export function buildScatter() {
     list.append(...axes.map((name) => make("option", { value: name }, words(name))));
     list.addEventListener("change", () => go({ [axis]: list.value }));
   }
+  listenToPoints(byId("scatter"), (at) => go({ at }));
   new ResizeObserver(drawScatter).observe(byId("scatter"));
 }
 
@@ -57,12 +52,10 @@ export function drawScatter() {
     const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
     if (!at.every(Number.isFinite)) continue;
     const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
-    const point = element("circle", { cx: x(at[0]), cy: y(at[1]), r: isChosen ? 8 : 5, class: isChosen ? "chosen" : "",
-      fill: Number.isFinite(value) ? colour(value) : "none" });
-    point.append(element("title", {}, `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour]
-      .map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`));
-    point.addEventListener("click", () => go({ at: i }));
-    picture.append(point);
+    const title = `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour]
+      .map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
+    const fill = Number.isFinite(value) ? colour(value) : "none";
+    picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
   }
-  frame.replaceChildren(picture);
+  showPoints(frame, picture);
 }

@@ -2,17 +2,19 @@
 
 import { byId } from "../marks.js";
 import { buildThemeButton } from "../theme.js";
+import { go, readAddress } from "./address.js";
 import { drawDifferences } from "./differences.js";
 import { buildExamples, drawExamples } from "./examples.js";
 import { drawHead } from "./head.js";
 import { drawMixes } from "./mixes.js";
 import { buildScatter, drawScatter } from "./scatter.js";
-import { LARGEST, chosen, go, head, metricsOf, readAddress, screen, settle, survey, theme } from "./store.js";
-import { buildVectors, drawVectors } from "./vectors.js";
+import { LARGEST, chosen, head, metricsOf, screen, survey, theme } from "./store.js";
+import { buildVectors, drawVectors, openVectors } from "./vectors.js";
 
 const wrapped = (i, length) => (i + length) % length;
 
 function draw() {
+  byId("misread").textContent = screen.misread.length ? `This survey does not have: ${screen.misread.join(", ")}.` : "";
   drawScatter();
   drawDifferences();
   drawHead();
@@ -21,7 +23,7 @@ function draw() {
   drawVectors();
 }
 
-// The keys of HeadVis: h and l for heads, brackets for deciles, and m for metrics.
+// The keys of HeadVis: h and l for heads, brackets for deciles, and m for metrics. A key that is held is one step back.
 function listen(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, input")) return;
   const names = metricsOf(head()), { at, decile, metric } = chosen;
@@ -30,9 +32,16 @@ function listen(event) {
     l: () => ({ at: wrapped(at + 1, survey.heads.length) }),
     "[": () => ({ decile: Math.max(0, decile - 1) }),
     "]": () => ({ decile: Math.min(LARGEST, decile + 1) }),
+    Escape: () => ({ example: "" }),
     m: () => ({ metric: names[wrapped(names.indexOf(metric) + 1, names.length)] }),
   }[event.key];
-  if (changes) go(changes());
+  if (changes) go(changes(), event.repeat);
+}
+
+function open() {
+  readAddress(location.hash);
+  openVectors();
+  draw();
 }
 
 function start() {
@@ -42,12 +51,9 @@ function start() {
   buildScatter();
   buildExamples();
   buildVectors();
-  const { changes, misread } = readAddress(location.hash);
-  Object.assign(chosen, changes);
-  settle();
-  byId("misread").textContent = misread.length ? `This survey does not have: ${misread.join(", ")}.` : "";
+  addEventListener("hashchange", open);
   addEventListener("keydown", listen);
-  draw();
+  open();
 }
 
 start();

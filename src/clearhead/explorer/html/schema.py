@@ -420,9 +420,11 @@ class SurveyHead(TypedDict):
 
 
 class SurveyContext(TypedDict):
-    """A context of an example; `tokens` are indices of `spelling`."""
+    """A context of an example, and its numbers in the survey. `tokens` index `spelling`."""
 
     name: str
+    text: int
+    context: int
     tokens: list[int]
 
 

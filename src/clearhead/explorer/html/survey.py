@@ -86,8 +86,6 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
                 "metrics": {},
                 "tokens": [],
             }
-        if not row["queries"]:
-            continue
         key = *layer_head, row["metric"]
         bins = histograms.get(key, [])
         heads[layer_head]["metrics"][row["metric"]] = {
@@ -187,12 +185,12 @@ class Contexts:
         return "" if any(text[0] == " " for text in self.spelling) else " "
 
     def example(self, decile: int, row: Mapping[str, Any]) -> schema.SurveyExample:
-        text_context = row["text"], row["context"]
+        text, context = text_context = row["text"], row["context"]
         if text_context not in self._numbers:
             self._numbers[text_context] = len(self.stored)
-            name = f"{self._names[row['text']]}, context {row['context']}"
-            tokens = [self.token(x) for x in self.survey.context(*text_context)]
-            self.stored.append({"name": name, "tokens": tokens})
+            name = f"{self._names[text]}, context {context}"
+            tokens = [self.token(x) for x in self.survey.context(text, context)]
+            self.stored.append({"name": name, "text": text, "context": context, "tokens": tokens})
         return {
             "decile": decile,
             "value": row["value"],

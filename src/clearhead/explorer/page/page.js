@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e0cbed5a7a071be49ab2ce47eebacff10d02d3ea53c39d6721831cc9c253fee3; do not edit.
+// Made by `make page` from the sources 6f3333f522d3ad9bc148c078de9879b2a9a15cfc78f010d15ee271c53d46f40f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e0cbed5a7a071be49ab2ce47eebacff10d02d3ea53c39d6721831cc9c253fee3; do not edit.
+// Made by `make page` from the sources 6f3333f522d3ad9bc148c078de9879b2a9a15cfc78f010d15ee271c53d46f40f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -116,15 +116,6 @@ var clearhead = (() => {
     use(dark.matches);
   }
 
-  // src/colours.js
-  function mixed(points, place) {
-    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
-    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
-    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
-  }
-  var css = (colour) => `rgb(${colour.join(" ")})`;
-  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
-
   // src/json.js
   var parse = (text) => JSON.parse(text, (_, value) => value?.float === void 0 ? value : Number(value.float));
 
@@ -136,23 +127,42 @@ var clearhead = (() => {
   var LEAST_Q = 0.05;
   var known = (name, i) => metricOf(name) ? name : survey.metrics[Math.min(i, survey.metrics.length - 1)].name;
   var metricOf = (name) => survey.metrics.find((it) => it.name === name);
-  var chosen = {
+  var START = {
     at: 0,
     // index of the head
     metric: survey.metrics[0].name,
     decile: LARGEST,
     x: known("first", 1),
     y: known("previous", 0),
-    colour: "layer"
+    colour: "layer",
+    vectors: "",
+    // which vectors of the head are shown, such as q; "" for none
+    examples: "all",
+    // of these vectors, as the next ones
+    components: "1.2",
+    shade: "looks_at",
+    // what their colours show
+    group: "",
+    // the only one that is not pale; "" for all
+    example: ""
+    // the selected one; "" for none
   };
-  var screen = { draw: () => {
-  } };
-  var theme = { isDark: false };
   var differences = survey.heads.flatMap((it, at) => Object.entries(it.metrics).flatMap(([metric, { compared }]) => compared ? [{ at, metric, compared }] : [])).sort((a, b) => a.compared.q - b.compared.q || Math.abs(b.compared.difference) - Math.abs(a.compared.difference));
   if (differences.length) {
     const { at, metric } = differences[0];
-    Object.assign(chosen, { at, metric, x: metric, y: DIFFERENCE + metric });
+    Object.assign(START, { at, metric, x: metric, y: DIFFERENCE + metric });
   }
+  var chosen = { ...START };
+  var theme = { isDark: false };
+  var screen = {
+    draw: () => {
+    },
+    misread: (
+      /** @type {string[]} */
+      []
+    )
+    // parts of the address that the page does not have
+  };
   var head = () => survey.heads[chosen.at];
   var numbers = () => head().metrics[chosen.metric];
   var axes = [
@@ -170,47 +180,140 @@ var clearhead = (() => {
   function settle() {
     if (!numbers()) chosen.metric = metricsOf(head())[0];
   }
-  function go(changes) {
-    Object.assign(chosen, changes);
-    settle();
-    const { layer, head: number2 } = head(), { metric, decile, x, y, colour } = chosen;
-    const address = new URLSearchParams(
-      /** @type {any} */
-      { layer, head: number2, metric, decile, x, y, colour }
+
+  // src/survey/vector_data.js
+  var PARTS = {
+    q_unrotated: "queries, before rotation",
+    q: "queries",
+    k_unrotated: "keys, before rotation",
+    k: "keys",
+    v: "values",
+    o: "outputs, before the output projection"
+  };
+  var ROTATED = ", rotated by position";
+  var EXAMPLES = { all: "all", others: "not on the first token" };
+  var COMPONENTS = { "1.2": "1 and 2", "1.3": "1 and 3", "2.3": "2 and 3" };
+  var SHADES = {
+    looks_at: { title: "kind of key", groups: Object.keys(survey.key_kinds), of: (it) => it.looks_at },
+    token_class: { title: "class of the query's token", groups: Object.keys(survey.classes), of: (it) => it.token_class },
+    weight: { title: "largest weight", of: (it) => it.value },
+    position: { title: "position of the query", of: (it, tokens) => it.query / Math.max(1, tokens.length - 1) }
+  };
+  var ofHeads = (
+    /** @type {Map<number, SurveyVectors>} */
+    /* @__PURE__ */ new Map()
+  );
+  var setVectors = (at, vectors) => ofHeads.set(at, vectors);
+  var vectorsOf = (at) => ofHeads.get(at);
+  var partNames = (data) => Object.keys(PARTS).filter((name) => data.parts.some((it) => it.name === name));
+  var titleOf = (data, name) => PARTS[name] + (partNames(data).includes(`${name}_unrotated`) ? ROTATED : "");
+  var partOf = (data) => (
+    /** @type {SurveyPart} */
+    data.parts.find((it) => it.name === chosen.vectors && it.all === (chosen.examples === "all"))
+  );
+  var examplesOf = (data) => data.examples.filter((it) => chosen.examples === "all" || it.keys[0]);
+  var shadeOf = (data, example) => SHADES[chosen.shade].of(example, data.contexts[example.context].tokens);
+  function nameOf(data, { context, query }) {
+    const { text, context: number2 } = data.contexts[context];
+    return `${text}.${number2}.${query}`;
+  }
+  function settleVectors() {
+    const data = vectorsOf(chosen.at), absent = (
+      /** @type {string[]} */
+      []
     );
+    if (!chosen.vectors) Object.assign(chosen, { group: "", example: "" });
+    if (!data || !chosen.vectors) return absent;
+    const limit = (name, isThere, otherwise) => {
+      if (!chosen[name] || isThere) return;
+      absent.push(`${name} “${chosen[name]}”`);
+      chosen[name] = otherwise;
+    };
+    limit("vectors", partNames(data).includes(chosen.vectors), partNames(data)[0]);
+    const isGrouped = Boolean(SHADES[chosen.shade].groups);
+    limit("group", isGrouped && examplesOf(data).some((it) => shadeOf(data, it) === chosen.group), "");
+    limit("example", examplesOf(data).some((it) => nameOf(data, it) === chosen.example), "");
+    return absent;
+  }
+
+  // src/survey/address.js
+  var CHOICES = {
+    x: axes,
+    y: axes,
+    colour: axes,
+    vectors: Object.keys(PARTS),
+    examples: Object.keys(EXAMPLES),
+    components: Object.keys(COMPONENTS),
+    shade: Object.keys(SHADES)
+  };
+  var OF_VECTORS = ["vectors", "examples", "components", "shade", "group", "example"];
+  var KNOWN = ["layer", "head", "metric", "decile", "x", "y", "colour", ...OF_VECTORS];
+  function go(changes, replaces = false) {
+    const { at } = chosen;
+    Object.assign(chosen, changes);
+    if (chosen.at !== at) Object.assign(chosen, { group: "", example: "", ...vectorsOf(chosen.at) ? {} : { vectors: "" } });
+    settle();
+    settleVectors();
+    screen.misread = [];
+    writeAddress(replaces);
+    screen.draw();
+  }
+  function writeAddress(replaces) {
+    const { layer, head: number2 } = head(), { metric, decile, x, y, colour } = chosen;
+    const parts = { layer, head: number2, metric, decile, x, y, colour };
+    for (const name of OF_VECTORS) if (chosen.vectors && chosen[name]) parts[name] = chosen[name];
+    const address = `#${new URLSearchParams(
+      /** @type {any} */
+      parts
+    )}`;
+    if (address === location.hash) return;
     try {
-      history.replaceState(null, "", `#${address}`);
+      if (replaces) history.replaceState(null, "", address);
+      else history.pushState(null, "", address);
     } catch {
     }
-    screen.draw();
   }
   function readAddress(hash) {
     const parts = new URLSearchParams(hash.replace(/^#/, "")), misread = (
       /** @type {string[]} */
       []
     );
-    const changes = (
-      /** @type {Record<string, any>} */
-      {}
-    );
+    Object.assign(chosen, START);
+    misread.push(...[...parts.keys()].filter((name) => !KNOWN.includes(name)).map((name) => `“${name}”`));
     if (parts.has("layer") || parts.has("head")) {
-      const layer = Number(parts.get("layer") ?? 0), number2 = Number(parts.get("head") ?? 0);
-      const at = survey.heads.findIndex((it) => it.layer === layer && it.head === number2);
-      if (at < 0) misread.push(`layer ${parts.get("layer")}, head ${parts.get("head")}`);
-      else changes.at = at;
+      const layer = parts.get("layer") ?? "0", number2 = parts.get("head") ?? "0";
+      const at = survey.heads.findIndex((it) => String(it.layer) === layer && String(it.head) === number2);
+      if (at < 0) misread.push(`layer ${layer}, head ${number2}`);
+      else chosen.at = at;
     }
-    for (const name of ["metric", "x", "y", "colour"]) {
+    const choices = { metric: metricsOf(head()), decile: Array.from({ length: LARGEST + 1 }, (_, i) => String(i)), ...CHOICES };
+    for (const [name, known2] of Object.entries(choices)) {
       const value = parts.get(name);
       if (value === null) continue;
-      const isKnown = name === "metric" ? metricOf(value) : axes.includes(value);
-      if (isKnown) changes[name] = value;
-      else misread.push(`${name} “${value}”`);
+      if (!known2.includes(value)) misread.push(`${name} “${value}”`);
+      else chosen[name] = name === "decile" ? Number(value) : value;
     }
-    const decile = parts.get("decile");
-    if (decile !== null && /^(10|\d)$/.test(decile)) changes.decile = Number(decile);
-    else if (decile !== null) misread.push(`decile “${decile}”`);
-    return { changes, misread };
+    if (chosen.vectors && survey.host !== "server") {
+      misread.push(`vectors “${chosen.vectors}” without a server`);
+      chosen.vectors = "";
+    }
+    for (const name of ["group", "example"]) {
+      const value = parts.get(name) ?? "";
+      if (chosen.vectors) chosen[name] = value;
+      else if (value) misread.push(`${name} “${value}”`);
+    }
+    settle();
+    screen.misread = misread;
   }
+
+  // src/colours.js
+  function mixed(points, place) {
+    const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
+    const low = points[Math.floor(at)], high = points[Math.ceil(at)];
+    return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
+  }
+  var css = (colour) => `rgb(${colour.join(" ")})`;
+  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
 
   // src/survey/mixes.js
   var LEAST_SHARE = 0.01;
@@ -403,21 +506,100 @@ var clearhead = (() => {
     return [...near].sort((a, b) => a - b);
   }
 
-  // src/survey/scatter.js
-  var SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
+  // src/survey/points.js
   var SVG = "http://www.w3.org/2000/svg";
+  var FINGER = 20;
+  var DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   function element(tag, attributes, text = "") {
     const made = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
     made.append(text);
     return made;
   }
+  function pointOf(frame, number2, [cx, cy], fill, title, isChosen) {
+    const point = element("circle", {
+      id: `${frame.id}-${number2}`,
+      role: "option",
+      "aria-selected": isChosen,
+      cx,
+      cy,
+      fill,
+      r: isChosen ? 8 : 5
+    });
+    point.append(element("title", {}, title));
+    return point;
+  }
+  function showPoints(frame, picture) {
+    picture.setAttribute("role", "presentation");
+    frame.replaceChildren(picture);
+    activeIn(frame)?.classList.add("active");
+  }
+  function listenToPoints(frame, choose, show2 = (_) => {
+  }) {
+    const activate = (point) => {
+      if (point === activeIn(frame)) return;
+      activeIn(frame)?.classList.remove("active");
+      frame.setAttribute("aria-activedescendant", point?.id ?? "");
+      point?.classList.add("active");
+      show2(point ? numberOf(point) : -1);
+    };
+    const follow = (event) => {
+      if (event.movementX || event.movementY) activate(event.type === "pointermove" ? pointUnder(frame, event) : null);
+    };
+    for (const type of ["pointermove", "pointerleave"]) frame.addEventListener(type, follow);
+    frame.addEventListener("blur", () => activate(null));
+    frame.addEventListener("focus", () => {
+      if (frame.matches(":focus-visible")) activate(frame.querySelector("circle[aria-selected=true]") ?? inOrder(frame)[0] ?? null);
+    });
+    frame.addEventListener("click", (event) => {
+      const point = pointUnder(frame, event);
+      if (point) choose(numberOf(point));
+    });
+    frame.addEventListener("keydown", (event) => {
+      const points = inOrder(frame), active = activeIn(frame) ?? points[0], at = points.indexOf(active);
+      const target = { Home: 0, End: points.length - 1, PageUp: at - 1, PageDown: at + 1 }[event.key];
+      if (!active || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key in DIRECTIONS) activate(nearestToward(DIRECTIONS[event.key], active, points) ?? active);
+      else if (target !== void 0) activate(points[target] ?? active);
+      else if (event.key === "Enter" || event.key === " ") choose(numberOf(active));
+      else return;
+      event.preventDefault();
+    });
+  }
+  var activeIn = (frame) => byId(frame.getAttribute("aria-activedescendant") ?? "");
+  var numberOf = (point) => Number(point.id.slice(point.id.lastIndexOf("-") + 1));
+  var placeOf = (point) => [point.cx.baseVal.value, point.cy.baseVal.value];
+  var inOrder = (frame) => [...frame.querySelectorAll("circle:not(.dim)")].sort((a, b) => numberOf(a) - numberOf(b));
+  function nearest(points, distance) {
+    const least = Math.min(...points.map(distance));
+    return least < Infinity ? points.find((point) => distance(point) === least) : null;
+  }
+  function pointUnder(frame, { target, clientX, clientY, pointerType }) {
+    const point = target.closest("circle");
+    if (point || pointerType !== "touch") return point;
+    const { left, top } = frame.getBoundingClientRect();
+    return nearest(inOrder(frame), (it) => {
+      const [x, y] = placeOf(it), distance = Math.hypot(x - clientX + left, y - clientY + top);
+      return distance <= FINGER ? distance : Infinity;
+    });
+  }
+  function nearestToward([right, down], from, points) {
+    const [x0, y0] = placeOf(from);
+    return nearest(points, (point) => {
+      const [x, y] = placeOf(point), along = right * (x - x0) + down * (y - y0), across = right * (y - y0) - down * (x - x0);
+      return along > 0 && Math.abs(across) <= along ? Math.hypot(along, across) : Infinity;
+    });
+  }
+
+  // src/survey/scatter.js
+  var SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
   function buildScatter() {
     for (const axis of ["x", "y", "colour"]) {
       const list = byId(`axis-${axis}`);
       list.append(...axes.map((name) => make("option", { value: name }, words(name))));
       list.addEventListener("change", () => go({ [axis]: list.value }));
     }
+    listenToPoints(byId("scatter"), (at) => go({ at }));
     new ResizeObserver(drawScatter).observe(byId("scatter"));
   }
   function rangeOf(axis) {
@@ -453,18 +635,11 @@ var clearhead = (() => {
       const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
       if (!at.every(Number.isFinite)) continue;
       const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
-      const point = element("circle", {
-        cx: x(at[0]),
-        cy: y(at[1]),
-        r: isChosen ? 8 : 5,
-        class: isChosen ? "chosen" : "",
-        fill: Number.isFinite(value) ? colour(value) : "none"
-      });
-      point.append(element("title", {}, `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`));
-      point.addEventListener("click", () => go({ at: i }));
-      picture.append(point);
+      const title = `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
+      const fill = Number.isFinite(value) ? colour(value) : "none";
+      picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
     }
-    frame.replaceChildren(picture);
+    showPoints(frame, picture);
   }
 
   // src/hosts/server_lines.js
@@ -500,53 +675,41 @@ var clearhead = (() => {
   var errorWords = ({ gave, rule, hint }) => `${gave} Rule: ${rule} Hint: ${hint}`;
 
   // src/survey/vectors.js
-  var PARTS = {
-    q_unrotated: "queries, before rotation",
-    q: "queries",
-    k_unrotated: "keys, before rotation",
-    k: "keys",
-    v: "values",
-    o: "outputs, before the output projection"
-  };
-  var ROTATED = ", rotated by position";
-  var AXES = [[0, 1], [0, 2], [1, 2]];
   var INKS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#f0e442", "#999999", "#8b5a2b"];
-  var COLOURS = {
-    looks_at: { title: "kind of key", groups: Object.keys(survey.key_kinds), of: (it) => it.looks_at },
-    token_class: { title: "class of the query's token", groups: Object.keys(survey.classes), of: (it) => it.token_class },
-    weight: { title: "largest weight", of: (it) => it.value },
-    position: { title: "position of the query", of: (it, tokens) => it.query / Math.max(1, tokens.length - 1) }
-  };
   var LETTER = { k: "key", k_unrotated: "key", v: "key" };
-  var results = (
-    /** @type {Map<number, SurveyVectors>} */
-    /* @__PURE__ */ new Map()
-  );
-  var shown = { part: "", of: "all", axes: 0, colour: "looks_at", only: "" };
+  var CHOICES2 = ["vectors", "examples", "components", "shade"];
   var running = { at: -1, run: new AbortController() };
   function buildVectors() {
     const isServed = survey.host === "server";
     byId("vectors-about").textContent = isServed ? "The model reads whole contexts again, up to this layer, until it has 200 examples of this head or all. Each is a query, and the key with its largest weight. Principal components are exact." : "Queries, keys, values and outputs of the examples need the model. To see their principal components: clearhead serve --model DIR --survey OUT. In Python: survey.vectors(model, layer, head).pca().";
     if (!isServed) return;
-    byId("vectors-compute").addEventListener("click", compute);
-    const lists = (
-      /** @type {[string, string[][]][]} */
-      [
-        ["of", [["all", "all"], ["others", "not on the first token"]]],
-        ["axes", AXES.map((pair, i) => [String(i), pair.map((c) => c + 1).join(" and ")])],
-        ["colour", Object.entries(COLOURS).map(([name, { title }]) => [name, title])]
-      ]
-    );
-    for (const [name, entries] of lists) {
-      byId(`vectors-${name}`).append(...entries.map(([value, title]) => make("option", { value }, title)));
-    }
-    for (const name of ["part", "of", "axes", "colour"]) {
-      byId(`vectors-${name}`).addEventListener("change", ({ target }) => {
-        Object.assign(shown, { [name]: name === "axes" ? Number(target.value) : target.value, only: "" });
-        drawVectors();
-      });
-    }
+    byId("vectors-compute").addEventListener("click", show);
+    const shades = Object.fromEntries(Object.entries(SHADES).map(([name, { title }]) => [name, title]));
+    for (const [name, titles] of Object.entries({ examples: EXAMPLES, components: COMPONENTS, shade: shades })) offer(name, titles);
+    for (const name of CHOICES2) byId(`cloud-${name}`).addEventListener("change", ({ target }) => go({ [name]: target.value }));
+    const nameOfNumber = (i) => nameOf(shown(), examplesOf(shown())[i]);
+    listenToPoints(byId("cloud"), (i) => go({ example: nameOfNumber(i) }), showExample);
     new ResizeObserver(drawCloud).observe(byId("cloud"));
+  }
+  var offer = (name, titles) => byId(`cloud-${name}`).replaceChildren(
+    ...Object.entries(titles).map(([value, title]) => make("option", { value }, title))
+  );
+  var say = (text) => {
+    byId("vectors-said").textContent = text;
+  };
+  var shown = () => (
+    /** @type {SurveyVectors} */
+    chosen.vectors ? vectorsOf(chosen.at) : void 0
+  );
+  async function openVectors() {
+    if (!chosen.vectors || !(vectorsOf(chosen.at) || await compute())) return;
+    screen.misread.push(...settleVectors());
+    screen.draw();
+  }
+  async function show() {
+    if (!(vectorsOf(chosen.at) || await compute())) return;
+    const names = partNames(vectorsOf(chosen.at)), last = byId("cloud-vectors").value;
+    go({ vectors: names.includes(last) ? last : names[0] });
   }
   async function compute() {
     const { at } = chosen, { layer, head: number2 } = head();
@@ -560,7 +723,7 @@ var clearhead = (() => {
         if (line.error) throw new Error(errorWords(line.error));
         if (line.progress) say(`Reading: ${line.progress[0]} of ${count(line.progress[1], "context")}.`);
         if (line.vectors) {
-          results.set(at, line.vectors);
+          setVectors(at, line.vectors);
           say("");
           break;
         }
@@ -571,12 +734,12 @@ var clearhead = (() => {
         error.message
       );
     }
-    if (running === mine) running.at = -1;
+    if (running !== mine) return false;
+    running.at = -1;
+    if (chosen.at === at && vectorsOf(at)) return true;
     drawVectors();
+    return false;
   }
-  var say = (text) => {
-    byId("vectors-said").textContent = text;
-  };
   function drawVectors() {
     if (survey.host !== "server") return;
     if (running.at >= 0 && running.at !== chosen.at) {
@@ -584,58 +747,40 @@ var clearhead = (() => {
       running.at = -1;
       say("");
     }
-    const data = results.get(chosen.at), button = byId("vectors-compute");
+    const data = shown(), button = byId("vectors-compute");
     button.hidden = Boolean(data);
     button.disabled = running.at >= 0;
-    button.textContent = `Compute for layer ${head().layer}, head ${head().head}`;
+    button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for layer ${head().layer}, head ${head().head}`;
     byId("vectors").hidden = !data;
     if (!data) return;
-    const names = data.parts.filter((it) => it.all).map((it) => it.name).sort((a, b) => Object.keys(PARTS).indexOf(a) - Object.keys(PARTS).indexOf(b));
-    if (!names.includes(shown.part)) shown.part = names[0];
-    const title = (name) => PARTS[name] + (names.includes(`${name}_unrotated`) ? ROTATED : "");
-    byId("vectors-part").replaceChildren(...names.map((name) => make("option", { value: name }, title(name))));
-    for (const name of ["part", "of", "axes", "colour"]) byId(`vectors-${name}`).value = shown[name];
+    offer("vectors", Object.fromEntries(partNames(data).map((name) => [name, titleOf(data, name)])));
+    for (const name of CHOICES2) byId(`cloud-${name}`).value = chosen[name];
     drawLegend(data);
     drawCloud();
     showExample(-1);
   }
-  var partOf = (data) => (
-    /** @type {SurveyPart} */
-    data.parts.find((it) => it.name === shown.part && it.all === (shown.of === "all"))
-  );
-  var examplesOf = (data) => (
-    /** @type {SurveyVectorExample[]} */
-    data.examples.filter((it) => shown.of === "all" || it.keys[0])
-  );
-  var tokensOf = (data, example) => data.contexts[example.context].tokens;
   function drawLegend(data) {
-    const { groups, of } = COLOURS[shown.colour], scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+    const { groups } = SHADES[chosen.shade], scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const swatch = (colour) => {
       const dot = make("i", {});
       dot.style.background = colour;
       return dot;
     };
-    const entries = groups ? groups.map((name, i) => ({ name, i, n: examplesOf(data).filter((it) => of(it, []) === name).length })).filter(({ n }) => n).map(({ name, i, n }) => {
-      const button = make(
-        "button",
-        { type: "button", class: "quiet", "aria-pressed": String(shown.only === name) },
-        swatch(INKS[i]),
-        `${name} ${n}`
-      );
-      button.addEventListener("click", () => {
-        shown.only = shown.only === name ? "" : name;
-        drawVectors();
-      });
+    const names = examplesOf(data).map((it) => shadeOf(data, it));
+    const entries = groups ? groups.map((name, i) => ({ name, i, n: names.filter((it) => it === name).length })).filter(({ n }) => n).map(({ name, i, n }) => {
+      const isOnly = chosen.group === name;
+      const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isOnly) }, swatch(INKS[i]), `${name} ${n}`);
+      button.addEventListener("click", () => go({ group: isOnly ? "" : name }));
       return button;
     }) : [swatch(css(mixed(scale, 0.15))), "0", swatch(css(mixed(scale, 1))), "1"];
     byId("legend").replaceChildren(...entries);
     const { shares, size } = partOf(data), { why_rotated: why, key_head: key } = data;
-    byId("shares").textContent = `${count(examplesOf(data).length, "example")} of ${count(data.contexts.length, "context")}; vectors of ${size} numbers` + (LETTER[shown.part] ? ` of key head ${key}` : "") + ". " + (shares.length ? `Variance: ${shares.map((it, i) => `component ${i + 1} ${percent(it)}`).join(", ")}.` : "All vectors are equal.") + (why && "qk".includes(shown.part) ? ` ${why}` : "");
+    byId("shares").textContent = `${count(examplesOf(data).length, "example")} of ${count(data.contexts.length, "context")}; vectors of ${count(size, "number")}` + (LETTER[chosen.vectors] ? ` of key head ${key}` : "") + ". " + (shares.length ? `Variance: ${shares.map((it, i) => `component ${i + 1} ${percent(it)}`).join(", ")}.` : "All vectors are equal.") + (why && "qk".includes(chosen.vectors) ? ` ${why}` : "");
   }
   function drawCloud() {
-    const data = results.get(chosen.at), frame = byId("cloud"), { clientWidth: width, clientHeight: height } = frame;
+    const data = shown(), frame = byId("cloud"), { clientWidth: width, clientHeight: height } = frame;
     if (!data || !width || !height) return;
-    const { points, shares } = partOf(data), [a, b] = AXES[shown.axes], { groups, of } = COLOURS[shown.colour];
+    const { points, shares } = partOf(data), [a, b] = chosen.components.split(".").map((it) => Number(it) - 1);
     const at = points.map((point) => [point[a] ?? 0, point[b] ?? 0]);
     const most = [0, 1].map((i) => Math.max(...at.map((point) => Math.abs(point[i])), 1e-30));
     const scale = Math.min((width / 2 - 30) / most[0], (height / 2 - 26) / most[1]);
@@ -648,37 +793,36 @@ var clearhead = (() => {
       ...a in shares ? [element("text", { x: width - 4, y: y(0) - 5, "text-anchor": "end" }, `${a + 1}: ${percent(shares[a])}`)] : [],
       ...b in shares ? [element("text", { x: x(0) + 5, y: 14 }, `${b + 1}: ${percent(shares[b])}`)] : []
     );
-    const examples = examplesOf(data), values = examples.map((example) => of(example, tokensOf(data, example)));
-    const isDim = (i) => Boolean(shown.only && groups && values[i] !== shown.only);
-    const order = values.map((_, i) => i).sort((i, j) => Number(isDim(j)) - Number(isDim(i)));
-    for (const i of order) {
-      const value = values[i];
+    const { groups } = SHADES[chosen.shade], examples = examplesOf(data), drawn = examples.map((example, i) => {
+      const value = shadeOf(data, example), isChosen = nameOf(data, example) === chosen.example;
       const fill = groups ? INKS[groups.indexOf(value)] : css(mixed(inks, 0.15 + 0.85 * value));
-      const point = element("circle", { cx: x(at[i][0]), cy: y(at[i][1]), r: 5, fill, class: isDim(i) ? "dim" : "", "data-example": i });
-      point.append(element("title", {}, words2(data, examples[i])));
-      point.addEventListener("pointerenter", () => showExample(i));
-      point.addEventListener("click", () => showExample(i));
-      picture.append(point);
-    }
-    frame.replaceChildren(picture);
+      const title = `${wordsOf(data, example)}, in ${data.contexts[example.context].name}, position ${example.query}`;
+      const point = pointOf(frame, i, [x(at[i][0]), y(at[i][1])], fill, title, isChosen);
+      const isDim = Boolean(chosen.group) && value !== chosen.group;
+      point.classList.toggle("dim", isDim);
+      return { point, order: isChosen ? 2 : isDim ? 0 : 1 };
+    });
+    picture.append(...drawn.sort((one, other) => one.order - other.order).map(({ point }) => point));
+    showPoints(frame, picture);
   }
-  function words2(data, example) {
-    const tokens = tokensOf(data, example), text = (at) => `“${data.spelling[tokens[at]].trim()}”`;
-    return `${text(example.query)} (${example.token_class}) looks at ${text(example.keys[0])} (${example.looks_at}), weight ${number(example.value, 2)}`;
+  function wordsOf(data, { context, query, keys, value, token_class: tokenClass, looks_at: kind }) {
+    const { tokens } = data.contexts[context], text = (at) => `“${data.spelling[tokens[at]].trim()}”`;
+    return `${text(query)} (${tokenClass}) looks at ${text(keys[0])} (${kind}), weight ${number(value, 2)}`;
   }
-  function showExample(i) {
-    const data = results.get(chosen.at);
-    for (const point of byId("cloud").querySelectorAll("circle")) point.classList.toggle("shown", Number(point.dataset.example) === i);
-    const same = data && i >= 0 ? partOf(data).points.filter((it) => String(it) === String(partOf(data).points[i])).length - 1 : 0;
-    byId("vectors-example").replaceChildren(...data && i >= 0 ? [
-      make("p", { class: "lead" }, words2(data, examplesOf(data)[i]) + (same ? `; ${count(same, "other")} at the same point` : "")),
-      article(examplesOf(data)[i], data)
-    ] : [make("p", { class: "hint" }, "Point at an example to see its text.")]);
+  function showExample(number2) {
+    const data = shown(), examples = examplesOf(data);
+    const i = number2 < 0 ? examples.findIndex((it) => nameOf(data, it) === chosen.example) : number2;
+    const { points } = partOf(data), same = points.filter((it) => String(it) === String(points[i])).length - 1;
+    byId("vectors-example").replaceChildren(...i < 0 ? [make("p", { class: "hint" }, "Point at an example to see its text; click to select it. Keys: arrows, Page Up and Page Down, Enter.")] : [
+      make("p", { class: "lead" }, wordsOf(data, examples[i]) + (same ? `; ${count(same, "other")} at the same point` : "")),
+      article(examples[i], data)
+    ]);
   }
 
   // src/survey/survey.js
   var wrapped = (i, length) => (i + length) % length;
   function draw() {
+    byId("misread").textContent = screen.misread.length ? `This survey does not have: ${screen.misread.join(", ")}.` : "";
     drawScatter();
     drawDifferences();
     drawHead();
@@ -694,9 +838,15 @@ var clearhead = (() => {
       l: () => ({ at: wrapped(at + 1, survey.heads.length) }),
       "[": () => ({ decile: Math.max(0, decile - 1) }),
       "]": () => ({ decile: Math.min(LARGEST, decile + 1) }),
+      Escape: () => ({ example: "" }),
       m: () => ({ metric: names[wrapped(names.indexOf(metric) + 1, names.length)] })
     }[event.key];
-    if (changes) go(changes());
+    if (changes) go(changes(), event.repeat);
+  }
+  function open() {
+    readAddress(location.hash);
+    openVectors();
+    draw();
   }
   function start() {
     byId("app").hidden = false;
@@ -707,12 +857,9 @@ var clearhead = (() => {
     buildScatter();
     buildExamples();
     buildVectors();
-    const { changes, misread } = readAddress(location.hash);
-    Object.assign(chosen, changes);
-    settle();
-    byId("misread").textContent = misread.length ? `This survey does not have: ${misread.join(", ")}.` : "";
+    addEventListener("hashchange", open);
     addEventListener("keydown", listen);
-    draw();
+    open();
   }
   start();
   return __toCommonJS(survey_exports);
