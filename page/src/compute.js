@@ -21,14 +21,15 @@ export async function compute(text, edits, field = null) {
     store.wanted = { text, edits };
     store.refusedField = null;
     screen.drawControls();
+    const read = async (edits) => new Snapshot(keepLabels(await source.compute(text, edits)));
     let plain = store.current, compared = null, after = null;
     try {
       if (text === opened.text) plain = opened;
-      else if (text !== store.current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+      else if (text !== store.current.text) plain = await read(NO_EDITS);
       compared = plain;
       if (hasEdits(edits)) {
-        if (source.can.rounds && plain === opened) compared = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
-        after = new Snapshot(keepLabels(await source.compute(text, edits)));
+        if (source.can.rounds && plain === opened) compared = await read(NO_EDITS);
+        after = await read(edits);
       }
     } catch (error) {
       // A refused value is removed from the request; a text that was read stays.

@@ -26,16 +26,16 @@ function field(name) {
   const offered = pageData.edits[name], { kind, slider, placeholder, label, words } = offered;
   const value = shownIn(offered, offered.default), common = { id: `edit-${name}`, title: words, placeholder, value };
   const [min, max, step] = slider ?? [offered.over ?? offered.least, undefined, kind === "whole number" ? 1 : "any"];
-  const control = kind === "mask" ? make("input", { ...common, type: "text", list: "masks", maxlength: 200 })
-    : make("input", { ...common, type: slider ? "range" : "number", min, max, step, class: slider ? undefined : "short" });
-  control.disabled = !can(name);
-  control.addEventListener(slider ? "input" : "change", () => {
+  const change = () => {
     const value = valueIn(control, offered), why = control.validity.badInput ? "Enter a number." : refusalOf(name, value);
     if (!why) return void edit({ [name]: value }, name);
     store.refusedField = name;
     say(why, false, store.isRefused);
     drawControls();
-  });
+  };
+  const control = make("input", { ...common, disabled: !can(name), [slider ? "input" : "change"]: change,
+    ...(kind === "mask" ? { type: "text", list: "masks", maxlength: 200 }
+      : { type: slider ? "range" : "number", min, max, step, class: slider ? undefined : "short" }) });
   return make("label", {}, `${label} `, control, make("output", { for: control.id, id: `out-${name}` }));
 }
 

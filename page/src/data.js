@@ -9,30 +9,24 @@
 /** @typedef {Omit<schema.Layer, "steps" | "norms"> & {steps: StepData[], norms?: Encoded}} LayerData */
 /** @typedef {Omit<schema.Snapshot, "layers"> & {layers: LayerData[]}} SnapshotData */
 
-// One step. `isPair` is true for queries x keys.
-export class Step {
-  /** @type {string} */ name;
-  /** @type {string} */ formula;
-  /** @type {string} */ why;
-  /** @type {string[]} */ axes;
-  /** @type {[string, number][]} */ shape;
-  /** @type {Record<string, string>} */ axis_names;
-  /** @type {Record<string, number[]>} */ kept;
-  /** @type {number[]} */ stored;
-  /** @type {boolean | undefined} */ integer;
-  /** @type {string | undefined} */ data;
-  /** @type {Values | undefined} */ values;
-  /** @type {(schema.Numbers | schema.Shades) & {decoded?: Values} | undefined} */ map;
-  /** @type {schema.FineMap & {decoded?: Values} | undefined} */ fine;
-  /** @type {Values | undefined} */ decoded;
-  /** @type {number | undefined} */ limit;
-  /** @type {Record<string, Map<number, number>>} */ indexOf;
+// An object with the fields of its data.
+class Fields {
+  constructor(data) {
+    Object.assign(this, data);
+  }
+}
 
+/** @typedef {Omit<StepData, "stored" | "map" | "fine"> & {stored: number[], map?: Encoded & schema.Numbers,
+ *   fine?: Encoded & schema.FineMap, decoded?: Values, limit?: number}} StepFields */
+
+// One step. `isPair` is true for queries x keys.
+export class Step extends /** @type {new (data: StepData) => StepFields} */ (Fields) {
   /** @param {StepData} data */
   constructor(data) {
-    Object.assign(this, data, { decoded: undefined });
+    super(data);
     this.isPair = this.axes.includes("q") && this.axes.includes("k");
     // For an axis that is not stored in full: the index in the data, by position.
+    /** @type {Record<string, Map<number, number>>} */
     this.indexOf = {};
     for (const [letter, positions] of Object.entries(this.kept ?? {})) {
       this.indexOf[letter] = new Map(positions.map((position, index) => [position, index]));
@@ -110,37 +104,24 @@ export function decode({ kind = "f4", data = "", top, values: given }) {
 /** The decoded numbers, which are stored for the next call. @param {Encoded} encoded */
 const numbersOf = (encoded) => (encoded.decoded ??= decode(encoded));
 
-// One layer of a snapshot, with methods to read it.
-export class Trace {
-  /** @type {Record<string, number>} */ size;
-  /** @type {Record<string, number>} */ settings;
-  /** @type {string[]} */ queries;
-  /** @type {string[]} */ keys;
-  /** @type {number[]} */ kept;
-  /** @type {Step[]} */ steps;
-  /** @type {boolean | undefined} */ cross_attention;
-  /** @type {Record<string, number> | undefined} */ first;
-  /** @type {[number, number] | undefined} */ block;
-  /** @type {[number, number] | undefined} */ bins;
-  /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */ links;
-  /** @type {Encoded | undefined} */ norms;
-  /** @type {string | undefined} */ norms_withheld;
-  /** @type {Step} */ weights;
+/** @typedef {Omit<LayerData, "steps" | "queries" | "keys" | "kept"> & {steps: Step[], queries: string[], keys: string[],
+ *   kept: number[]}} TraceFields */
 
+// One layer of a snapshot, with methods to read it.
+export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields) {
   /** @param {LayerData} data @param {string[]} tokens */
   constructor(data, tokens) {
-    const steps = data.steps.map((step) => new Step(step));
+    super({ ...data, steps: data.steps.map((step) => new Step(step)) });
     const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
     const labels = (given, size) => (given === undefined ? tokens : given) ?? numbers(size);
-    Object.assign(this, data, { steps });
     this.settings ??= {};
     this.queries = labels(data.queries, data.size.q);
     this.keys = labels(data.keys, data.size.k);
     this.kept ??= numbers(data.size.q).map(Number);
     // Whether queries and keys are the same words, so that a word can be both.
     this.isOneText = !this.cross_attention && isAlike(this.queries, this.keys);
-    this.pairs = steps.filter((step) => step.isPair);
-    this.maps = steps.filter((step) => step.hasMap);
+    this.pairs = this.steps.filter((step) => step.isPair);
+    this.maps = this.steps.filter((step) => step.hasMap);
     this.weights = /** @type {Step} */ (this.step("weights"));
     // The factors of the values: the weights, after dropout if there was dropout.
     this.used = this.step("dropped") ?? this.weights;

@@ -150,8 +150,9 @@ function labelButton(label, number, elsewhere = 0) {
 function tile({ layer, head }) {
   const it = snapshot().finding(layer, head), name = placeName(layer, head);
   const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || (writes(it) && sheet.label === writingLabel())));
+  const pointerenter = (event) => { if (event.pointerType === "mouse") point({ layer, head }); };
   const element = button({
-    role: "radio", class: fades ? "tile faded" : "tile", tabindex: -1,
+    role: "radio", pointerenter, class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
     title: it ? leadOf(it) : undefined,
     "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, ` +
@@ -160,9 +161,6 @@ function tile({ layer, head }) {
   make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name), // short, below a tile
   make("span", { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
     it ? SHORT[it.label] ?? it.label : ""));
-  element.addEventListener("pointerenter", (event) => {
-    if (event.pointerType === "mouse") point({ layer, head });
-  });
   return Object.assign(element, { layer, head });
 }
 

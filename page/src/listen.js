@@ -3,7 +3,7 @@
 import { keep } from "./compute.js";
 import { button, byId } from "./marks.js";
 import { stepArticle, turnStage } from "./pictures/numbers.js";
-import { pauseWalk, playWalk, stagesOf, stepWalk } from "./pictures/walk.js";
+import { pauseWalk, playWalk, stagesOf, stepWalk, toggleWalk } from "./pictures/walk.js";
 import { VIEWS, go, keyOr, letGo, point, queryOr, readAddress, shownTrace } from "./state.js";
 import { chosen, screen, stillOnly, store, walk } from "./store.js";
 import { buildThemeButton } from "./theme.js";
@@ -33,11 +33,10 @@ export function buildPicture() {
   });
   canvas.addEventListener("keydown", (event) => {
     const trace = shownTrace(), slot = trace.kept.indexOf(queryOr()), key = keyOr();
-    if (chosen.view === "walk" && (event.key === " " || event.key.startsWith("Arrow"))) {
+    const act = { " ": toggleWalk, ArrowRight: () => stepWalk(1), ArrowLeft: () => stepWalk(-1) }[event.key];
+    if (chosen.view === "walk" && act) {
       event.preventDefault();
-      if (event.key === " ") walk.isPlaying ? pauseWalk() : playWalk();
-      else if (event.key === "ArrowRight" || event.key === "ArrowLeft") stepWalk(event.key === "ArrowRight" ? 1 : -1);
-      if (event.key === " " || event.key === "ArrowRight" || event.key === "ArrowLeft") return;
+      return act();
     }
     const kept = (i) => trace.kept[Math.max(0, Math.min(trace.kept.length - 1, i))];
     const changes = {

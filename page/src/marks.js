@@ -2,22 +2,21 @@
 //
 // Text is written as text nodes, never as markup, because a token may contain anything.
 
-/** @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
+/** An element. An attribute that is a function listens to the event of its name.
+ * @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== false && value !== undefined) element.setAttribute(name, value);
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value !== false && value !== undefined) element.setAttribute(name, value);
   }
   element.append(...children.flat());
   return element;
 }
 
-/** A button that calls `act` when it is clicked. @param {Record<string, any>} attributes @returns {any} */
-export function button(attributes, act, ...children) {
-  const element = make("button", { type: "button", ...attributes }, ...children);
-  element.addEventListener("click", act);
-  return element;
-}
+/** A button that calls `click`. @param {Record<string, any>} attributes @returns {any} */
+export const button = (attributes, click, ...children) =>
+  make("button", { type: "button", click, ...attributes }, ...children);
 
 /** @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);

@@ -252,13 +252,11 @@ export function readAddress(hash) {
     if (position === undefined || (position !== null && position >= most)) misread.push(`${name} “${asked(name)}”`);
     else changes[name] = position;
   }
-  const view = VIEWS.find((it) => it === asked("view"));
-  if (view) changes.view = view;
-  else if (given.has("view")) misread.push(`view “${asked("view")}”`);
-  if (maps.some((it) => it.name === asked("step"))) changes.step = asked("step");
-  else if (given.has("step")) misread.push(`step “${asked("step")}”`);
-  if (asked("by") === "weight" || asked("by") === "contribution") changes.by = asked("by");
-  else if (given.has("by")) misread.push(`by “${asked("by")}”`);
+  const offered = { view: VIEWS, step: maps.map((it) => it.name), by: ["weight", "contribution"] };
+  for (const [name, values] of Object.entries(offered)) {
+    if (values.includes(asked(name))) changes[name] = asked(name);
+    else if (given.has(name)) misread.push(`${name} “${asked(name)}”`);
+  }
   if (given.has("difference")) changes.difference = true;
   if (given.has("with")) {
     const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));

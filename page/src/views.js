@@ -129,14 +129,13 @@ function drawOptions() {
       () => go({ difference: !chosen.difference }), "Difference"));
   }
   if (view === "lines") {
-    const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
-    range.addEventListener("input", () => go({ threshold: Number(range.value) }));
+    const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold,
+      input: () => go({ threshold: Number(range.value) }) });
     parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
   }
   if (view === "map" && shownTrace().maps.length > 1) {
-    const select = make("select", { id: "step" }, shownTrace().maps.map((step) =>
+    const select = make("select", { id: "step", change: () => go({ step: select.value }) }, shownTrace().maps.map((step) =>
       make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
-    select.addEventListener("change", () => go({ step: select.value }));
     parts.push(make("label", {}, "Show ", select));
   }
   if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());

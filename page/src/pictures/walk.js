@@ -222,13 +222,12 @@ function walkBars(/** @type {Scene} */ scene, { trace, head, query, keys, stages
 export function walkOptions() {
   const stages = stagesOf(shownTrace());
   const scrub = make("input", { type: "range", id: "scrub", min: 0, max: stages.length, step: 0.01,
-    value: walk.at, "aria-label": "Position of the walk" });
-  scrub.addEventListener("input", () => { pauseWalk(); walk.at = Number(scrub.value); screen.drawPicture(); });
-  const speed = make("select", { id: "speed", "aria-label": "Speed" },
+    value: walk.at, "aria-label": "Position of the walk",
+    input: () => { pauseWalk(); walk.at = Number(scrub.value); screen.drawPicture(); } });
+  const speed = make("select", { id: "speed", "aria-label": "Speed", change: () => { walk.speed = Number(speed.value); } },
     [0.25, 0.5, 1, 2].map((it) => make("option", { value: it, selected: it === walk.speed }, `${it}×`)));
-  speed.addEventListener("change", () => { walk.speed = Number(speed.value); });
   return [button({ id: "back", "aria-label": "Step back" }, () => stepWalk(-1), "◀ Step"),
-    button({ id: "play" }, () => (walk.isPlaying ? pauseWalk() : playWalk()), walk.isPlaying ? "Pause" : "Play"),
+    button({ id: "play" }, toggleWalk, walk.isPlaying ? "Pause" : "Play"),
     button({ id: "forth", "aria-label": "Step forward" }, () => stepWalk(1), "Step ▶"), scrub, speed];
 }
 
@@ -238,6 +237,8 @@ export function stepWalk(by) {
   walk.at = Math.max(1, Math.min(stages.length, stage + 1 + by));
   screen.drawPicture();
 }
+
+export const toggleWalk = () => (walk.isPlaying ? pauseWalk() : playWalk());
 
 export function playWalk() {
   const length = stagesOf(shownTrace()).length;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6f3333f522d3ad9bc148c078de9879b2a9a15cfc78f010d15ee271c53d46f40f; do not edit.
+// Made by `make page` from the sources bc73c25f7b22d15389af5b8e8ab0656824850aba6515b9aaecc89bcd8aa09a35; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -51,42 +51,16 @@ var clearhead = (() => {
   });
 
   // src/data.js
-  var Step = class {
-    /** @type {string} */
-    name;
-    /** @type {string} */
-    formula;
-    /** @type {string} */
-    why;
-    /** @type {string[]} */
-    axes;
-    /** @type {[string, number][]} */
-    shape;
-    /** @type {Record<string, string>} */
-    axis_names;
-    /** @type {Record<string, number[]>} */
-    kept;
-    /** @type {number[]} */
-    stored;
-    /** @type {boolean | undefined} */
-    integer;
-    /** @type {string | undefined} */
-    data;
-    /** @type {Values | undefined} */
-    values;
-    /** @type {(schema.Numbers | schema.Shades) & {decoded?: Values} | undefined} */
-    map;
-    /** @type {schema.FineMap & {decoded?: Values} | undefined} */
-    fine;
-    /** @type {Values | undefined} */
-    decoded;
-    /** @type {number | undefined} */
-    limit;
-    /** @type {Record<string, Map<number, number>>} */
-    indexOf;
+  var Fields = class {
+    constructor(data) {
+      Object.assign(this, data);
+    }
+  };
+  var Step = class extends /** @type {new (data: StepData) => StepFields} */
+  Fields {
     /** @param {StepData} data */
     constructor(data) {
-      Object.assign(this, data, { decoded: void 0 });
+      super(data);
       this.isPair = this.axes.includes("q") && this.axes.includes("k");
       this.indexOf = {};
       for (const [letter, positions] of Object.entries(this.kept ?? {})) {
@@ -157,48 +131,20 @@ var clearhead = (() => {
     return Float32Array.from(values, (shade) => shade ? ((shade - 1) / 254) ** 2 * top : -Infinity);
   }
   var numbersOf = (encoded) => encoded.decoded ??= decode(encoded);
-  var Trace = class {
-    /** @type {Record<string, number>} */
-    size;
-    /** @type {Record<string, number>} */
-    settings;
-    /** @type {string[]} */
-    queries;
-    /** @type {string[]} */
-    keys;
-    /** @type {number[]} */
-    kept;
-    /** @type {Step[]} */
-    steps;
-    /** @type {boolean | undefined} */
-    cross_attention;
-    /** @type {Record<string, number> | undefined} */
-    first;
-    /** @type {[number, number] | undefined} */
-    block;
-    /** @type {[number, number] | undefined} */
-    bins;
-    /** @type {{n: number, weights: Encoded, keys: Encoded} | undefined} */
-    links;
-    /** @type {Encoded | undefined} */
-    norms;
-    /** @type {string | undefined} */
-    norms_withheld;
-    /** @type {Step} */
-    weights;
+  var Trace = class extends /** @type {new (data: any) => TraceFields} */
+  Fields {
     /** @param {LayerData} data @param {string[]} tokens */
     constructor(data, tokens) {
-      const steps = data.steps.map((step) => new Step(step));
+      super({ ...data, steps: data.steps.map((step) => new Step(step)) });
       const numbers = (size) => Array.from({ length: size }, (_, i) => String(i));
       const labels = (given, size) => (given === void 0 ? tokens : given) ?? numbers(size);
-      Object.assign(this, data, { steps });
       this.settings ??= {};
       this.queries = labels(data.queries, data.size.q);
       this.keys = labels(data.keys, data.size.k);
       this.kept ??= numbers(data.size.q).map(Number);
       this.isOneText = !this.cross_attention && isAlike(this.queries, this.keys);
-      this.pairs = steps.filter((step) => step.isPair);
-      this.maps = steps.filter((step) => step.hasMap);
+      this.pairs = this.steps.filter((step) => step.isPair);
+      this.maps = this.steps.filter((step) => step.hasMap);
       this.weights = /** @type {Step} */
       this.step("weights");
       this.used = this.step("dropped") ?? this.weights;
@@ -523,16 +469,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
-      if (value !== false && value !== void 0) element.setAttribute(name, value);
+      if (typeof value === "function") element.addEventListener(name, value);
+      else if (value !== false && value !== void 0) element.setAttribute(name, value);
     }
     element.append(...children.flat());
     return element;
   }
-  function button(attributes, act, ...children) {
-    const element = make("button", { type: "button", ...attributes }, ...children);
-    element.addEventListener("click", act);
-    return element;
-  }
+  var button = (attributes, click, ...children) => make("button", { type: "button", click, ...attributes }, ...children);
   var byId = (id) => document.getElementById(id);
   function clip(text, most) {
     const head = [...text.slice(0, 2 * most + 2)];
@@ -849,13 +792,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (position === void 0 || position !== null && position >= most) misread.push(`${name} “${asked2(name)}”`);
       else changes[name] = position;
     }
-    const view = VIEWS.find((it) => it === asked2("view"));
-    if (view) changes.view = view;
-    else if (given.has("view")) misread.push(`view “${asked2("view")}”`);
-    if (maps.some((it) => it.name === asked2("step"))) changes.step = asked2("step");
-    else if (given.has("step")) misread.push(`step “${asked2("step")}”`);
-    if (asked2("by") === "weight" || asked2("by") === "contribution") changes.by = asked2("by");
-    else if (given.has("by")) misread.push(`by “${asked2("by")}”`);
+    const offered = { view: VIEWS, step: maps.map((it) => it.name), by: ["weight", "contribution"] };
+    for (const [name, values] of Object.entries(offered)) {
+      if (values.includes(asked2(name))) changes[name] = asked2(name);
+      else if (given.has(name)) misread.push(`${name} “${asked2(name)}”`);
+    }
     if (given.has("difference")) changes.difference = true;
     if (given.has("with")) {
       const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));
@@ -929,14 +870,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       store.wanted = { text, edits };
       store.refusedField = null;
       screen.drawControls();
+      const read = async (edits2) => new Snapshot(keepLabels(await source.compute(text, edits2)));
       let plain = store.current, compared = null, after = null;
       try {
         if (text === opened.text) plain = opened;
-        else if (text !== store.current.text) plain = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
+        else if (text !== store.current.text) plain = await read(NO_EDITS);
         compared = plain;
         if (hasEdits(edits)) {
-          if (source.can.rounds && plain === opened) compared = new Snapshot(keepLabels(await source.compute(text, NO_EDITS)));
-          after = new Snapshot(keepLabels(await source.compute(text, edits)));
+          if (source.can.rounds && plain === opened) compared = await read(NO_EDITS);
+          after = await read(edits);
         }
       } catch (error) {
         if (isNewest()) {
@@ -1086,14 +1028,18 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const offered = pageData.edits[name], { kind, slider, placeholder, label, words } = offered;
     const value = shownIn(offered, offered.default), common = { id: `edit-${name}`, title: words, placeholder, value };
     const [min, max, step] = slider ?? [offered.over ?? offered.least, void 0, kind === "whole number" ? 1 : "any"];
-    const control = kind === "mask" ? make("input", { ...common, type: "text", list: "masks", maxlength: 200 }) : make("input", { ...common, type: slider ? "range" : "number", min, max, step, class: slider ? void 0 : "short" });
-    control.disabled = !can(name);
-    control.addEventListener(slider ? "input" : "change", () => {
+    const change = () => {
       const value2 = valueIn(control, offered), why = control.validity.badInput ? "Enter a number." : refusalOf(name, value2);
       if (!why) return void edit({ [name]: value2 }, name);
       store.refusedField = name;
       say(why, false, store.isRefused);
       drawControls();
+    };
+    const control = make("input", {
+      ...common,
+      disabled: !can(name),
+      [slider ? "input" : "change"]: change,
+      ...kind === "mask" ? { type: "text", list: "masks", maxlength: 200 } : { type: slider ? "range" : "number", min, max, step, class: slider ? void 0 : "short" }
     });
     return make("label", {}, `${label} `, control, make("output", { for: control.id, id: `out-${name}` }));
   }
@@ -2383,9 +2329,13 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function tile({ layer, head }) {
     const it = snapshot().finding(layer, head), name = placeName(layer, head);
     const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || writes(it) && sheet.label === writingLabel()));
+    const pointerenter = (event) => {
+      if (event.pointerType === "mouse") point({ layer, head });
+    };
     const element = button(
       {
         role: "radio",
+        pointerenter,
         class: fades ? "tile faded" : "tile",
         tabindex: -1,
         "data-place": `${layer}.${head}`,
@@ -2402,9 +2352,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         it ? SHORT[it.label] ?? it.label : ""
       )
     );
-    element.addEventListener("pointerenter", (event) => {
-      if (event.pointerType === "mouse") point({ layer, head });
-    });
     return Object.assign(element, { layer, head });
   }
   function choosePlace(layer, head) {
@@ -3179,24 +3126,23 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       max: stages.length,
       step: 0.01,
       value: walk.at,
-      "aria-label": "Position of the walk"
-    });
-    scrub.addEventListener("input", () => {
-      pauseWalk();
-      walk.at = Number(scrub.value);
-      screen.drawPicture();
+      "aria-label": "Position of the walk",
+      input: () => {
+        pauseWalk();
+        walk.at = Number(scrub.value);
+        screen.drawPicture();
+      }
     });
     const speed = make(
       "select",
-      { id: "speed", "aria-label": "Speed" },
+      { id: "speed", "aria-label": "Speed", change: () => {
+        walk.speed = Number(speed.value);
+      } },
       [0.25, 0.5, 1, 2].map((it) => make("option", { value: it, selected: it === walk.speed }, `${it}×`))
     );
-    speed.addEventListener("change", () => {
-      walk.speed = Number(speed.value);
-    });
     return [
       button({ id: "back", "aria-label": "Step back" }, () => stepWalk(-1), "◀ Step"),
-      button({ id: "play" }, () => walk.isPlaying ? pauseWalk() : playWalk(), walk.isPlaying ? "Pause" : "Play"),
+      button({ id: "play" }, toggleWalk, walk.isPlaying ? "Pause" : "Play"),
       button({ id: "forth", "aria-label": "Step forward" }, () => stepWalk(1), "Step ▶"),
       scrub,
       speed
@@ -3208,6 +3154,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     walk.at = Math.max(1, Math.min(stages.length, stage + 1 + by));
     screen.drawPicture();
   }
+  var toggleWalk = () => walk.isPlaying ? pauseWalk() : playWalk();
   function playWalk() {
     const length = stagesOf(shownTrace()).length;
     if (walk.at >= length) walk.at = 0;
@@ -3363,13 +3310,19 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       ));
     }
     if (view === "lines") {
-      const range = make("input", { type: "range", id: "threshold", min: 0.01, max: 0.5, step: 0.01, value: chosen.threshold });
-      range.addEventListener("input", () => go({ threshold: Number(range.value) }));
+      const range = make("input", {
+        type: "range",
+        id: "threshold",
+        min: 0.01,
+        max: 0.5,
+        step: 0.01,
+        value: chosen.threshold,
+        input: () => go({ threshold: Number(range.value) })
+      });
       parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
     }
     if (view === "map" && shownTrace().maps.length > 1) {
-      const select = make("select", { id: "step" }, shownTrace().maps.map((step) => make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
-      select.addEventListener("change", () => go({ step: select.value }));
+      const select = make("select", { id: "step", change: () => go({ step: select.value }) }, shownTrace().maps.map((step) => make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
       parts.push(make("label", {}, "Show ", select));
     }
     if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
@@ -3678,11 +3631,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
     canvas.addEventListener("keydown", (event) => {
       const trace = shownTrace(), slot = trace.kept.indexOf(queryOr()), key = keyOr();
-      if (chosen.view === "walk" && (event.key === " " || event.key.startsWith("Arrow"))) {
+      const act = { " ": toggleWalk, ArrowRight: () => stepWalk(1), ArrowLeft: () => stepWalk(-1) }[event.key];
+      if (chosen.view === "walk" && act) {
         event.preventDefault();
-        if (event.key === " ") walk.isPlaying ? pauseWalk() : playWalk();
-        else if (event.key === "ArrowRight" || event.key === "ArrowLeft") stepWalk(event.key === "ArrowRight" ? 1 : -1);
-        if (event.key === " " || event.key === "ArrowRight" || event.key === "ArrowLeft") return;
+        return act();
       }
       const kept = (i) => trace.kept[Math.max(0, Math.min(trace.kept.length - 1, i))];
       const changes = {

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6f3333f522d3ad9bc148c078de9879b2a9a15cfc78f010d15ee271c53d46f40f; do not edit.
+// Made by `make page` from the sources bc73c25f7b22d15389af5b8e8ab0656824850aba6515b9aaecc89bcd8aa09a35; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -31,7 +31,8 @@ var clearhead = (() => {
   function make(tag, attributes = {}, ...children) {
     const element2 = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
-      if (value !== false && value !== void 0) element2.setAttribute(name, value);
+      if (typeof value === "function") element2.addEventListener(name, value);
+      else if (value !== false && value !== void 0) element2.setAttribute(name, value);
     }
     element2.append(...children.flat());
     return element2;
