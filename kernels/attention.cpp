@@ -262,11 +262,11 @@ Code attend(const Problem& p) {
   int64_t threads = threads_for(p);
   if (!decodes(p, *with)) return prefill(p, *with, threads);
   // Decode computes no statistics, so prefill computes them for these rows, without output.
-  if (p.out.data || p.lse.data)
+  if (p.out.data || p.lse.data || p.float_lse.data)
     if (Code code = decode(p, *with, threads)) return code;
   if (!p.row_stats) return DONE;
   Problem stats_only = p;
-  stats_only.out.data = stats_only.lse.data = nullptr;
+  stats_only.out.data = stats_only.lse.data = stats_only.float_lse.data = nullptr;
   return prefill(stats_only, *with, threads);
 }
 

@@ -109,6 +109,7 @@ struct Problem {
   int64_t dtype;            // of q, k, v and out
   TensorView q, k, v, out;  // without `out` only statistics: v is not read, and Dv may be 0
   TensorView lse;           // float64 (b, h, q), see `log_unit`; null if not needed
+  TensorView float_lse;     // the same, rounded to float32; null if not needed
   TensorView rounding;      // like out: the output minus its rounded value; null if not needed
   double scale;             // of Q K^T
   double softcap;           // cap * tanh(s / cap); 0 means none

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <tuple>
 #include <vector>
@@ -70,20 +71,112 @@ int attend_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
   });
 }
 
-// The same, with statistics of the rows, and then sums of weights, unless `sums` is None.
-int attend_with_stats(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle args,
-                      nb::handle row_stats, nb::handle sums) {
+// torch's types and functions for reading and making tensors, referenced from the import of the
+// package on.
+struct Torch {
+  PyObject *tensor, *parameter, *float32, *int64;
+  PyObject *is_neg, *is_grad_enabled, *new_empty, *is_cpu, *requires_grad;
+} torch;
+
+// Returns whether this torch has the functions by which the core reads a tensor.
+bool take_tensors(nb::handle tensor, nb::handle parameter, nb::handle float32, nb::handle int64,
+                  nb::handle is_neg, nb::handle is_grad_enabled, nb::handle new_empty) {
+  torch = {tensor.inc_ref().ptr(),
+           parameter.inc_ref().ptr(),
+           float32.inc_ref().ptr(),
+           int64.inc_ref().ptr(),
+           is_neg.inc_ref().ptr(),
+           is_grad_enabled.inc_ref().ptr(),
+           new_empty.inc_ref().ptr(),
+           PyUnicode_InternFromString("is_cpu"),
+           PyUnicode_InternFromString("requires_grad")};
+  nb::object exchange = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
+  return nb::isinstance<nb::capsule>(exchange) &&
+         take_exchange(nb::cast<nb::capsule>(exchange).data());
+}
+
+// A new contiguous tensor, and where it is.
+struct NewTensor {
+  nb::object tensor = nb::none();
+  Tensor memory{};
+};
+template <class... Sizes> NewTensor new_tensor(nb::handle like, Element element, Sizes... sizes) {
+  NewTensor x;
+  if (element == ELEMENTS) x.tensor = nb::handle(torch.new_empty)(like, sizes...);
+  else {
+    nb::handle dtype = element == INT64 ? torch.int64 : torch.float32;
+    x.tensor = nb::handle(torch.new_empty)(like, sizes..., nb::arg("dtype") = dtype);
+  }
+  if (!read_tensor(x.tensor.ptr(), &x.memory)) throw BAD_TENSOR;
+  return x;
+}
+
+// Computes the output, if it is wanted, and statistics of the rows, and adds sums of weights to the
+// tensors of `sums`, unless that is None. Bit i of `rows` requests member i of `RowStats`
+// (fields.h). Returns (code, out, rows, top_scores, top_keys, group_sums). The requested members
+// are (n, B, H, Tq) in their order; what is not requested is None. `n_top` is -1 without a list.
+nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool output, nb::handle args,
+                            int64_t rows, int64_t n_top, nb::handle top_offsets, bool top_weights,
+                            nb::handle groups_of_statistics, nb::handle sums) {
+  NewTensor out, of_rows, top_scores, top_keys, group_sums;
   std::vector<Group> groups;
-  return call([&] {
-    Problem p = read_problem({q, k, v, out, nb::none(), nb::none()}, args);
-    WeightSums to = sums.is_none() ? WeightSums{} : read_weight_sums(sums, p);
-    return [p, to, stats = read_row_stats(row_stats, p, &groups)]() mutable {
-      p.row_stats = &stats;
+  std::unique_ptr<float[]> row_memory;  // for the sums
+  const int code = call([&] {
+    Problem p = read_problem({q, k, v, nb::none(), nb::none(), nb::none()}, args);
+    RowStats s{};
+    const auto view = [&](const NewTensor& x) {  // (..., h, q, x)
+      const int64_t n = x.memory.sizes[3];
+      return MatrixView{x.memory.data, p.H * p.Tq * n, p.Tq * n, n, 1};
+    };
+    if (output) {
+      out = new_tensor(q, ELEMENTS, p.B, p.H, p.Tq, p.Dv);
+      p.out = {out.memory.data, p.H * p.Tq * p.Dv, p.Tq * p.Dv, p.Dv};
+    }
+    const Element float32 = p.dtype == FLOAT32 ? ELEMENTS : Element(FLOAT32);
+    const auto of_each_row = [&](float* to) { return TensorView{to, p.H * p.Tq, p.Tq, 1}; };
+    TensorView* members[] = {&s.max, &s.sum, &s.moment, &s.largest, &s.lse, &s.entropy};
+    if (rows) {
+      of_rows = new_tensor(q, float32, int64_t(__builtin_popcountll(rows)), p.B, p.H, p.Tq);
+      float* to = (float*)of_rows.memory.data;
+      for (int i = 0; i < 6; i++)
+        if (rows >> i & 1) *members[i] = of_each_row(to), to += p.B * p.H * p.Tq;
+    }
+    if (n_top >= 0) {
+      top_scores = new_tensor(q, float32, p.B, p.H, p.Tq, n_top);
+      top_keys = new_tensor(q, INT64, p.B, p.H, p.Tq, n_top);
+      s.n_top = n_top, s.top_scores = view(top_scores), s.top_keys = view(top_keys);
+      s.top_weights = top_weights;
+      s.top_offsets = Members(args, p).numbers(top_offsets, FLOAT32, p.Tk);
+    }
+    groups = read_groups(groups_of_statistics, p);
+    if (groups.size()) {
+      s.n_groups = int64_t(groups.size()), s.groups = groups.data();
+      group_sums = new_tensor(q, float32, p.B, p.H, p.Tq, s.n_groups);
+      s.group_sums = view(group_sums);
+    }
+    WeightSums to{};
+    if (!sums.is_none()) {
+      to = read_weight_sums(sums, p);
+      const int64_t n = p.B * p.H * p.Tq;
+      row_memory.reset(new (std::nothrow) float[size_t(2 * n)]);
+      if (!row_memory) throw NO_MEMORY;
+      if (!s.max.data) s.max = of_each_row(row_memory.get());
+      to.max = s.max;
+      to.share = s.share = of_each_row(row_memory.get() + n);
+    }
+    // Decode computes the log-sum-exp with the output, and no other statistic.
+    const bool lse_alone = output && s.lse.data && !(rows & (rows - 1)) && n_top < 0 &&
+                           groups.empty() && sums.is_none();
+    if (lse_alone) p.float_lse = s.lse;
+    return [p, s, to, lse_alone]() mutable {
+      if (!lse_alone) p.row_stats = &s;
       Code code = attend(p);
       p.row_stats = nullptr;
       return code || !to.max.data ? code : sum_weights(p, to);
     };
   });
+  return nb::make_tuple(code, out.tensor, of_rows.tensor, top_scores.tensor, top_keys.tensor,
+                        group_sums.tensor);
 }
 
 // The factor from the scores in RowStats to natural logits; q, k and v do not matter.
@@ -118,26 +211,6 @@ int backward_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, n
     Problem p = read_problem({q, k, v, out, lse, rounding}, args);
     return [p, g = read_gradients(gradients, p)] { return backward(p, g); };
   });
-}
-
-// torch's types and functions for reading a tensor, referenced from the import of the package on.
-struct Torch {
-  PyObject *tensor, *parameter;  // the types
-  PyObject *is_neg, *is_grad_enabled, *is_cpu, *requires_grad;
-} torch;
-
-// Returns whether this torch has the functions by which the core reads a tensor.
-bool take_tensors(nb::handle tensor, nb::handle parameter, nb::handle is_neg,
-                  nb::handle is_grad_enabled) {
-  torch = {tensor.inc_ref().ptr(),
-           parameter.inc_ref().ptr(),
-           is_neg.inc_ref().ptr(),
-           is_grad_enabled.inc_ref().ptr(),
-           PyUnicode_InternFromString("is_cpu"),
-           PyUnicode_InternFromString("requires_grad")};
-  nb::object exchange = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
-  return nb::isinstance<nb::capsule>(exchange) &&
-         take_exchange(nb::cast<nb::capsule>(exchange).data());
 }
 
 // Whether this is a torch.Tensor or Parameter, and not a negative view.
@@ -266,8 +339,8 @@ NB_MODULE(_kernels, m) {
   const auto optional = nb::arg().none();
   m.def("attend", &attend_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional, optional,
         nb::arg());
-  m.def("attend_with_stats", &attend_with_stats, nb::arg(), nb::arg(), nb::arg(), optional,
-        nb::arg(), nb::arg(), optional);
+  m.def("attend_with_stats", &attend_with_stats, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), optional, nb::arg(), nb::arg(), optional);
   m.def("logit_scale", &logit_scale);
   m.def("sum_weights", &sum_weights_of);
   m.def("largest_parts", &largest_parts_of);

@@ -16,10 +16,9 @@ namespace clearhead {
 struct Fields { const char *tuple, *members; };
 constexpr Fields FIELDS[] = {
     {"KernelArgs", "scale softcap before after lo hi bits bias slopes shift sinks dropout seed"},
-    {"RowStats",
-     "max sum moment largest lse entropy share top_offsets top_scores top_keys group_sums groups "
-     "top_weights"},
-    {"Group", "before after lo hi bits query_ids key_ids factors of_weights"},
+    {"RowStats", "max sum moment largest lse entropy"},  // which the core returns on request
+    {"Groups", "masks factors of_weights"},
+    {"GroupMask", "before after lo hi bits query_ids key_ids"},
     {"Sums", "max share received map_rows map_cols map map_factors exact_row exact"},
     {"LargestParts", "directions parts keys"},
     {"Gradients",
@@ -162,32 +161,25 @@ inline Problem read_problem(const Tensors& of, nanobind::handle kernel_args) {
   return p;
 }
 
-// `groups` must outlive the result.
-inline RowStats read_row_stats(nanobind::handle from, const Problem& p,
-                               std::vector<Group>* groups) {
-  RowStats s{};
-  Members x(from, p);
-  s.max = x.queries(), s.sum = x.queries(), s.moment = x.queries();
-  s.largest = x.queries(), s.lse = x.queries(), s.entropy = x.queries(), s.share = x.queries();
-  s.top_offsets = x.keys();
-  s.top_scores = x.matrix(FLOAT32, p.Tq, ANY, &s.n_top);
-  int64_t n_keys = 0;
-  s.top_keys = x.matrix(INT64, p.Tq, ANY, &n_keys);
-  s.group_sums = x.matrix(FLOAT32, p.Tq, ANY, &s.n_groups);
-  for (nanobind::handle of_group : nanobind::cast<nanobind::list>(x.next())) {
-    Group group{};
-    Members members(of_group, p);
-    group.mask.before = members.integer(), group.mask.after = members.integer();
-    members.read_ranges(&group.mask);
-    group.query_ids = members.queries(), group.key_ids = members.keys();
-    group.factors = members.keys();
-    group.of_weights = members.flag();
-    groups->push_back(group);
+// Reads the groups of all statistics, a list of `Groups`.
+inline std::vector<Group> read_groups(nanobind::handle from, const Problem& p) {
+  std::vector<Group> groups;
+  for (nanobind::handle of_statistic : nanobind::cast<nanobind::list>(from)) {
+    Members x(of_statistic, p);
+    nanobind::handle masks = x.next();
+    const TensorView factors = x.keys();
+    const bool of_weights = x.flag();
+    for (nanobind::handle mask : nanobind::cast<nanobind::list>(masks)) {
+      Group group{};
+      Members members(mask, p);
+      group.mask.before = members.integer(), group.mask.after = members.integer();
+      members.read_ranges(&group.mask);
+      group.query_ids = members.queries(), group.key_ids = members.keys();
+      group.factors = factors, group.of_weights = of_weights;
+      groups.push_back(group);
+    }
   }
-  s.top_weights = x.flag();
-  if (n_keys != s.n_top || int64_t(groups->size()) != s.n_groups) throw BAD_TENSOR;
-  s.groups = groups->data();
-  return s;
+  return groups;
 }
 
 inline WeightSums read_weight_sums(nanobind::handle from, const Problem& p) {

@@ -44,10 +44,10 @@ def test_a_core_of_another_version_is_named():
         "sys.modules['clearhead'] = package\n"
         "import clearhead._kernels as core\n"
         "fields = core.fields()\n"
-        "fields['Group'] = fields['Group'].replace('lo hi', 'hi lo')  # of the same size\n"
+        "fields['GroupMask'] = fields['GroupMask'].replace('lo hi', 'hi lo')  # of the same size\n"
         "core.fields = lambda: fields\n"
         "import clearhead.engines\n"
     )
     done = run_program(script)
     assert done.returncode and "are of different versions" in done.stderr
-    assert "the members of Group" in done.stderr
+    assert "the members of GroupMask" in done.stderr

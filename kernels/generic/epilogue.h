@@ -55,9 +55,11 @@ class RowEpilogue {
   }
 
   void write_lse(const Problem& p, int64_t b, int64_t h, int64_t q) const {
-    if (!p.lse.data) return;
+    if (!p.lse.data && !p.float_lse.data) return;
     double lse = max_logit_ + log(double(sum_)) * log_unit(float(max_logit_));
-    *row_at<double>(p.lse, b, h, q) = sum_ == 0 ? double(-INF) : lse;
+    if (sum_ == 0) lse = double(-INF);
+    if (p.lse.data) *row_at<double>(p.lse, b, h, q) = lse;
+    if (p.float_lse.data) *row_at(p.float_lse, b, h, q) = float(lse);
   }
 
  private:

@@ -1,9 +1,9 @@
 """The C++ core (kernels/bind.cpp)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, dtype
 from torch.nn import Parameter
 
 NO_DATA: int
@@ -11,8 +11,11 @@ NO_DATA: int
 def take_tensors(
     tensor: type[Tensor],
     parameter: type[Parameter],
+    float32: dtype,
+    int64: dtype,
     is_neg: Callable[[Tensor], bool],
     is_grad_enabled: Callable[[], bool],
+    new_empty: Callable[..., Tensor],
 ) -> bool: ...
 def sizes(
     q: object, k: object, v: object
@@ -30,11 +33,15 @@ def attend_with_stats(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor | None,
+    output: bool,
     args: tuple[Any, ...],
-    row_stats: tuple[Any, ...],
+    rows: int,
+    n_top: int,
+    top_offsets: Tensor | None,
+    top_weights: bool,
+    groups: Sequence[tuple[Any, ...]],
     sums: tuple[Any, ...] | None,
-) -> int: ...
+) -> tuple[Any, ...]: ...
 def logit_scale(q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...]) -> float: ...
 def sum_weights(
     q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...], sums: tuple[Any, ...]

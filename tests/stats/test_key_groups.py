@@ -1,5 +1,6 @@
 """Masses on groups of keys, by ids and by distance, against dense float64 matrices."""
 
+import pickle
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from clearhead.inspection.report.role_keys import RoleKeys
 from clearhead.masks import Grid, duplicate_keys, induction_keys, key_group as module
 from clearhead.masks.data import documents
 from clearhead.masks.key_group import key_groups
+from clearhead.problem.check import make_problem
 from clearhead.stats import sweep
 
 B, H, G, T, D = 2, 4, 2, 419, 8  # several blocks of keys, and a last block of queries that is short
@@ -211,6 +213,27 @@ def test_a_group_of_a_gpu_is_stored_for_a_stream_but_not_in_a_captured_graph(mon
     assert group_on(5) is first is group_on(None)
     assert mask.__dict__["_captured"] == {first}
     assert group_on(6) is not first
+
+
+def test_a_statistic_stores_its_groups_until_a_mask_or_the_sizes_change():
+    q, k, ids = drawn()
+    mask = documents(ids) & ch.window(before=9)
+    by_id, band = ch.mass({"own": mask}), ch.mass({"last": ch.window(before=2, align="end")})
+
+    def must_be_equal(statistic, q, k):
+        stored = statistic.masks_for_core(make_problem(q, k, k)[0])
+        for name, group in statistic.groups.items():
+            seen = ch.look(q, k, k, stats=[statistic]).mass[name]
+            wanted = ch.look(q, k, k, stats=[ch.mass({name: group})], engine="tiled").mass[name]
+            torch.testing.assert_close(seen, wanted, rtol=1e-4, atol=1e-5)
+        assert statistic.masks_for_core(make_problem(q, k, k)[0]) is stored
+
+    must_be_equal(by_id, q, k)
+    mask.parts[0].ids.fill_(1)  # one document
+    must_be_equal(by_id, q, k)
+    for Tk in (7, 5):
+        must_be_equal(band, q[:, :, :5], k[:, :, :Tk])
+    assert not {"_core", "_fits"} & pickle.loads(pickle.dumps(band)).__dict__.keys()
 
 
 def test_bits_are_not_stored():

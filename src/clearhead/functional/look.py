@@ -1,13 +1,14 @@
 """`look`: compute the output of attention and exact statistics of its weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import product
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from ..engines.cpu import direct
+from ..engines.cpu.stats import CoreResults, core_results
 from ..engines.operators import in_kernels
 from ..errors import BadValue, refuse_keywords, renamed
 from ..files.results import Savable, data_frame
@@ -15,7 +16,7 @@ from ..formatting import ShownInNotebook
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
-from ..problem.problem import Inputs, Problem
+from ..problem.problem import Inputs, Problem, cached
 from ..stats import (
     DEFAULT_STATISTICS,
     Result,
@@ -95,9 +96,11 @@ def look(
         must_not_be_sharded("look")
     if is_plain_call(bias, sinks, dropout, seed, engine, around):
         if (plain := direct.plain_call(q, k, v, mask, scale, softcap)) is not None:
-            statistics = _parsed(stats, plain.problem)
+            problem, tensors, args = plain
+            statistics = _parsed(stats, problem)
             if all(map(in_kernels, statistics)):
-                return Look(plain.problem, *plain.results(statistics))
+                computed = core_results(problem, tensors, args, statistics, True)
+                return Look(problem, cast(Tensor, computed.out), computed)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
     statistics = _parsed(stats, problem)
@@ -109,16 +112,16 @@ def look(
 
 
 def _parsed(stats: Iterable[str | Statistic], problem: Problem) -> tuple[Statistic, ...]:
-    grid = problem.grid
-    statistics = parse_stats(stats, grid)
-    must_fit(statistics, grid)
+    statistics = parse_stats(stats)
+    must_fit(statistics, problem.grid)
     return statistics
 
 
 def _look(
     problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
 ) -> "Look":
-    return Look(*compute(problem, inputs, engine, ambient(), statistics))
+    computed = compute(problem, inputs, engine, ambient(), statistics)
+    return Look(computed.problem, computed.out, computed.stats)
 
 
 class NotRequested(BadValue, AttributeError):
@@ -135,18 +138,31 @@ class Look(ShownInNotebook, Savable):
     """
 
     out: Tensor
-    names: tuple[str, ...]
 
-    def __init__(self, problem: Problem, out: Tensor, statistics: Mapping[str, Result]):
+    def __init__(
+        self, problem: Problem, out: Tensor, statistics: dict[str, Result] | CoreResults
+    ) -> None:
         self.out = problem.shape_back(out)
-        self.names = tuple(statistics)
-        # A description with the sizes would compile a graph for each length.
-        compiling = torch.compiler.is_compiling()
-        self._about: str | Problem = "a compiled call" if compiling else problem
-        self._results = dict(statistics)
-        if problem.input_dims < 4:
-            for name, x in statistics.items():
-                self._results[name] = map_tensors(x, problem.shape_back)
+        self._about: str | Problem = problem
+        if isinstance(statistics, CoreResults):
+            self._computed = statistics
+            return
+        if torch.compiler.is_compiling():
+            # A description with the sizes would compile a graph for each length.
+            self._about = "a compiled call"
+        back = problem.shape_back
+        self._results = {name: map_tensors(x, back) for name, x in statistics.items()}
+
+    @cached
+    def _results(self) -> dict[str, Result]:
+        """The statistics, which the first access finishes if the core computed them."""
+        back = self._computed.problem.shape_back
+        return {name: map_tensors(x, back) for name, x in self._computed.finish().items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the statistics."""
+        return tuple(self._results)
 
     @property
     def about(self) -> str:
@@ -156,10 +172,10 @@ class Look(ShownInNotebook, Savable):
         return self._about
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_about": self.about}
+        return {"out": self.out, "_results": self._results, "_about": self.about}
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
-        results = self.__dict__.get("_results", {})
+        results = {} if name.startswith("_") else self._results
         if name in results:
             return results[name]
         if new := renamed(name, results):

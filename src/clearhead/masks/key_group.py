@@ -7,6 +7,7 @@ O(Tq x Tk) memory. Ids take O(Tq + Tk), and two of them are compared for each ce
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,19 @@ from .positions import everything, intersect, prefix, window
 from .values import stream_of, to_device
 
 MOST_IDS = 2**24  # float32 holds smaller whole numbers exactly
+
+
+class GroupMask(NamedTuple):
+    """A group of keys as the core reads it: a band or ranges, and numbered ids of queries and keys,
+    which must be equal."""
+
+    before: int
+    after: int
+    lo: Tensor | None
+    hi: Tensor | None
+    bits: Tensor | None
+    query_ids: Tensor | None
+    key_ids: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +108,17 @@ class KeyGroup:
         ranges = self.ranges
         return None if ranges.bits is not None else (ranges.lo, ranges.hi, *self.numbered_ids)
 
-    def _can_be_stored(self) -> bool:
+    @cached_property
+    def mask(self) -> GroupMask:
+        """The group as the core reads it."""
+        if self.band is not None:
+            return GroupMask(*self.band, None, None, None, *self.numbered_ids)
+        ranges = self.ranges
+        return GroupMask(0, 0, ranges.lo, ranges.hi, ranges.bits, *self.numbered_ids)
+
+    @property
+    def can_be_stored(self) -> bool:
+        """Whether the group takes O(Tq + Tk) memory."""
         # On a GPU everything is computed now: a tensor that a CUDA graph captures has no values.
         if self.device is not None and self.device.type == "cuda" and self.arguments is None:
             return False
@@ -124,7 +148,7 @@ def key_groups(masks: Iterable[Mask], grid: Grid, device: torch.device | None) -
         key_of_stored, of_stored, group = mask.__dict__.get("_group", (None, None, None))
         if key != key_of_stored or stream not in (of_stored, None):
             group = _key_group(mask, grid, device)
-            if not captures and group._can_be_stored():
+            if not captures and group.can_be_stored:
                 mask.__dict__["_group"] = key, stream, group
         elif captures:
             mask.__dict__.setdefault("_captured", set()).add(group)

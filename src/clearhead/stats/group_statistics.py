@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar, cast
 
 import torch
@@ -10,13 +10,17 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid, Mask, everything, prefix
-from ..masks.key_group import KeyGroup, key_groups
+from ..masks.key_group import GroupMask, KeyGroup, key_groups
 from ..problem.online_softmax import MASKED, WeightedSum
 from ..problem.problem import Problem
 from .per_key import VALUE, Numbers
 from .statistic import FinishedRows, RowStatistic, Tile, zeros
 
 Groups = Mapping[str, "Mask | tuple[int, int]"]
+
+
+# Attributes of a group statistic that follow from its groups, and are not saved.
+FOLLOWING = {"_with_tensors", "_fits", "_core"}
 
 
 class GroupStatistic(RowStatistic):
@@ -40,11 +44,26 @@ class GroupStatistic(RowStatistic):
         object.__setattr__(self, "masks", [*masks.values()])
         object.__setattr__(self, "_spans", spans)
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: x for name, x in self.__dict__.items() if name not in FOLLOWING}
+
+    @cached_property
+    def _with_tensors(self) -> list[Mask]:
+        """The masks whose tensors may be changed in place."""
+        return [mask for mask in self.masks if mask.version() != ()]
+
+    def _depends_on(self, grid: Grid) -> tuple[object, ...]:
+        """Return what checks and key groups depend on besides the rules of the masks."""
+        return grid, *[mask.version() for mask in self._with_tensors]
+
     def check(self, grid: Grid) -> None:
         for mask in self.masks:
             mask.check(grid)
 
     def must_fit(self, grid: Grid) -> None:
+        known = self._depends_on(grid)
+        if self.__dict__.get("_fits") == known:
+            return
         super().must_fit(grid)
         for mask in self.masks:
             mask.must_fit(grid)
@@ -55,6 +74,7 @@ class GroupStatistic(RowStatistic):
                     "a span (lo, hi) of keys ends at most at the last key.",
                     f"end it at {grid.Tk}, or leave the group out.",
                 )
+        self.__dict__["_fits"] = known
 
     def with_masks(self, change: Callable[[Mask], Mask]) -> "GroupStatistic":
         groups = {name: change(cast(Mask, mask)) for name, mask in self.groups.items()}
@@ -62,6 +82,22 @@ class GroupStatistic(RowStatistic):
 
     def key_groups(self, p: Problem) -> list[KeyGroup]:
         return key_groups(self.masks, p.grid, p.device)
+
+    def masks_for_core(self, p: Problem) -> list[GroupMask]:
+        """Return the key groups of a call of plain tensors on a CPU as the core reads them.
+
+        The statistic stores the last ones, because reading ten masks takes as long as the core.
+        """
+        known, (stored_for, masks) = (
+            self._depends_on(p.grid),
+            self.__dict__.get("_core", (None, [])),
+        )
+        if stored_for != known:
+            groups = self.key_groups(p)
+            masks = [group.mask for group in groups]
+            if all(group.can_be_stored for group in groups):
+                self.__dict__["_core"] = known, masks
+        return masks
 
     def empty(self, p: Problem, queries: int) -> WeightedSum:
         return WeightedSum(zeros(p, queries, len(self.masks)))

@@ -81,4 +81,4 @@ def how_to_request(name: str, requested: Iterable[str]) -> str:
 
 def lse_alone(statistics: tuple[Statistic, ...]) -> bool:
     """Is lse the only statistic? Engines compute it together with the output."""
-    return [s.name for s in statistics] == ["lse"]
+    return len(statistics) == 1 and statistics[0].name == "lse"

@@ -95,12 +95,13 @@ class Statistic(ABC):
         return replace(self, by=numbers)  # type: ignore[type-var]  # statistics are dataclasses
 
     def must_fit(self, grid: Grid) -> None:
-        """Raise `BadValue` if the statistic names more keys than a call of these sizes has.
+        """Raise `BadValue` if the statistic has no meaning for these sizes, or names more keys.
 
         `watch` does not check this, because its calls have many sizes.
         """
-        if self.factors is not None:
-            self.factors.must_fit(grid)
+        self.check(grid)
+        if self.by is not None:
+            cast(PerKey, self.by).must_fit(grid)
 
     def with_masks(self, change: Callable[[Mask], Mask]) -> "Statistic":
         """Apply `change` to every mask of the statistic."""

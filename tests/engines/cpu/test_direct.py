@@ -1,6 +1,9 @@
 """A plain call skips the checks of `make_problem`, with the same bits; other calls do not."""
 
 import math
+import pickle
+from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -143,7 +146,10 @@ def test_masks_of_ranges_and_bits(mask):
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8)])
-@pytest.mark.parametrize("stats", [["lse"], ["entropy", ch.topk(2)], ["received", "max"]])
+@pytest.mark.parametrize("stats", [
+    ["lse"], ["entropy", ch.topk(2)], ["received", "max"], ["max", "effective", "lse"],
+    [ch.mass({"first": (0, 2), "own": ch.window(0, 0)}), ch.weighted(torch.arange(5.0))],
+], ids=str)  # fmt: skip
 def test_statistics_of_a_plain_call(shape, stats):
     """The same as by the path with all checks, in the caller's number of dimensions."""
     q, k, v = (torch.randn(shape) for _ in range(3))
@@ -151,9 +157,32 @@ def test_statistics_of_a_plain_call(shape, stats):
     other = ch.look(q, k, v, mask=ch.causal, stats=stats, engine="cpu")
     assert torch.equal(seen.out, ch.attention(q, k, v, mask=ch.causal))
     for name in seen.names:
-        got, wanted = getattr(seen, name), getattr(other, name)
-        for x, y in zip(*((z if name == "topk" else (z,)) for z in (got, wanted)), strict=True):
+        for x, y in zip(*map(parts, (getattr(seen, name), getattr(other, name))), strict=True):
             assert torch.equal(x, y) and x.shape[: len(shape) - 2] == shape[:-2]
+
+
+def parts(result):
+    """Return the tensors of a statistic."""
+    if isinstance(result, Tensor):
+        return [result]
+    return list(result.values() if isinstance(result, dict) else result)
+
+
+@pytest.mark.parametrize("copy", [deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_look_that_was_not_read_is_copied_and_saved(copy, tmp_path):
+    """The first access finishes the statistics."""
+    q, k, v = (torch.randn(3, 5, 8) for _ in range(3))
+    stats = ["entropy", "lse", ch.topk(2), ch.mass({"first": ch.prefix(1)})]
+    look = partial(ch.look, q, k, v, mask=ch.causal, stats=stats)
+    read = look()
+    loaded = ch.load(look().save(tmp_path / "look.safetensors"))
+    for other in (copy(look()), loaded):
+        assert other.names == read.names and other.about == read.about
+        assert torch.equal(other.out, read.out)
+        for name in read.names:
+            assert all(map(torch.equal, parts(getattr(other, name)), parts(getattr(read, name))))
+    with pytest.raises(AttributeError, match="'max'"):
+        _ = look().max
 
 
 class Exchanged(torch.overrides.TorchFunctionMode):

@@ -96,13 +96,12 @@ class Cpu(Engine):
             decoded, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
             return Results(decoded, {"lse": lse.to(problem.wide)})
-        p, tensors, out = undropped, readable(inputs, output and not problem.dropout), None
-        if output and not problem.dropout:
-            out = inputs.q.new_empty(p.B, p.H, p.Tq, p.Dv)
-        results = core_results(p, tensors, args_of(p), statistics, out)
+        p, together = undropped, output and not problem.dropout
+        computed = core_results(p, readable(inputs, together), args_of(p), statistics, together)
+        out = computed.out
         if output and problem.dropout:
             out = attend_or_record(problem, inputs, False)[0]
-        return Results(out, results)
+        return Results(out, computed.finish())
 
 
 def _few_weights(p: Problem) -> bool:

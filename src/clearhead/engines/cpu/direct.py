@@ -6,22 +6,18 @@ where their checks take 0.7 us. `make_problem` checks any other call, and raises
 """
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from ...masks import Grid, Mask, everything
-from ...masks.values import as_4d
 from ...problem.check import LARGEST_CAP
 from ...problem.problem import Inputs, Problem
-from ...stats import Result, Statistic, lse_alone
 from ...torch_state import is_undisturbed, one_thread_after_fork
 from ..operators import UNMASKED, KernelArgs, mask_args
 from .call import check
 from .extension import core, level
 from .operator import RecordedCall
-from .stats import core_results
 
 # (B, H, G, Tq, Tk, D, Dv, dims, whether autograd records the call)
 Sizes: TypeAlias = tuple[int, int, int, int, int, int, int, int, bool]
@@ -50,25 +46,6 @@ def output_of(
     return out
 
 
-class PlainCall(NamedTuple):
-    """A plain call, after its checks, for statistics."""
-
-    problem: Problem
-    tensors: Inputs
-    args: KernelArgs
-
-    def results(self, statistics: tuple[Statistic, ...]) -> tuple[Tensor, dict[str, Result]]:
-        """Compute the output, (B, H, Tq, Dv), and finished statistics that are `in_kernels`."""
-        p, tensors, args = self
-        out = tensors.q.new_empty(p.B, p.H, p.Tq, p.Dv)
-        if not lse_alone(statistics):
-            return out, core_results(p, tensors, args, statistics, out)
-        # The bits of a compiled call, and decoded in one sweep.
-        lse = tensors.q.new_empty(p.B, p.H, p.Tq, dtype=torch.float64)
-        check(core.attend(*tensors, out, lse, None, args))
-        return out, {"lse": lse.to(p.wide)}
-
-
 def plain_call(
     q: Tensor,
     k: Tensor,
@@ -76,8 +53,9 @@ def plain_call(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-) -> PlainCall | None:
-    """Check a plain call, or return None for any other call. Raises as `output_of`."""
+) -> tuple[Problem, Inputs, KernelArgs] | None:
+    """Check a plain call for `core_results`, or return None for any other call. Raises as
+    `output_of`."""
     if (checked := _check(q, k, v, mask, scale, softcap)) is None:
         return None
     (B, H, G, Tq, Tk, D, Dv, dims, grad), args = checked
@@ -87,8 +65,8 @@ def plain_call(
         B, H, G, Tq, Tk, D, Dv, q.dtype, q.device, everything if mask is None else mask, None,
         args.scale, softcap, None, 0.0, None, False, dims,
     )  # fmt: skip
-    tensors = Inputs(q, k, v) if dims == 4 else Inputs(as_4d(q), as_4d(k), as_4d(v))
-    return PlainCall(p, tensors, args)
+    tensors = Inputs(q, k, v)  # the core reads fewer dimensions too
+    return p, tensors, args
 
 
 def _check(

@@ -37,15 +37,21 @@ def must_have_fields(arguments: type[NamedTuple]) -> None:
     )
 
 
-must_be_of_this_version(bool(core) and not hasattr(core, "sizes"), "how tensors are read")
+must_be_of_this_version(bool(core) and "Groups" not in core.fields(), "how tensors are made")
 
 # The library with torch's threads: by name on Linux, by path elsewhere.
 LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.dylib")
 _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 
-# torch's functions by which the core reads tensors.
+# torch's types and functions by which the core reads and makes tensors.
 _reads: bool = core is not None and core.take_tensors(
-    Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled
+    Tensor,
+    Parameter,
+    torch.float32,
+    torch.int64,
+    Tensor.is_neg,
+    torch.is_grad_enabled,
+    Tensor.new_empty,
 )
 if core is not None and not _reads:
     raise ImportError(

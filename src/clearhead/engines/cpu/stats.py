@@ -2,8 +2,8 @@
 one.
 
 `core_results` returns finished statistics. `core_stats` returns the accumulators of `stats/` as a
-`Partial`, which merges with others and has gradients. Both call the core with `RowStats` and
-`WeightSums` (kernels/attention.h).
+`Partial`, which merges with others and has gradients. Both call `attend_with_stats` of the core
+(kernels/bind.cpp).
 """
 
 import math
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from ...masks.key_group import GroupMask
 from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
@@ -19,58 +20,31 @@ from ...stats.group_statistics import GroupStatistic
 from ...stats.row_statistics import Entropy, Moment
 from ...stats.statistic import (
     WeightStatistic,
-    empty_rows,
     finish_rows,
-    zeros,
 )
 from ...stats.top_scores import TopScores
-from ..operators import KernelArgs, MaskArgs, with_rows
+from ..operators import KernelArgs, with_rows
 from .call import args_of, check
 from .extension import core, must_have_fields
 
 LN2 = math.log(2.0)
-GROUPED = {"mass", "weighted", "value_weighted"}
 
 
-class Group(NamedTuple):
-    """A group of keys: a band or ranges, ids of queries and keys, which must be equal, the numbers
-    that multiply weights, (B, H, Tk), and whether the sums are of weights, and not of 2^y."""
+class Groups(NamedTuple):
+    """The groups of keys of a statistic: their masks (`GroupMask`), the numbers that multiply
+    weights, (B, H, Tk), and whether the sums are of weights, and not of 2^y."""
 
-    before: int
-    after: int
-    lo: Tensor | None
-    hi: Tensor | None
-    bits: Tensor | None
-    query_ids: Tensor | None
-    key_ids: Tensor | None
+    masks: list[GroupMask]
     factors: Tensor | None
     of_weights: bool
 
 
-class RowStats(NamedTuple):
-    """What the core writes for every query; None if it is not needed. `max`, `sum`, `moment` and
-    scores are accumulators in the core's units; the others are finished."""
+class Sums(NamedTuple):
+    """The sums of weights that the core adds to; None if one is not needed. `attend_with_stats`
+    computes `max` and `share` itself."""
 
     max: Tensor | None = None
-    sum: Tensor | None = None
-    moment: Tensor | None = None
-    largest: Tensor | None = None
-    lse: Tensor | None = None
-    entropy: Tensor | None = None
     share: Tensor | None = None
-    top_offsets: Tensor | None = None
-    top_scores: Tensor | None = None
-    top_keys: Tensor | None = None
-    group_sums: Tensor | None = None
-    groups: list[Group] = []  # noqa: RUF012 (never changed)
-    top_weights: bool = False
-
-
-class Sums(NamedTuple):
-    """The sums of weights that the core adds to; None if one is not needed."""
-
-    max: Tensor
-    share: Tensor
     received: Tensor | None = None
     map_rows: int = 0
     map_cols: int = 0
@@ -80,19 +54,47 @@ class Sums(NamedTuple):
     exact: Tensor | None = None
 
 
-for arguments in (RowStats, Group, Sums):
+for arguments in (GroupMask, Groups, Sums):
     must_have_fields(arguments)
 
-
-# The members of `RowStats`, (B, H, Tq), from which each statistic follows.
-NEEDS = {
-    "lse": ["lse"], "max": ["largest"], "entropy": ["entropy"], "effective": ["entropy"],
-    "topk": [], "mass": [], "weighted": [], "value_weighted": [],
-    "received": ["max", "share"], "pooled": ["max", "share"], "exact_rows": ["max", "share"],
-}  # fmt: skip
+# The statistics of rows that the core computes, (B, H, Tq), as bits of a number. `max`, `sum` and
+# `moment` are accumulators in the core's units; the others are finished.
+ROWS = core.fields()["RowStats"].split() if core else []
+BITS = {name: 1 << i for i, name in enumerate(ROWS)}
+NEEDS = {"lse": "lse", "max": "largest", "entropy": "entropy", "effective": "entropy"}
 
 # The member of `Sums` to which each statistic of the second sweep is added.
 SUMS = {"received": "received", "pooled": "map", "exact_rows": "exact"}
+
+
+class CoreResults(NamedTuple):
+    """What the core computed: the output, and the numbers of statistics (`attend_with_stats`)."""
+
+    problem: Problem
+    statistics: tuple[Statistic, ...]
+    requested: int  # the bits of `rows`
+    sums: Sums | None
+    out: Tensor | None
+    rows: Tensor | None
+    top_weights: Tensor | None
+    top_keys: Tensor | None
+    group_sums: Tensor | None
+
+    def finish(self) -> dict[str, Result]:
+        """Return the statistics by name. Most are views of the tensors of the core."""
+        return {s.name: self._finished(s) for s in self.statistics}
+
+    def _finished(self, s: Statistic) -> Result:
+        if s.name in NEEDS:
+            row = _row(NEEDS[s.name], self.requested, cast(Tensor, self.rows))
+            return s.of_entropy(row) if isinstance(s, Entropy) else row
+        if isinstance(s, topk):
+            return s.padded(cast(Tensor, self.top_weights), cast(Tensor, self.top_keys))
+        if isinstance(s, GroupStatistic):
+            sums = _sums_by_statistic(cast(Tensor, self.group_sums), self.statistics)
+            return s.of_sums(sums[s.name])
+        total = _sum_of(s, self.problem, cast(Sums, self.sums))
+        return cast(WeightStatistic, s).finish(total, self.problem.grid, None)
 
 
 def core_results(
@@ -100,47 +102,30 @@ def core_results(
     tensors: Inputs,
     args: KernelArgs,
     statistics: tuple[Statistic, ...],
-    out: Tensor | None,
-) -> dict[str, Result]:
-    """Compute finished statistics of all queries over all keys, without gradients. The same sweep
-    writes the output into `out`; if that is None, `tensors` need no values (`readable`)."""
-    new, B, H, Tq = tensors.q.new_empty, p.B, p.H, p.Tq
-    wanted: dict[str, Any] = {}
+    output: bool,
+) -> CoreResults:
+    """Compute statistics of all queries over all keys, without gradients, and in the same sweep the
+    output; without it, `tensors` need no values (`readable`)."""
+    requested, n, offsets, groups, sums = 0, -1, None, [], None
     for s in statistics:
-        for name in NEEDS[s.name]:
-            if name not in wanted:
-                wanted[name] = new(B, H, Tq, dtype=torch.float32)
-        if s.name == "topk":
-            tops = cast(topk, s)
-            size = (B, H, Tq, min(tops.n, p.Tk))
-            scores, keys = new(size, dtype=torch.float32), new(size, dtype=torch.long)
-            offsets = None if s.by is None else _top_offsets(tops, p, tensors, args)
-            wanted |= {"top_offsets": offsets, "top_scores": scores, "top_keys": keys}
-        elif s.name in GROUPED and "groups" not in wanted:
-            groups = _groups(p, statistics, finished=True)
-            group_sums = new(B, H, Tq, len(groups), dtype=torch.float32)
-            wanted |= {"groups": groups, "group_sums": group_sums}
-    rows = RowStats(**wanted, top_weights=True)
-    sums = None
-    if rows.max is not None and rows.share is not None:
-        sums = _empty_sums(p, statistics, rows.max, rows.share)
-    check(core.attend_with_stats(*tensors, out, args, rows, sums))
-    return {s.name: _finished(s, p, statistics, rows, sums) for s in statistics}
+        if s.name in NEEDS:
+            requested |= BITS[NEEDS[s.name]]
+        elif s.sweep == "second":
+            sums = sums or _empty_sums(p, statistics)
+        elif isinstance(s, topk):
+            n, offsets = min(s.n, p.Tk), _top_offsets(s, p, tensors, args)
+        else:
+            groups.append(_groups(cast(GroupStatistic, s), p, finished=True))
+    code, *computed = core.attend_with_stats(
+        *tensors, output, args, requested, n, offsets, True, groups, sums
+    )
+    check(code)
+    return CoreResults(p, statistics, requested, sums, *computed)
 
 
-def _finished(
-    s: Statistic, p: Problem, statistics: tuple[Statistic, ...], rows: RowStats, sums: Sums | None
-) -> Result:
-    if s.sweep == "second":
-        return cast(WeightStatistic, s).finish(_sum_of(s, p, cast(Sums, sums)), p.grid, None)
-    if s.name == "topk":
-        return cast(topk, s).padded(cast(Tensor, rows.top_scores), cast(Tensor, rows.top_keys))
-    if s.name in GROUPED:
-        (total,) = _group_sums(rows.group_sums, statistics)[cast(GroupStatistic, s).accumulator]
-        return cast(GroupStatistic, s).of_sums(total)
-    if s.name in ("entropy", "effective"):
-        return cast(Entropy, s).of_entropy(cast(Tensor, rows.entropy))
-    return cast(Tensor, rows.lse if s.name == "lse" else rows.largest)
+def _row(name: str, requested: int, rows: Tensor) -> Tensor:
+    """Select a statistic from those that were `requested`, (n, B, H, Tq)."""
+    return rows[(requested & (BITS[name] - 1)).bit_count()]
 
 
 def core_stats(
@@ -150,38 +135,36 @@ def core_stats(
     largest logit of every query in float64, which `State` rounds."""
     tensors, args = readable(inputs, False), args_of(p)
     unit = core.logit_scale(*tensors, args)
-    rows = empty_rows(p, statistics, p.Tq)
-    (moment,) = rows.more.get("moment", (None,))
-    top_scores, top_keys = rows.more.get("top", (None, None))
     tops = next((s for s in statistics if isinstance(s, topk)), None)
-    groups = _groups(p, statistics, finished=False)
-    group_sums = zeros(p, p.Tq, len(groups)) if groups else None
-    check(
-        core.attend_with_stats(
-            *tensors,
-            None,
-            args,
-            RowStats(
-                max=rows.max,
-                sum=rows.sum,
-                moment=moment,
-                top_offsets=None if tops is None else _top_offsets(tops, p, tensors, args),
-                top_scores=top_scores,
-                top_keys=top_keys,
-                group_sums=group_sums,
-                groups=groups,
-            ),
-            None,
-        )
+    n, offsets = -1, None
+    if tops is not None:
+        n, offsets = min(tops.n, p.Tk), _top_offsets(tops, p, tensors, args)
+    groups = [_groups(s, p, finished=False) for s in statistics if isinstance(s, GroupStatistic)]
+    names = ["max", "sum"]
+    if any(isinstance(s, Entropy) for s in statistics):
+        names.append("moment")
+    code, _, rows, top_scores, top_keys, group_sums = core.attend_with_stats(
+        *tensors, False, args, sum(BITS[name] for name in names), n, offsets, False, groups, None
     )
-    more = {**rows.more, **_group_sums(group_sums, statistics)}
-    state = State(rows.max * unit, rows.sum, {n: _in_nats(x, unit) for n, x in more.items()})
+    check(code)
+    top, total = rows[0], rows[1]
+    more: dict[str, Accumulator] = {}
+    for s in statistics:
+        if isinstance(s, Entropy):
+            more[s.accumulator] = Moment(rows[2] * LN2)
+        elif isinstance(s, topk):  # float64: exact differences
+            more[s.accumulator] = TopScores(top_scores.double() * unit, top_keys)
+        elif isinstance(s, GroupStatistic):
+            more[s.accumulator] = WeightedSum(_sums_by_statistic(group_sums, statistics)[s.name])
+    state = State(top * unit, total, more)
     sums = None
     if second := [s for s in statistics if s.sweep == "second"]:
-        into = _empty_sums(p, statistics, rows.max, finish_rows(state, p.sinks).factor)
+        into = _empty_sums(p, statistics)._replace(
+            max=top, share=finish_rows(state, p.sinks).factor
+        )
         check(core.sum_weights(*tensors, args, into))
         sums = {s.name: _sum_of(s, p, into) for s in second}
-    return Partial.of_all(p, statistics, state, sums), rows.max.double() * unit
+    return Partial.of_all(p, statistics, state, sums), top.double() * unit
 
 
 def readable(inputs: Inputs, output: bool) -> Inputs:
@@ -190,28 +173,16 @@ def readable(inputs: Inputs, output: bool) -> Inputs:
     return Inputs(q, k, v if output else v[..., :0])
 
 
-def _groups(p: Problem, statistics: tuple[Statistic, ...], *, finished: bool) -> list[Group]:
-    """Return the groups of all statistics; sums are of weights if a `finished` statistic is."""
-    groups = []
-    for s in statistics:
-        if isinstance(s, GroupStatistic):
-            numbers, of_weights = _numbers(s, p), finished and s.of_weights
-            for x in s.key_groups(p):
-                if x.band is not None:
-                    rule: MaskArgs = (*x.band, None, None, None)
-                else:
-                    rule = (0, 0, x.ranges.lo, x.ranges.hi, x.ranges.bits)
-                groups.append(Group(*rule, *x.numbered_ids, numbers, of_weights))
-    return groups
+def _groups(s: GroupStatistic, p: Problem, *, finished: bool) -> Groups:
+    """Return the groups of a statistic; sums are of weights if a `finished` statistic is."""
+    return Groups(s.masks_for_core(p), _numbers(s, p), finished and s.of_weights)
 
 
-def _group_sums(sums: Tensor | None, statistics: tuple[Statistic, ...]) -> dict[str, Accumulator]:
-    """Return the sums of each statistic over its groups, by its accumulator."""
-    if sums is None:
-        return {}
+def _sums_by_statistic(sums: Tensor, statistics: tuple[Statistic, ...]) -> dict[str, Tensor]:
+    """Split the sums over the groups of all statistics, (B, H, Tq, groups)."""
     grouped = [s for s in statistics if isinstance(s, GroupStatistic)]
-    parts = [sums] if len(grouped) == 1 else sums.split([len(s.masks) for s in grouped], -1)
-    return {s.accumulator: WeightedSum(x) for s, x in zip(grouped, parts, strict=True)}
+    parts = sums.split([len(s.masks) for s in grouped], -1)
+    return {s.name: part for s, part in zip(grouped, parts, strict=True)}
 
 
 def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
@@ -224,32 +195,26 @@ def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
 
 def _top_offsets(statistic: topk, p: Problem, tensors: Inputs, args: KernelArgs) -> Tensor | None:
     """Return offsets to add to the core's raw scores, so that it ranks by weight times number."""
-    numbers = _numbers(statistic, p)
-    return None if numbers is None else numbers.log() / core.logit_scale(*tensors, args)
+    if (numbers := _numbers(statistic, p)) is None:
+        return None
+    return numbers.log() / core.logit_scale(*tensors, args)
 
 
-def _in_nats(x: Accumulator, unit: float) -> Accumulator:
-    if isinstance(x, Moment):
-        return Moment(x.total * LN2)
-    if isinstance(x, TopScores):
-        return TopScores(x.scores.double() * unit, x.keys)  # float64: exact differences
-    return x
-
-
-def _empty_sums(p: Problem, statistics: tuple[Statistic, ...], top: Tensor, share: Tensor) -> Sums:
+def _empty_sums(p: Problem, statistics: tuple[Statistic, ...]) -> Sums:
     """Return sums of 0 for the statistics of the second sweep."""
     into: dict[str, Any] = {}
     for s in statistics:
-        if isinstance(s, WeightStatistic):
-            into[SUMS[s.name]] = s.empty(p, slice(0, p.Tq), p.Tk)
-        if isinstance(s, pooled):
-            into |= {"map_rows": s.query_bins(p), "map_cols": s.key_bins(p)}
+        if s.sweep == "second":
+            into[SUMS[s.name]] = cast(WeightStatistic, s).empty(p, slice(0, p.Tq), p.Tk)
+        if s.name == "pooled":
+            bins = cast(pooled, s)
+            into |= {"map_rows": bins.query_bins(p), "map_cols": bins.key_bins(p)}
             into["map_factors"] = _numbers(s, p)
-        if isinstance(s, exact_rows) and (positions := s.positions(p.grid)):
+        if s.name == "exact_rows" and (positions := cast(exact_rows, s).positions(p.grid)):
             row_of = torch.full((p.Tq,), -1, device="cpu")
             row_of[positions] = torch.arange(len(positions), device="cpu")
             into["exact_row"] = row_of
-    return Sums(top, share, **into)
+    return Sums(**into)
 
 
 def _sum_of(s: Statistic, p: Problem, sums: Sums) -> Tensor:
