@@ -2,9 +2,10 @@
 
     python -m bench.host
 
-Kernels are found in the cache of compiled ones, as after the first call, and start nothing. Tensors
-are on the CPU, so allocations differ from those of a GPU, and CUDA's own start is not included.
-They are small, because torch's operations between the kernels compute here.
+Kernels are found in the cache of compiled ones, as after the first call, and start nothing; torch's
+fused kernels only allocate their results. Tensors are on the CPU, so allocations differ from those
+of a GPU, and CUDA's own start is not included. They are small, because torch's operations between
+the kernels compute here.
 """
 
 import os
@@ -27,12 +28,23 @@ class NothingStarts:
         return lambda *arguments: None
 
 
+def results_only(of: Any) -> tuple[torch.Tensor, ...]:
+    """Allocate the results of a fused kernel of torch, or of its gradient, and compute nothing."""
+    q, k, v = of.q, of.k, of.v
+    if hasattr(of, "dout"):
+        return tuple(torch.empty_like(x) for x in (q, k, v))
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
 def calls_of_engines() -> dict[str, Callable[[], Any]]:
-    """Return the calls to measure, by name. With `fused`, torch's kernel for a CPU computes."""
+    """Return the calls to measure, by name."""
     import clearhead as ch
+    from clearhead.masks.key_group import duplicate_keys
 
     q, k, v = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 64, 16), torch.randn(1, 2, 64, 16)
     x = [torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3)]
+    groups = {"sink": ch.prefix(1), "near": ch.window(before=3, after=0)}
+    copies = {"copies": duplicate_keys(torch.arange(32) % 5)}
     seed, plain = torch.randn(1, 2, 32, 16), [y.detach() for y in x]
 
     def decode(engine: str) -> None:
@@ -54,6 +66,8 @@ def calls_of_engines() -> dict[str, Callable[[], Any]]:
         "look, lse": lambda: look("lse"),
         "look, entropy": lambda: look("entropy"),
         "look": lambda: look("entropy", ch.topk(8), "received", ch.pooled(8, 8)),
+        "look, mass": lambda: look("lse", "max", "entropy", ch.mass(groups)),
+        "look, mass by ids": lambda: look(ch.mass(copies)),
     }
 
 
@@ -62,13 +76,16 @@ def measure_host(rounds: int = ROUNDS, calls: int = CALLS) -> dict[str, float]:
 
     `TRITON_INTERPRET` must be 1 when triton is imported, so that the engines accept a CPU.
     """
+    from clearhead.engines.gpu.fused import operator
     from clearhead.engines.gpu.triton import start
 
-    compiled, start._compiled = start._compiled, NothingStarts()  # type: ignore[assignment]  # a stub
+    compiled, torchs = start._compiled, operator.FOR_CPU
+    start._compiled = NothingStarts()  # type: ignore[assignment]  # a stub
+    operator.FOR_CPU = operator.Fused(results_only, results_only)  # type: ignore[arg-type]  # both
     try:
         return {name: _least(run, rounds, calls) for name, run in calls_of_engines().items()}
     finally:
-        start._compiled = compiled
+        start._compiled, operator.FOR_CPU = compiled, torchs
 
 
 def _least(run: Callable[[], Any], rounds: int, calls: int) -> float:

@@ -361,17 +361,54 @@ def test_a_repeated_training_step_has_the_bits_of_a_new_one(engine):
 
 
 @interpreted
-def test_which_queries_see_a_tile_is_never_a_part_of_a_record(monkeypatch):
-    """It takes 170 calls of torch, and is computed once for the layers that share a mask."""
+def test_a_repeated_backward_pass_reads_which_queries_see_a_tile_of_its_own_mask(monkeypatch):
+    """This takes 170 calls of torch, is computed once for the layers that share a mask, and is an
+    argument of the record."""
     from clearhead.engines.gpu.triton import operator
 
     records = Records()
     monkeypatch.setattr(
-        operator, "_gradients", lambda *args: records.call(operator.gradients, args)
+        operator, "_repeated_gradients", lambda *args: records.call(operator.gradients, args)
     )
+    for first in (2, 3, 12):
+        tensors = [x.requires_grad_() for x in draw(1, 1, 21, 16)]
+        exact = [x.detach().double().requires_grad_() for x in tensors]
+        mask = ch.window(before=4, after=0) | ch.prefix(first)
+        grads, true = (
+            torch.autograd.grad(ch.attention(*x, mask=mask, engine=engine).square().sum(), x)
+            for x, engine in ((tensors, "triton"), (exact, "steps"))
+        )
+        for x, y in zip(grads, true, strict=True):
+            torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
+    (record,) = records._by_kind.values()
+    assert not any("scatter" in str(c) for c in record.__globals__.values())
+
+
+@interpreted
+@pytest.mark.parametrize("engine", ["triton", "fused"])
+def test_a_recorded_call_is_refused_where_the_operator_is(engine):
+    """A plain call passes autograd few arguments; the operator computes other derivatives."""
+    tensors = [x.requires_grad_() for x in draw(1, 1, 5, 8)]
+    out = ch.attention(*tensors, mask=ch.causal, engine=engine)
+    (grad,) = torch.autograd.grad(out.sum(), tensors[:1], create_graph=True)
+    with pytest.raises(ch.BadValue, match=r"A second derivative"):
+        grad.sum().backward()
+    out = ch.attention(*tensors, mask=ch.causal, engine=engine)
+    two = torch.stack([torch.ones_like(out), 2 * torch.ones_like(out)])
+    (batch,) = torch.autograd.grad(out, tensors[:1], two, is_grads_batched=True)
+    torch.testing.assert_close(batch[0], grad.detach())
+    torch.testing.assert_close(batch[1], 2 * batch[0])
+
+
+@interpreted
+def test_a_flag_that_one_backward_pass_raised_changes_no_other():
+    """NaN in a gradient of the output raises the flag of the forward pass."""
     tensors = [x.requires_grad_() for x in draw(1, 1, 21, 16)]
-    for first in (2, 3):  # the second call, of a new mask, would be recorded
-        mask = ch.window(before=9, after=0) | ch.prefix(first)
-        out = ch.attention(*tensors, mask=mask, engine="triton")
-        torch.autograd.grad(out.sum(), tensors)
-    assert list(records._by_kind.values()) == [replay.NOT_RECORDABLE]
+    out = ch.attention(*tensors, mask=ch.causal, engine="fused")
+    seed, broken = torch.ones_like(out), torch.ones_like(out)
+    broken[0, 0, 20] = float("nan")
+    first = torch.autograd.grad(out, tensors, seed, retain_graph=True)
+    worse = torch.autograd.grad(out, tensors, broken, retain_graph=True)
+    assert worse[0][0, 0, :20].equal(first[0][0, 0, :20]) and worse[0][0, 0, 20].isnan().all()
+    for x, y in zip(torch.autograd.grad(out, tensors, seed), first, strict=True):
+        assert torch.equal(x, y)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ...problem.problem import Inputs, Problem
-from ...torch_state import is_plain, is_undisturbed
 from ..operators import (  # fmt: skip
     BIAS,
     KernelArgs,
     define_operator,
     gradients_by_argument,
+    recorded_call,
     savable,
     save,
     saved,
@@ -58,7 +58,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     """Compute the output. With the log-sum-exp, the rounding error is computed too, because a
     gradient needs both."""
     *args, lse = rest
-    out, sums, rounding = attend(q, k, v, KernelArgs(*args), lse, lse and _rounds(q))
+    return _outputs(q, k, v, KernelArgs(*args), lse)
+
+
+def _outputs(
+    q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, sums, rounding = attend(q, k, v, args, lse, lse and _rounds(q))
     return (
         out,
         out.new_empty(0, dtype=torch.float64) if sums is None else sums,
@@ -129,30 +135,15 @@ _operator = define_operator(
 )  # fmt: skip
 
 
-class RecordedCall(torch.autograd.Function):
-    """A call that autograd records, of plain tensors, without bias, sinks and dropout.
+def _plain_gradients(
+    dout: Tensor, out: Tensor, lse: Tensor, rounding: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    args: KernelArgs,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    correction = rounding if _rounds(q) else None
+    of = OutputGrads(None, None, None, with_rows(dout), out, correction, True)
+    return gradients(q, k, v, args, lse, of, False)
 
-    It passes autograd four arguments and one output, which for 16 tokens takes half the time that
-    the function of the operator takes with its 17 and three. It saves the same tensors: the
-    operator computes a call that `watch` records, and a checkpoint may recompute it here.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, args: KernelArgs) -> Tensor:
-        out, lse, rounding = attend(q, k, v, args, True, _rounds(q))
-        ctx.numbers, ranges = args[:4], map(savable, args[4:7])
-        rounding = out.new_empty(0) if rounding is None else rounding
-        ctx.save_for_backward(out, lse, rounding, q, k, v, *ranges)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        out, lse, rounding, q, k, v, *ranges = saved = ctx.saved_tensors
-        args = KernelArgs(*ctx.numbers, *ranges)
-        if not torch.is_grad_enabled() and is_undisturbed() and is_plain(dout, *saved):
-            correction = rounding if _rounds(q) else None
-            of = OutputGrads(None, None, None, with_rows(dout), out, correction, True)
-            grads = gradients(q, k, v, args, lse, of, False)
-        else:
-            grads = _operator.backward(dout, None, out, lse, rounding, q, k, v, *args, False)
-        return *grads[:3], None
+RecordedCall = recorded_call(
+    lambda q, k, v, args: _outputs(q, k, v, args, True), _plain_gradients, _operator.backward
+)

@@ -69,8 +69,10 @@ class Fused(Engine):
     ) -> Answer:
         from .operator import attend
 
-        stats = super().answer(problem, inputs, statistics, output=False).stats
-        return Answer(attend(problem, inputs)[0] if output else None, stats)
+        out = attend(problem, inputs)[0] if output else None
+        if not statistics:
+            return Answer(out, None)
+        return Answer(out, super().answer(problem, inputs, statistics, output=False).stats)
 
     @with_own_buffers
     def results(

@@ -15,14 +15,15 @@ from torch import Tensor
 from ....errors import BadValue
 from ....masks.key_ranges import UNLIMITED
 from ....problem.problem import Inputs, Problem
-from ....torch_state import is_plain, is_unbatched
+from ....torch_state import is_plain
 from ...operators import (  # fmt: skip
     KernelArgs,
     define_operator,
     gradients_by_argument,
+    is_recordable,
+    recorded_call,
     save,
     saved,
-    tensors_of,
     with_own_buffers,
     with_rows,
 )
@@ -71,8 +72,11 @@ def attend(p: Problem, inputs: Inputs, lse: bool = False) -> tuple[Tensor, Tenso
     """Compute the output, and with `lse` the log-sum-exp (B, H, Tq), which has no gradient, of a
     problem for which `why_not_direct` returns no reason."""
     rule = KernelArgs(p.scale, 0.0, UNLIMITED, 0 if is_causal(p) else UNLIMITED)
-    if not p.grad and is_plain(*inputs):
+    plain = is_plain(*inputs)
+    if plain and not p.grad:
         out, sums, _ = compute(*inputs, rule, lse)
+    elif plain and not lse and is_recordable(p, rule):
+        return _RecordedCall.apply(*inputs, rule), None
     else:
         out, sums, _ = _operator.attend(*inputs, *rule)
     return out, sums if lse else None
@@ -81,14 +85,14 @@ def attend(p: Problem, inputs: Inputs, lse: bool = False) -> tuple[Tensor, Tenso
 @replayed
 def compute(
     q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, lse: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the output, the log-sum-exp (empty without `lse`), and the flag of the repair (None
-    without a causal mask)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the output, the log-sum-exp (empty without `lse`), and the flag of the repair, which
+    has no value without a causal mask."""
     q, k, v = (with_rows(x) for x in (q, k, v))
     causal = rule.after == 0
     out, sums = kernel_for(q, k, v, causal).forward(Forward(q, k, v, rule.scale, causal, lse))
     if not causal:
-        return out, sums, None
+        return out, sums, q.new_empty(1, dtype=torch.int32)
     from ..triton.repair import repair_output
 
     return out, sums, repair_output(q, k, v, rule, out, sums if lse else None)
@@ -99,7 +103,7 @@ def gradients(
     dout: Tensor, out: Tensor, lse: Tensor, flag: Tensor, q: Tensor, k: Tensor, v: Tensor,
     rule: KernelArgs,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of q, k and v."""
+    """Compute the gradients of q, k and v. This may raise the flag."""
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
     dout = dout.contiguous() if 0 in dout.stride() else dout
     causal = rule.after == 0
@@ -232,7 +236,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     out, lse, flag = compute(q, k, v, KernelArgs(*rest), True)
     if out.stride() != (strides := _layout(q, v)):
         out = torch.empty_strided(out.shape, strides, dtype=q.dtype, device=q.device).copy_(out)
-    return out, lse, lse.new_empty(1, dtype=torch.int32) if flag is None else flag
+    return out, lse, flag
 
 
 def _layout(q: Tensor, v: Tensor) -> tuple[int, ...]:
@@ -260,7 +264,7 @@ def _attend_backward(
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     *rule, _ = rest
-    grads = gradients(dout, out, lse, flag, q, k, v, KernelArgs(*rule))
+    grads = gradients(dout, out, lse, flag.clone(), q, k, v, KernelArgs(*rule))
     none = q.new_empty(0, dtype=torch.float32)
     # Contiguous, as a compiled graph expects them.
     return *(x.contiguous() for x in grads), none, none.clone()  # type: ignore[return-value]  # three gradients
@@ -275,12 +279,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _back(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Any, ...]:
     (out, lse, flag), args = saved(ctx, 3)
     dout = torch.zeros_like(out) if dout is None else dout
-    if not torch.is_grad_enabled() and is_unbatched(dout, *tensors_of(args)):
-        q, k, v, *rule = args
-        grads = gradients(dout, out, lse, flag, q, k, v, KernelArgs(*rule))
-        return (*grads, *[None] * (len(args) - 3))
-    every = _operator.backward(dout, None, out, lse, flag, *args, False)
-    return tuple(gradients_by_argument(every, args, False))
+    grads = _operator.backward(dout, None, out, lse, flag, *args, False)
+    return tuple(gradients_by_argument(grads, args, False))
 
 
 _operator = define_operator(
@@ -289,3 +289,7 @@ _operator = define_operator(
     flags="", outputs="out lse flag",
     attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
 )  # fmt: skip
+
+_RecordedCall = recorded_call(
+    lambda q, k, v, rule: compute(q, k, v, rule, True), gradients, _operator.backward
+)

@@ -82,10 +82,10 @@ class Triton(Engine):
         if statistics and can_count(problem, inputs, statistics):
             p = problem if output else problem.without_dropout
             return Answer(*answer_and_stats(p, inputs, statistics, output))
-        return Answer(
-            attend_or_record(problem, inputs, False)[0] if output else None,
-            super().answer(problem, inputs, statistics, output=False).stats,
-        )
+        computed = attend_or_record(problem, inputs, False)[0] if output else None
+        if not statistics:
+            return Answer(computed, None)
+        return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
 
     @with_own_buffers
     def results(

@@ -9,8 +9,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ....torch_state import has_values
 from ...operators import KernelArgs, with_rows
-from ..replay import do_not_record, on_device
-from .arguments import KernelRule, Rows, Sizes, cells_if, kernel_rule, rows, sizes_of
+from ..replay import on_device
+from .arguments import KernelRule, Sizes, cells_if, kernel_rule, rows, sizes_of
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
 from .launch_forward import (
     Again,
@@ -82,27 +82,26 @@ def gradients(
     v: Tensor,
     rule: KernelArgs,
     bias_grad: bool,
+    seen: tuple[Tensor, Tensor] | None,
     again: Again | None = None,
-    seen: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v, bias and sinks. The one of the bias is empty without
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Compute the gradients of q, k, v, bias and sinks. The one of the bias is None without
     `bias_grad`, the one of the sinks without sinks.
 
-    If `top` and `share` are None, the weights follow from `lse` alone. With `again`, the kernels
-    compute carefully, and write the rows of its tensors that are not finite, in one split, if its
-    flag is up (`attend`). `seen` is the result of `seen_from`, if it is known.
+    If `top` and `share` are None, the weights follow from `lse` alone. `seen` is the result of
+    `seen_by_keys`. With `again`, the kernels compute carefully, and write the rows of its tensors
+    that are not finite, in one split, if its flag is up (`attend`).
     """
     q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
     sizes = sizes_of(q, k)
-    B, H, G, Tq, Tk = sizes
+    B, H, _, Tq, Tk = sizes
     D, DV = q.shape[3], v.shape[3]
     if again is None:
         new = torch.empty if Tk else torch.zeros  # without keys the kernels do not start
         dq, dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     else:
         dq, dk, dv = cast("tuple[Tensor, Tensor, Tensor]", again[1:])
-    bias = rule.bias if bias_grad else None
-    dbias, dsinks = q.new_zeros(0, dtype=torch.float32), q.new_zeros(0, dtype=torch.float32)
+    bias, dbias, dsinks = rule.bias if bias_grad else None, None, None
     if bias is not None:
         dbias = torch.zeros(bias.shape, dtype=bias.dtype, device=q.device)
     if rule.sinks is not None:
@@ -112,16 +111,9 @@ def gradients(
 
     delta = q.new_empty((B, H, Tq), dtype=torch.float32)
     of_kernel = kernel_rule(rule)
-    flag = None if again is None else again.flag
-    if again is not None:
-        of_kernel = of_kernel._replace(careful=1)
-    elif hides_keys(rule, sizes):
-        flag = q.new_zeros(1, dtype=torch.int32)
-    block = max(head_block(D), head_block(DV))
-    precision = dot_precision(q.dtype)
     for_all: dict[str, Any] = dict(
         D=D, DV=DV, BLOCK_D=head_block(D), BLOCK_DV=head_block(DV), BAND=rule.lo is None,
-        DROPS=rule.seed is not None, PRECISION=precision,
+        DROPS=rule.seed is not None, PRECISION=dot_precision(q.dtype),
     )  # fmt: skip
     all_lse = None
     if top is None or share is None:
@@ -131,47 +123,64 @@ def gradients(
         start(
             row_products, math.ceil(B * H * Tq / 32), q.get_device(),
             rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), all_lse,
-            *saved, None if again is None else flag, of_kernel.natural, H, Tq, B * H * Tq,
+            *saved, None if again is None else again.flag, of_kernel.natural, H, Tq, B * H * Tq,
             DV=DV, BLOCK_DV=head_block(DV), M=32,
         )  # fmt: skip
         if Tk:
-            tensors = rows(q), rows(k), rows(v), rows(dout)
-            tile = _tile(QUERY_GRADIENTS, q, block, rule)
-            tiles = math.ceil(Tq / tile.queries)
-            start(
-                query_gradients, tiles * H * B, q.get_device(),
-                *tensors, *saved, rows(dq), flag, rule.scale, of_kernel, sizes, tiles,
-                **_launched(tile), **for_all,
-            )  # fmt: skip
+            tensors, flag = (q, k, v, dout), None if again is None else again.flag
+            if again is None:
+                if hides_keys(rule, sizes):
+                    flag = q.new_zeros(1, dtype=torch.int32)
+                dk, dv = _start(
+                    tensors, saved, (dq, dk, dv), flag, rule, of_kernel, seen, for_all
+                )  # fmt: skip
+            if flag is not None:
+                of_kernel = of_kernel._replace(careful=1)
+                _start(tensors, saved, (dq, dk, dv), flag, rule, of_kernel, seen, for_all)
             if bias is not None and bias.numel():
-                dbias = _of_bias(bias, tensors, saved, of_kernel, sizes, tile, for_all)
-            transposed = transposes_tiles(q.device)
-            tile = _tile(TRANSPOSED_KEY_GRADIENTS if transposed else KEY_GRADIENTS, q, block, rule)
-            if rule.lo is not None and seen is None:
-                seen = seen_from(rule, sizes, tile.queries, tile.keys)
-            first, last = seen or (None, None)
-            tiles = math.ceil(Tk / tile.keys)
-            splits, chunk = splits_of_heads(H // G, tiles * G, Tq) if again is None else (1, H // G)
-            parts = [dk, dv]
-            if splits > 1:
-                parts = [x.new_empty((splits, *x.shape), dtype=torch.float32) for x in parts]
-            start(
-                key_gradients, tiles * splits * G * B, q.get_device(),
-                *tensors, *saved, *(rows(x.flatten(0, -4)) for x in parts), flag, cells_if(first),
-                cells_if(last), rule.scale, of_kernel, sizes, tiles, splits, chunk,
-                TRANSPOSED=transposed, **_launched(tile), **for_all,
-            )  # fmt: skip
-            if splits > 1:
-                dk, dv = (x.sum(0).to(q.dtype) for x in parts)
-    if again is None and flag is not None and Tk:
-        gradients(
-            dout, dlse, out, lse, top, share, q, k, v, rule, False, Again(flag, dq, dk, dv), seen
-        )  # fmt: skip
+                dbias = _of_bias(bias, tensors, saved, rule, of_kernel, for_all)
     if rule.sinks is not None:
         share_of_sink = torch.exp(rule.sinks.view(-1, 1) - lse)
         share_of_sink = share_of_sink.masked_fill(lse == -math.inf, 0.0)
         dsinks = -(share_of_sink * delta).sum((0, 2))
     return dq, dk, dv, dbias, dsinks
+
+
+def _start(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor], saved: tuple[Tensor, Tensor, Tensor],
+    grads: tuple[Tensor, Tensor, Tensor], flag: Tensor | None, rule: KernelArgs,
+    of_kernel: KernelRule, seen: tuple[Tensor, Tensor] | None, for_all: dict[str, Any],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Start the kernels that write the gradients of q, k and v. Return the last two, which are
+    others than those of `grads` if programs split the heads."""
+    q, k, v, _ = tensors
+    sizes, device = sizes_of(q, k), q.get_device()
+    B, H, G, Tq, Tk = sizes
+    viewed = [rows(x) for x in tensors]
+    tile = _tile(QUERY_GRADIENTS, q, v, rule)
+    tiles = math.ceil(Tq / tile.queries)
+    start(
+        query_gradients, tiles * H * B, device,
+        *viewed, *saved, rows(grads[0]), flag, rule.scale, of_kernel, sizes, tiles,
+        **_launched(tile), **for_all,
+    )  # fmt: skip
+    tile = _key_tile(q, v, rule)
+    tiles = math.ceil(Tk / tile.keys)
+    splits, chunk = 1, H // G
+    if of_kernel.careful is None:
+        splits, chunk = splits_of_heads(H // G, tiles * G, Tq)
+    parts = [*grads[1:]]
+    if splits > 1:
+        parts = [x.new_empty((splits, *x.shape), dtype=torch.float32) for x in parts]
+    first, last = seen or (None, None)
+    start(
+        key_gradients, tiles * splits * G * B, device,
+        *viewed, *saved, *(rows(x.flatten(0, -4)) for x in parts), flag, cells_if(first),
+        cells_if(last), rule.scale, of_kernel, sizes, tiles, splits, chunk,
+        TRANSPOSED=transposes_tiles(q.device), **_launched(tile), **for_all,
+    )  # fmt: skip
+    dk, dv = parts if splits == 1 else [x.sum(0).to(q.dtype) for x in parts]
+    return dk, dv
 
 
 def splits_of_heads(group_size: int, programs: int, Tq: int) -> tuple[int, int]:
@@ -183,7 +192,8 @@ def splits_of_heads(group_size: int, programs: int, Tq: int) -> tuple[int, int]:
     return math.ceil(group_size / chunk), chunk
 
 
-def _tile(table: Table, q: Tensor, block: int, rule: KernelArgs) -> Tiles:
+def _tile(table: Table, q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
+    block = max(head_block(q.shape[3]), head_block(v.shape[3]))
     tile = tile_from(table, q.shape[2], block, q.dtype, q.device)
     if rule.bias is not None:  # each stage holds a tile of the bias
         tile = tile._replace(stages=min(tile.stages, 2))
@@ -192,21 +202,24 @@ def _tile(table: Table, q: Tensor, block: int, rule: KernelArgs) -> Tiles:
     return tile
 
 
+def _key_tile(q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
+    transposed = transposes_tiles(q.device)
+    return _tile(TRANSPOSED_KEY_GRADIENTS if transposed else KEY_GRADIENTS, q, v, rule)
+
+
 def _launched(tile: Tiles) -> dict[str, int]:
     """Return the keywords of a backward kernel for this tile."""
     return dict(M=tile.queries, N=tile.keys, warps=tile.warps, stages=tile.stages)
 
 
 def _of_bias(
-    bias: Tensor,
-    tensors: tuple[Rows, ...],
-    saved: tuple[Tensor, ...],
-    rule: KernelRule,
-    sizes: Sizes,
-    tile: Tiles,
+    bias: Tensor, tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    saved: tuple[Tensor, Tensor, Tensor], rule: KernelArgs, of_kernel: KernelRule,
     for_all: dict[str, Any],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute the gradient of a bias, in its shape and dtype."""
+    q, k, v, _ = tensors
+    sizes, tile = sizes_of(q, k), _tile(QUERY_GRADIENTS, q, v, rule)
     q_tiles, k_tiles = math.ceil(sizes.Tq / tile.queries), math.ceil(sizes.Tk / tile.keys)
     B, H, Tq, Tk = bias.shape
     if Tq == 1 or Tk == 1:  # O(T) numbers for each head, summed afterwards
@@ -216,11 +229,19 @@ def _of_bias(
     programs = B * H * (q_tiles if per_q else 1) * (k_tiles if per_k else 1)
     start(
         bias_gradients, programs, dbias.get_device(),
-        *tensors, *saved, dbias, rule, sizes, q_tiles, k_tiles,
+        *(rows(x) for x in tensors), *saved, dbias, of_kernel, sizes, q_tiles, k_tiles,
         PER_B=B > 1, PER_H=H > 1, PER_Q=per_q, PER_K=per_k, **_launched(tile), **for_all,
     )  # fmt: skip
     broadcast = [d for d in (0, 1) if dbias.shape[d] != bias.shape[d]]
     return (dbias.sum(broadcast, keepdim=True) if broadcast else dbias).to(bias.dtype)
+
+
+def seen_by_keys(q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs) -> tuple[Tensor, Tensor] | None:
+    """Return the queries that see each tile of keys (`seen_from`), or None for a band."""
+    if rule.lo is None or 0 in (sizes := sizes_of(q, k)):
+        return None
+    tile = _key_tile(q, v, rule)
+    return seen_from(rule, sizes, tile.queries, tile.keys)
 
 
 class Seen(NamedTuple):
@@ -238,10 +259,9 @@ def seen_from(rule: KernelArgs, sizes: Sizes, M: int, N: int) -> tuple[Tensor, T
     its ranges.
 
     Results are kept as long as the ranges, since a captured CUDA graph may read them. Ranges are
-    cached for one stream of a GPU, and so are these results. A repeated call would compute them
-    again, so these calls are not recorded.
+    cached for one stream of a GPU, and so are these results. They are arguments of a call that is
+    repeated, which would otherwise compute them again.
     """
-    do_not_record()
     assert rule.lo is not None and rule.hi is not None
     seen: Seen | None = _seen.get(rule.lo)
     if seen is None or seen.hi is not rule.hi:

@@ -18,6 +18,8 @@ from ...operators import (  # fmt: skip
     KernelArgs,
     define_operator,
     gradients_by_argument,
+    is_recordable,
+    recorded_call,
     savable,
     save,
     saved,
@@ -26,7 +28,7 @@ from ...operators import (  # fmt: skip
 )
 from ..replay import replayed
 from .arguments import args_of
-from .launch_backward import gradients
+from .launch_backward import gradients, seen_by_keys
 from .launch_forward import attend
 
 FOR_GRADIENTS = frozenset({"lse", "top", "share"})
@@ -39,11 +41,14 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
     """Compute the output, and with `lse` the log-sum-exp of every query.
 
     This calls the kernel directly if all tensors are plain and no gradient is needed, and otherwise
-    the operator.
+    the operator, or the shorter `recorded_call`.
     """
     rule = args_of(p)
-    if not p.grad and is_plain(*inputs, *tensors_of(rule)):
-        return _attend_only(*inputs, rule, lse)
+    if is_plain(*inputs, *tensors_of(rule)):
+        if not p.grad:
+            return _attend_only(*inputs, rule, lse)
+        if not lse and is_recordable(p, rule):
+            return _RecordedCall.apply(*inputs, rule), None
     out, all_lse, _, _ = _operator.attend(*inputs, *map(savable, rule))
     return out, all_lse if lse else None
 
@@ -74,7 +79,18 @@ def _attend_for_gradients(
     return out, computed["lse"], computed["top"], computed["share"]
 
 
-_gradients = replayed(gradients)
+_repeated_gradients = replayed(gradients)
+
+
+def _gradients(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Compute the gradients of q, k, v, bias and sinks."""
+    seen = seen_by_keys(q, k, v, rule)
+    return _repeated_gradients(
+        dout, dlse, out, lse, top, share, q, k, v, rule, bias_grad, seen
+    )  # fmt: skip
 
 
 @with_own_buffers
@@ -82,9 +98,12 @@ def _attend_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
     q: Tensor, k: Tensor, v: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of q, k, v, bias and sinks (`gradients`)."""
     *rule, bias_grad = rest
-    return _gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
+    grads = _gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
+    dq, dk, dv, dbias, dsinks = (
+        q.new_empty(0, dtype=torch.float32) if x is None else x for x in grads
+    )
+    return dq, dk, dv, dbias, dsinks
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -116,3 +135,12 @@ _operator = define_operator(
     flags="", outputs="out lse top share",
     attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
 )  # fmt: skip
+
+
+_RecordedCall = recorded_call(
+    _attend_for_gradients,
+    lambda dout, out, lse, top, share, q, k, v, rule: _gradients(
+        dout, None, out, lse, top, share, q, k, v, rule, False
+    ),
+    _operator.backward,
+)

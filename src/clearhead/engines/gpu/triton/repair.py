@@ -26,12 +26,12 @@ CHECKED_ROWS = 64  # of a program of `raise_flag`
 
 @triton.jit(do_not_specialize=["of_x", "of_y"])
 def raise_flag(
-    x, y, earlier, flag, x_heads, x_length, of_x, y_heads, y_length, of_y,
+    x, y, flag, x_heads, x_length, of_x, y_heads, y_length, of_y,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Set the flag to 1 if `x` or `y` has a number that is not finite, or the earlier flag is up.
+    """Set the flag to 1 if `x` or `y` has a number that is not finite.
 
-    They have `of_x` and `of_y` rows of size D; `y` and the earlier flag may be None.
+    They have `of_x` and `of_y` rows of size D; `y` may be None.
     """
     program = tl.program_id(0)
     up = False
@@ -43,8 +43,6 @@ def raise_flag(
             up = has_nonfinite(x, program, x_heads, x_length, of_x, D, BLOCK_D, M)
     else:
         up = has_nonfinite(x, program, x_heads, x_length, of_x, D, BLOCK_D, M)
-    if earlier is not None:
-        up = up | (tl.load(earlier) != 0)
     if up:
         tl.store(flag, 1)
 
@@ -64,7 +62,8 @@ def repair_output(
 ) -> Tensor:
     """Overwrite the output, and the log-sum-exp (B, H, Tq) if there is one, unless the output is
     finite. Return the flag, (1,)."""
-    flag = _flag(None, out)
+    flag = out.new_zeros(1, dtype=torch.int32)
+    _raise(flag, out)
     attend(q, k, v, rule, frozenset(), again=Again(flag, out, lse))
     return flag
 
@@ -74,25 +73,24 @@ def repair_gradients(
     rule: KernelArgs, grads: tuple[Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
     """Overwrite the gradients of q, k and v, unless all numbers are finite and the flag of the
-    output is down.
+    output is down. This raises the flag of the output if it overwrites.
 
     If a masked cell adds NaN to dV, its query has NaN in `dout`, and so in dQ. Therefore dV is not
     read.
     """
     dq, dk, _ = grads
-    again = Again(_flag(flag, dq, dk), *grads)
-    gradients(dout, None, out, lse, None, None, q, k, v, rule, False, again)
+    _raise(flag, dq, dk)
+    again = Again(flag, *grads)
+    gradients(dout, None, out, lse, None, None, q, k, v, rule, False, None, again)
 
 
-def _flag(earlier: Tensor | None, x: Tensor, y: Tensor | None = None) -> Tensor:
-    flag = x.new_zeros(1, dtype=torch.int32)
+def _raise(flag: Tensor, x: Tensor, y: Tensor | None = None) -> None:
     D = x.shape[-1]
     rows_of = [(rows(t), t.shape[1], t.shape[2], t.numel() // D) for t in (x, y) if t is not None]
     (x_rows, *of_x), (y_rows, *of_y) = rows_of if y is not None else (*rows_of, (None, 1, 1, 0))
     with on_device(x):
         start(
             raise_flag, sum(math.ceil(count / CHECKED_ROWS) for *_, count in rows_of),
-            x.get_device(), x_rows, y_rows, earlier, flag, *of_x, *of_y,
+            x.get_device(), x_rows, y_rows, flag, *of_x, *of_y,
             D=D, BLOCK_D=head_block(D), M=CHECKED_ROWS,
         )  # fmt: skip
-    return flag
