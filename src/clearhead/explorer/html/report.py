@@ -356,15 +356,10 @@ def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
     """
     rows, cols = maps.shape[-2:]
     down, across = min(side, rows), min(side, cols)
-    members = _bin_members(rows, down).double() * _bin_sizes(Tq, rows)
+    sizes = (torch.arange(rows + 1) * Tq // rows).diff()  # the queries of each row
+    members = _bin_members(rows, down).double() * sizes
     mean = members / members.sum(-1, keepdim=True)
     return (mean @ maps.double() @ _bin_members(cols, across).double().T).float()
-
-
-def _bin_sizes(size: int, bins: int) -> Tensor:
-    """Return the number of positions of each bin."""
-    edges = torch.arange(bins + 1) * size // bins
-    return edges.diff()
 
 
 def _bin_members(bins: int, fewer: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...errors import BadType, BadValue, as_index, kind_of
 from ...formatting import AXES, MAP_SIDE, ends, evenly, spelled, visible_in_browser
 from ...trace import Step, Trace
+from ..panels import panels
 from . import schema
 from .document import document, encoded, table, write
 from .schema import Begin, Host, Layer, Numbers, Snapshot, Spelling
@@ -209,10 +210,7 @@ def encoded_floats(tensor: Tensor) -> Numbers:
 
 def _fallback(trace: Trace) -> str:
     """Return the weights of the first head as rows of a table, elided if long."""
-    step = trace.step("weights")
-    axes = step.axes.split()
-    weights = step.tensor.detach().movedim((axes.index("q"), axes.index("k")), (-2, -1))
-    weights = weights[(0,) * (weights.dim() - 2)]
+    weights = panels(trace, trace.step("weights"), [0])[0].values
     rows, columns = (ends(length, 12) for length in weights.shape)
     queries, keys = (trace.labels(*axis) for axis in zip("qk", weights.shape, strict=True))
     lines = [["query \\ key", *(_token(keys, column) for column in columns)]]

@@ -49,11 +49,11 @@ def app(
     """
     model = _Model()
 
-    async def show(request: Request) -> Response:
-        return HTMLResponse(page)
+    def page_at(path: str, html: str) -> Route:
+        async def respond(request: Request) -> Response:
+            return HTMLResponse(html)
 
-    async def show_survey(request: Request) -> Response:
-        return HTMLResponse(survey_page)
+        return Route(f"/{{token}}/{path}", respond)
 
     def answered(path: str) -> Route:
         async def respond(request: Request) -> Response:
@@ -62,8 +62,8 @@ def app(
         return Route(f"/{{token}}/{path}", respond, methods=["POST"])
 
     routes = [
-        Route("/{token}/", show if survey_page is None else show_survey),
-        Route("/{token}/explore", show),
+        page_at("", page if survey_page is None else survey_page),
+        page_at("explore", page),
         *map(answered, ANSWERS),
     ]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_route})
