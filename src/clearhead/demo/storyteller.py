@@ -68,6 +68,7 @@ class Reading:
         return "\n".join(lines)
 
 
+@dataclass(eq=False, repr=False)
 class Storyteller:
     """A decoder with its vocabulary.
 
@@ -78,16 +79,11 @@ class Storyteller:
 
     is_small = True
 
-    def __init__(
-        self,
-        model: Decoder,
-        vocabulary: Vocabulary,
-        provenance: dict[str, Any],
-        table: dict[str, Any] | None = None,
-        path: Path | None = None,
-    ) -> None:
-        self.model, self.vocabulary = model, vocabulary
-        self.provenance, self.table, self.path = provenance, table, path
+    model: Decoder
+    vocabulary: Vocabulary
+    provenance: dict[str, Any]
+    table: dict[str, Any] | None = None
+    path: Path | None = None
 
     @property
     def name(self) -> str:
