@@ -10,11 +10,4 @@ from .checkpoint import Checkpoint
 from .register import NAME, register
 from .supports import Support, supports
 
-__all__ = [
-    "NAME",
-    "Checkpoint",
-    "Support",
-    "cache",
-    "register",
-    "supports",
-]
+__all__ = ["NAME", "Checkpoint", "Support", "cache", "register", "supports"]

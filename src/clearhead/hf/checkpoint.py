@@ -110,14 +110,11 @@ class Checkpoint:
         """Raise `BadValue` if the folder has no safetensors."""
         if any(self.folder.glob("*.safetensors")):
             return
+        why, hint = "it has no *.safetensors", "copy all files of the checkpoint into the folder."
         if pickles := sorted(file.name for file in self.folder.glob("*.bin")):
-            raise self._damaged(
-                f"it has no *.safetensors, only {pickles[0]}.",
-                "load it with transformers, and write it with model.save_pretrained(folder).",
-            )
-        raise self._damaged(
-            "it has no *.safetensors.", "copy all files of the checkpoint into the folder."
-        )
+            why += f", only {pickles[0]}"
+            hint = "load it with transformers, and write it with model.save_pretrained(folder)."
+        raise self._damaged(f"{why}.", hint)
 
     def _check_vocabulary(self) -> None:
         """Raise `BadValue` for a tokenizer without vocabulary.

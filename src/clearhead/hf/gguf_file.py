@@ -111,7 +111,9 @@ def _convert(file: Path, reader: Any, folder: Path) -> None:
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source)
-        model, loaded = _loader(config).from_pretrained(file.parent, **source, **options)
+        kind = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+        loader = getattr(transformers, kind)
+        model, loaded = loader.from_pretrained(file.parent, **source, **options)
     except Exception as error:
         raise unreadable(file, f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     check_settings(file, reader, model.config)
@@ -130,15 +132,6 @@ def _without_bars() -> contextlib.AbstractContextManager[object]:
     if sys.stderr.isatty():
         return contextlib.nullcontext()
     return contextlib.redirect_stderr(io.StringIO())
-
-
-def _loader(config: Any) -> Any:
-    """Return the transformers class that loads this model with its next-token head."""
-    import transformers
-
-    if config.is_encoder_decoder:
-        return transformers.AutoModelForSeq2SeqLM
-    return transformers.AutoModelForCausalLM
 
 
 def _write_model(model: Any, folder: Path) -> None:

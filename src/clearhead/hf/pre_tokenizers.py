@@ -34,10 +34,7 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx "
         "smaug-bpe glm4 chatglm-bpe",
     ),
-    (
-        (rf"{_LETTERS}|\p{{N}}|{_LINES}",),
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2",
-    ),
+    ((rf"{_LETTERS}|\p{{N}}|{_LINES}",), "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2"),
     ((rf"{_WORD}|{_CAPITALS}|\p{{N}}|{_LINES_AND_SLASHES}",), "tekken"),
     (
         (rf"{_WORD}{_ENDS}|{_CAPITALS}{_ENDS}|\p{{N}}{{1,3}}|{_LINES_AND_SLASHES}",),

@@ -88,11 +88,9 @@ class TokenTexts:
         raw = self.tokenizer.convert_ids_to_tokens(list(ids))
         texts = texts_of([self._bytes(i, token) for i, token in zip(ids, raw, strict=True)])
         special = {*self.tokenizer.all_special_ids}
-        if text is None:
-            pass
-        elif self._keeps_all:
+        if text is not None and self._keeps_all:
             self._strip_added_space(text, ids, texts, special)
-        elif offsets is not None:
+        elif text is not None and offsets is not None:
             special.discard(self.tokenizer.unk_token_id)
             texts = self._sliced(text, ids, raw, texts, offsets)
         tokens: list[Token] = []
