@@ -5,14 +5,7 @@
 
 from .measured import MeasuredHead
 from .model import Config, Decoder
-from .storyteller import (
-    Reading,
-    Storyteller,
-    WordLink,
-    is_storyteller,
-    keep_table,
-    load,
-)
+from .storyteller import Reading, Storyteller, WordLink, is_storyteller, keep_table, load
 from .vocabulary import Vocabulary
 
 __all__ = [

@@ -6,13 +6,7 @@ from . import html, plot, text
 from .notebook import explore
 from .report_files import write
 
-__all__ = [
-    "explore",
-    "html",
-    "plot",
-    "text",
-    "write",
-]
+__all__ = ["explore", "html", "plot", "text", "write"]
 
 
 def __getattr__(name: str) -> object:

@@ -119,19 +119,18 @@ class Effects:
         `which` is "exact" or "estimate".
         """
         axes = self.axes
+        if not axes:
+            return torch.zeros(0, 0, dtype=torch.float64)
         columns = {receiver: column for column, receiver in enumerate(self.receivers)}
         cells: dict[tuple[int, ...], float | None] = {}
         for e in self.effects:
             if _axes_of(e, len(columns) > 1) == axes:
-                site = [getattr(e, axis) for axis in axes if axis != "receiver"]
-                if e.receiver is not None and "receiver" in axes:
-                    site.append(columns[e.receiver])
-                cells[tuple(site)] = getattr(e, which)
-        sizes = [max(at) + 1 for at in zip(*cells, strict=True)] if axes else [0, 0]
-        grid = torch.full(sizes, float("nan"), dtype=torch.float64)
-        for at, value in cells.items():
-            if axes and value is not None:
-                grid[at] = value
+                at = (getattr(e, axis) for axis in axes)
+                cells[tuple(columns.get(x, x) for x in at)] = getattr(e, which)
+        sizes = [max(at) + 1 for at in zip(*cells, strict=True)]
+        grid = torch.full(sizes, math.nan, dtype=torch.float64)
+        for site, value in cells.items():
+            grid[site] = math.nan if value is None else value
         return grid
 
     def labelled(self, labels: Mapping[tuple[int, int], str]) -> "Effects":

@@ -103,7 +103,10 @@ def effects(
     must_not_be_sharded("effects")
     refuse_compiled(model)
     inputs = _checked_inputs(inputs)
-    at_once = None if at_once is None else _checked_count(at_once)
+    if at_once is not None:
+        rule = "it is the number of copies of the batch that run together, 1 or more."
+        hint = f"pass a whole number, or None for up to {TOKENS_AT_ONCE} tokens."
+        at_once = as_count("effects got at_once", at_once, rule, hint, least=1)
     if not callable(metric) and metric != "loss":
         raise _no_metric(metric)
     recorder = Recorder(grad=estimate)
@@ -215,12 +218,6 @@ def _checked_inputs(inputs: object) -> Any:
             "pass for example ids of shape (B, T).",
         )
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
-
-
-def _checked_count(at_once: int) -> int:
-    rule = "it is the number of copies of the batch that run together, 1 or more."
-    hint = f"pass a whole number, or None for up to {TOKENS_AT_ONCE} tokens."
-    return as_count("effects got at_once", at_once, rule, hint, least=1)
 
 
 def _no_metric(metric: object) -> BadValue:

@@ -18,14 +18,7 @@ from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_autograd_function, in_backward
 from .edits.edit import Edit, EditSite, in_order
 from .edits.patch import patch
-from .layers import (
-    Layers,
-    check_layers,
-    is_selected,
-    module_hooks,
-    must_be_module,
-    never_called,
-)
+from .layers import Layers, check_layers, is_selected, module_hooks, must_be_module, never_called
 from .reentrant import ReentrantCheckpoints
 
 

@@ -32,9 +32,7 @@ def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> B
     used = getattr(getattr(model, "config", None), "_attn_implementation", None)  # transformers
     loaded = "" if used in (None, "clearhead") else f" Its attn_implementation is {used!r}."
     return BadValue(
-        f"The {type(model).__name__} made no attention call through clearhead.{loaded}",
-        rule,
-        hint,
+        f"The {type(model).__name__} made no attention call through clearhead.{loaded}", rule, hint
     )
 
 

@@ -19,9 +19,10 @@ from .intervene import refuse_compiled
 from .layers import must_be_module, no_attention_call
 from .logit_parts import LogitAttribution, Source
 from .metrics import logits_of
+from .norms import wide_dtype
 from .random_numbers import no_random_numbers
 from .recorded_run import AttentionCall
-from .unembedding import find_unembedding, parse_target, wide_dtype
+from .unembedding import find_unembedding, parse_target
 
 _TOLERANCE = 1e-4  # for the residue over the sum of absolute parts; larger in 16-bit types
 

@@ -6,6 +6,10 @@ import torch
 from torch import Tensor, nn
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 class Norm(NamedTuple):
     """A norm ``(x - mean) * scale * gain``, or ``x * scale * gain`` if it does not centre.
 
@@ -19,7 +23,7 @@ class Norm(NamedTuple):
 
     def frozen(self, x: Tensor) -> Tensor:
         """Compute the norm without its bias, in fp32 or wider; the scale has no gradient."""
-        wide = x.double() if x.dtype == torch.float64 else x.float()
+        wide = x.to(wide_dtype(x))
         if self.centres:
             wide = wide - wide.mean(-1, keepdim=True)
         square = wide.detach().square().mean(-1, keepdim=True)
@@ -46,8 +50,8 @@ def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
     epsilons = [getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon")]
     gains: list[Tensor | float] = [1.0]
     if isinstance(weight, Tensor):
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        gains = [weight.detach().to(wide), 1 + weight.detach().to(wide)]
+        wide = weight.detach().to(wide_dtype(x))
+        gains = [wide, 1 + wide]
     for eps in [e for e in epsilons if isinstance(e, float)] or [1e-5, 1e-6]:
         for gain in gains:
             norm = Norm(centres, eps, gain)

@@ -315,8 +315,7 @@ def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path
         "at": call.at._asdict(),
     }  # fmt: skip
     parts = ("fully_masked", "output", "query", "key", "value")
-    optional = {name: getattr(call, name) for name in parts}
-    tensors = {n: x.detach().contiguous() for n, x in optional.items() if x is not None}
+    tensors = {n: x.detach().contiguous() for n in parts if (x := getattr(call, n)) is not None}
     size = index.stat().st_size
     try:
         save_file(_flat(call.statistics) | tensors, file)

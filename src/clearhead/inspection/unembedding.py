@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, whole_number
 from ..hf.projections import readable_matrix
+from .norms import wide_dtype
 from .recorded_run import ModuleRun
 
 _POSITIONS_COMPARED = 8
@@ -107,7 +108,3 @@ def parse_target(target: object, text: Tensor, words: int, center: bool) -> Targ
         if x.shape != (T,) or not bool(((x >= 0) & (x < words)).all()):
             raise BadValue(f"logit_attribution got target={target!r}, of {T} ids.", rule, hint)
     return Target(ids[0], ids[1] if len(ids) > 1 else None, center)
-
-
-def wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

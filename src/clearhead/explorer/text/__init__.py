@@ -5,9 +5,4 @@ from .follow import follow
 from .heat import heat
 from .show import show
 
-__all__ = [
-    "follow",
-    "heat",
-    "show",
-    "to_json",
-]
+__all__ = ["follow", "heat", "show", "to_json"]

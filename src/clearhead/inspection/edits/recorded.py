@@ -129,10 +129,7 @@ def check_columns(
 
 def _first_columns(at: Positions, problem: Problem) -> list[tuple[int, int]]:
     """Return the columns of the first real query and key of each text, one pair if all agree."""
-    both = (
-        at.real_queries(problem.Tq)[0],
-        per_text(lambda key: at.dropped - key, at.first_key),
-    )
+    both = (at.real_queries(problem.Tq)[0], per_text(lambda key: at.dropped - key, at.first_key))
     size = max(len(x) if isinstance(x, tuple) else 1 for x in both)
     columns = [x if isinstance(x, tuple) else (x,) * size for x in both]
     return list(zip(*columns, strict=True))

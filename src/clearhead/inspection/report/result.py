@@ -1,6 +1,7 @@
 """The result of `report`: its data, its printed table, and its JSON."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -201,11 +202,8 @@ class Report(ShownInNotebook, Savable):
         """Return a line for each layer: its mean entropy, and the number of heads by label."""
         rows = [("layer", "entropy", "heads")]
         for layer in self.layers:
-            counts: dict[str, int] = {}
-            for head in layer.heads:
-                counts[head.label] = counts.get(head.label, 0) + 1
-            falling = sorted(counts.items(), key=lambda pair: -pair[1])
-            labels = ", ".join(f"{count} {label}" for label, count in falling)
+            counts = Counter(head.label for head in layer.heads)
+            labels = ", ".join(f"{count} {label}" for label, count in counts.most_common())
             mean = sum(head.entropy for head in layer.heads) / max(1, len(layer.heads))
             rows.append((str(layer.number), f"{mean:.2f}", labels))
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *columns(rows)])
