@@ -155,7 +155,7 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     const { n } = this.links, [weights, keys] = [this.links.weights, this.links.keys].map(numbersOf);
     const start = (head * this.kept.length + at) * n;
     for (let i = start; i < start + n; i++) {
-      if (weights[i] > 0) row[keys[i]] = weights[i] / 65535;
+      if (weights[i] > 0) row[keys[i]] = weights[i];
     }
     return row;
   }

@@ -77,7 +77,7 @@ export interface Step {
 }
 
 /**
- * The `n` largest weights of each stored query, in units of 1/65535, and their keys.
+ * The `n` largest weights of each stored query, and their keys.
  */
 export interface Links {
   n: number;

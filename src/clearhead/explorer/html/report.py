@@ -18,7 +18,7 @@ from ...errors import BadType, BadValue, kind_of
 from ...formatting import AXES, evenly, joined_text, visible_in_browser
 from ...inspection.report import Head, Layer, Report
 from ...inspection.report.findings import NextToken
-from ...inspection.report.opening import opening
+from ...inspection.report.opening import Opening, opening
 from ...trace import Step, Trace
 from . import schema
 from .document import document, encoded, table, write
@@ -114,6 +114,7 @@ def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
     side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
     fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
     step_bytes = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
+    begin = opening(report)
     data: schema.Snapshot = {
         "names": AXES,
         "name": visible_in_browser(report.name),
@@ -128,14 +129,13 @@ def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
             for guesses in report.guesses
         ],
         "layers": [
-            _layer(layer, report.tokens, side, fine, heads, step_bytes <= most_bytes)
+            _layer(layer, report.tokens, side, fine, heads, step_bytes <= most_bytes, begin)
             for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
     }
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
-    begin = opening(report)
     if begin is not None:
         at = begin.head
         data["begin"] = {"layer": at.layer, "head": at.head, "query": begin.query}
@@ -199,7 +199,13 @@ def _head(head: Head, layer: Layer) -> schema.Head:
 
 
 def _layer(
-    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, all_steps: bool
+    layer: Layer,
+    tokens: Sequence[str],
+    side: int,
+    fine: int,
+    heads: int,
+    all_steps: bool,
+    begin: Opening | None,
 ) -> schema.Layer:
     """Return a layer as data for the script, in the format of a trace.
 
@@ -210,7 +216,7 @@ def _layer(
     if trace is not None and len(layer.traced_heads) == len(layer.heads) and all_steps:
         data = trace_data(trace)
     else:
-        data = _pooled_layer(layer, tokens, side, fine, heads)
+        data = _pooled_layer(layer, tokens, side, fine, heads, begin)
     data |= _norms(layer, heads)
     data["max_entropy"] = round(layer.max_entropy, 7)
     data["module"] = visible_in_browser(layer.module) if layer.module else ""
@@ -232,7 +238,7 @@ def _norms(layer: Layer, heads: int) -> schema.LayerNorms:
 
 
 def _pooled_layer(
-    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int
+    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, begin: Opening | None
 ) -> schema.Layer:
     trace, Tq, Tk = layer.trace, layer.queries, layer.received.shape[-1]
     size = {"h": len(layer.heads), "q": Tq, "k": Tk}
@@ -247,7 +253,7 @@ def _pooled_layer(
         head = _clearest(layer).head
         finer, allowed = (pool(x, fine, Tq) for x in (layer.pooled[head], layer.allowed.float()))
         weights["fine"] = {"head": head, **_shades(finer, allowed > 0)}
-    stored, largest = _largest_weights(layer, heads, Tk)
+    stored, largest = _largest_weights(layer, heads, Tk, begin)
     data: schema.Layer = {
         "size": size,
         "settings": {} if trace is None else number_settings(trace),
@@ -322,25 +328,29 @@ def _part_of(
     return data
 
 
-def _largest_weights(layer: Layer, heads: int, Tk: int) -> tuple[list[int], schema.Links]:
+def _largest_weights(
+    layer: Layer, heads: int, Tk: int, begin: Opening | None
+) -> tuple[list[int], schema.Links]:
     """Return some queries and their largest weights: as many as fit, at least 3 per query.
 
     If they do not fit, there are fewer queries.
     """
     key_bytes = 2 if Tk <= 1 << 16 else 4
-    per_head = LINK_BYTES // (heads * (2 + key_bytes))
+    per_head = LINK_BYTES // (heads * (4 + key_bytes))
     available, count = layer.top_keys.shape[-1], len(layer.kept_queries)
     n = max(min(3, available), min(available, per_head // count))
-    # The page refers to the queries of the strongest links, so these are always stored.
+    # Always stored: the queries of the strongest links, to which the page refers, and the one with
+    # which it opens.
     linked = {link.query for head in layer.heads for link in head.links[:FEW_QUERIES]}
+    if begin is not None and begin.head.layer == layer.heads[0].layer:
+        linked.add(begin.query)
     needed = {row for row, query in enumerate(layer.kept_queries) if query in linked}
     most = per_head // n if per_head // n >= count else max(2, per_head // n - len(needed))
     rows = sorted(needed | set(evenly(count, most)))
     weights, keys = layer.top_weights[:, rows, :n], layer.top_keys[:, rows, :n].clamp(min=0)
-    fixed_point = (weights.clamp(0, 1).double() * 65535).round()
     return [layer.kept_queries[row] for row in rows], {
         "n": n,
-        "weights": encoded(fixed_point, "u2"),
+        "weights": encoded(weights, "f4"),
         "keys": encoded(keys, "u2" if key_bytes == 2 else "u4"),
     }
 

@@ -67,7 +67,7 @@ class Step(StepText, total=False):
 
 
 class Links(TypedDict):
-    """The `n` largest weights of each stored query, in units of 1/65535, and their keys."""
+    """The `n` largest weights of each stored query, and their keys."""
 
     n: int
     weights: Numbers
