@@ -23,7 +23,9 @@ def serve(
     text: Text = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="A Hugging Face checkpoint or a storyteller; default: the storyteller."),
+        typer.Option(
+            help="A Hugging Face checkpoint, a GGUF file, or a storyteller (the default)."
+        ),
     ] = None,
     survey: Annotated[
         Path | None,

@@ -22,7 +22,9 @@ def whatif(
     text: Text = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="A Hugging Face checkpoint or a storyteller; default: the storyteller."),
+        typer.Option(
+            help="A Hugging Face checkpoint, a GGUF file, or a storyteller (the default)."
+        ),
     ] = None,
     knock_out: Annotated[
         list[str] | None,

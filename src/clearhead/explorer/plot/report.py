@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+MOST_NAME = 200  # characters of the name of a model
 POINT = f"{ACCENT}40"  # transparent, so that overlapping dots are visible
 
 
@@ -45,7 +46,8 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     ax.set(xlabel="layer", ylabel="entropy of the weights (nats)")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
     ax.set_xticks(list(numbers)[:: max(1, len(means) // 24)])
-    ax.set_title(drawable(visible(report.name, 40)), parse_math=False)
+    title = drawable(visible(report.name, MOST_NAME))
+    ax.set_title(wrap_title(title, ax.figure, margin=1.0), parse_math=False)
     ax.grid(axis="y", alpha=0.3)
     ax.legend(loc="upper center", ncols=3, frameon=False, fontsize="small", handlelength=1.5)
     return ax
@@ -110,9 +112,9 @@ def model(
             if blocked.any():
                 subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
-    legend = (
-        "queries down, keys across; dark: large weights (the square root, from 0 to 1), grey: "
+    legend = drawable(visible(report.name, MOST_NAME)) + (
+        "\nqueries down, keys across; dark: large weights (the square root, from 0 to 1), grey: "
         "masked"
     )
-    figure.suptitle(wrap_title(legend, figure, 7), fontsize=7)
+    figure.suptitle(wrap_title(legend, figure, 7), fontsize=7, parse_math=False)
     return ax or figure
