@@ -5,9 +5,9 @@ import { snapshot } from "./state.js";
 import { narrow, sheet, store } from "./store.js";
 
 export const MANY_HEADS = 64; // more are grouped by label
-const LEAST_TILE = 16, LEAST_TARGET = 40, LARGEST_TILE = 150; // pixels; a target of a finger
+const LEAST_TILE = 14, LEAST_TARGET = 40, LARGEST_TILE = 150; // pixels; a target of a finger
 const LABEL_HEIGHT = 22, LEAST_LABELLED = 50, ROLE = 1.7; // a tile with a role is larger
-const HEADING = 156, GROUP_GAP = 8; // pixels, of a group
+const HEADING = 180, GROUP_GAP = 8; // pixels, of a group
 const gapOf = () => (store.tiles.length > MANY_HEADS ? 3 : 6);
 
 export const tileSize = (tile) => Math.round(parseFloat(getComputedStyle(tile).getPropertyValue("--tile")));

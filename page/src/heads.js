@@ -131,8 +131,11 @@ function inGroups(tiles) {
   const elsewhere = (label, group) => (isByEntropy({ label }) || label === writingLabel() ? 0
     : [...snapshot().findings.values()].filter((it) => labelsOf(it).includes(label)).length - group.length);
   return [...groups].flatMap(([label, group]) => [labelButton(label, group.length, elsewhere(label, group)),
-    make("div", { class: isByEntropy({ label }) ? "group" : "group role", role: "presentation" }, group)]);
+    make("div", { class: isSmall(label) ? "group" : "group role", role: "presentation" }, group)]);
 }
+
+// Whether a label has small tiles: a sink has its weight where it does least.
+const isSmall = (label) => isByEntropy({ label }) || label === "first token (sink)";
 
 // A button that shows the heads with a label and fades the others. More of them may be in other groups.
 function labelButton(label, number, elsewhere = 0) {

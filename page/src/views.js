@@ -194,10 +194,10 @@ function describeWhatIsLeftOut() {
   if (trace.links) {
     const queries = trace.kept.length === trace.queries.length ? "each query"
       : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-    const why = isLong(trace) ? "The text is long" : "With every number of every head this page would be large";
+    const why = isLong(trace) ? "The text is long: it" : "To stay small, the page";
     const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk."
       : store.source ? "" : "clearhead serve computes the others.";
-    sentences.push(`${why}: it has a map of ${trace.bins.join(" × ")} cells for every head, and the ` +
+    sentences.push(`${why} has a map of ${trace.bins.join(" × ")} cells for every head, and the ` +
       `${trace.links.n} largest weights of ${queries}.`, others);
   }
   if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);

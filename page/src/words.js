@@ -7,7 +7,18 @@ const PRONOUNS = new Set(["he", "she", "it", "they", "him", "her", "them", "his"
 export const bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
 export const isWord = (token) => /^\p{L}/u.test(bare(token)); // not "." or "[CLS]"
 export const isPronoun = (word) => PRONOUNS.has(bare(word));
+const FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
 // Whether a text is written from right to left: whether its first letter is. ⟨D8⟩ is not a letter.
-export const isFromRight = (tokens) => /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u
-  .test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
+const isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
 export const isLineEnd = (token) => token?.includes("↵") ?? false; // as labels show it
+
+/** The lines of a text as it was written, each with the index of its first token, the number of spaces before
+ * it, and whether it is written from right to left.
+ * @param {string[]} tokens @returns {{first: number, tokens: string[], indent: number, isFromRight: boolean}[]} */
+export function writtenLines(tokens) {
+  const starts = tokens.flatMap((_, i) => (i === 0 || isLineEnd(tokens[i - 1]) ? [i] : []));
+  return starts.map((first, i) => {
+    const line = tokens.slice(first, starts[i + 1]), spaces = /↵([␣⇥]*)$/.exec(tokens[first - 1] ?? "")?.[1] ?? "";
+    return { first, tokens: line, indent: spaces.replaceAll("⇥", "␣␣␣␣").length, isFromRight: isFromRight(line) };
+  });
+}

@@ -3,11 +3,13 @@
 The visits end with the four checks of `test_page`: no request, no console, no error, no dialog.
 """
 
+import base64
 import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,6 +101,25 @@ def test_a_page_is_bounded_by_pixels():
     assert len(data["heads"]) == 144
     long = html.report_page(toy_report(2053, layers=2, H=2, G=1))
     assert len(long.encode()) < 1_000_000
+
+
+def test_the_page_of_a_long_text_has_the_query_with_which_it_opens():
+    long = large_report()
+    stored = set(embedded(html.report_page(long))["layers"][0]["kept"])
+    query = next(q for q in long.layers[0].kept_queries if q not in stored)
+    data = embedded(html.report_page(replace(long, begin=(0, 1, query))))
+    assert data["begin"] == {"layer": 0, "head": 1, "query": query}
+    assert query in data["layers"][0]["kept"]
+
+
+def test_the_largest_weights_are_those_of_the_report():
+    made = toy_report(300, layers=2)
+    layer, data = made.layers[0], embedded(html.report_page(made))["layers"][0]
+    links = data["links"]["weights"]
+    weights = np.frombuffer(base64.b64decode(links["data"]), f"<{links['kind']}")
+    rows = [layer.kept_queries.index(query) for query in data["kept"]]
+    expected = layer.top_weights[:, rows, : data["links"]["n"]].numpy()
+    np.testing.assert_array_equal(weights.reshape(expected.shape), expected)
 
 
 def test_a_short_text_keeps_every_step():
@@ -217,7 +238,7 @@ def test_a_large_page_opens_with_little_work(visit):
     assert len(read) < 12, "numbers are read when they are shown"
     assert tab.locator("#grid .tile").count() == 144
     grid = tab.locator("#grid").evaluate("it => [it.scrollHeight, it.clientHeight]")
-    assert grid[0] <= grid[1], "all 144 heads are in sight"
+    assert grid[0] <= grid[1], "all 144 heads are visible"
 
 
 def test_the_keyboard_leads_from_the_heads_to_a_query(visit):
@@ -413,6 +434,25 @@ def work(tab, then=None):
     if then is not None:
         tab.evaluate(f"done.elements = done.drawn = 0; {then}")
     return tab.evaluate("done")
+
+
+def test_a_long_text_shows_the_words_around_the_query_and_around_its_key(browser, tmp_path):
+    made = toy_report(900, layers=1)
+    layer = made.layers[0]
+    query, key = next(
+        (query, key)
+        for query, key in zip(layer.kept_queries, layer.top_keys[0, :, 0].tolist(), strict=True)
+        if query - key > 500
+    )
+    page = html.write_report(replace(made, begin=(0, 0, query)), tmp_path / "page.html")
+    tab = browser.new_page(viewport={"width": 1280, "height": 720})
+    tab.goto(page.as_uri())
+    shapes = tab.evaluate("clearhead.store.picture.shapes.filter((it) => it.kind === 'text')")
+    words = [shape["text"] for shape in shapes]
+    at = {word: i for i, word in enumerate(words)}
+    assert "⋯" in at
+    assert at[f"t{key}"] < at[f"t{query}"] and f"t{(key + query) // 2}" not in at
+    tab.close()
 
 
 def test_a_text_of_many_thousand_tokens_draws_no_more_than_a_screen_holds(visit):

@@ -83,3 +83,24 @@ def test_a_text_that_is_written_from_the_right(browser, tmp_path):
     tab.keyboard.press("ArrowRight")  # to the word at the right, which is the one before
     assert tab.evaluate("clearhead.chosen.query") == 2
     tab.close()
+
+
+def test_each_line_has_the_direction_and_the_indent_of_its_text(browser, tmp_path):
+    tokens = [
+        Token("if", "if", 1),
+        Token("\n   ", "Ċ  Ġ", 2, True),
+        Token(" x", "Ġx", 3),
+        Token("\n", "Ċ", 4, True),
+        *ARABIC,
+    ]
+    tab = opened(browser, tmp_path, tokens)
+    words = tab.locator("#strip .word")
+    boxes = [words.nth(i).bounding_box() for i in range(len(tokens))]
+    targets = tab.evaluate("clearhead.store.picture.targets.slice(0, 8)")
+    for name, places in (("strip", boxes), ("picture", targets)):
+        assert places[2]["x"] > places[0]["x"] + 15, name
+        assert places[0]["x"] < places[1]["x"] and places[2]["x"] < places[3]["x"], name
+        arabic = places[4:]
+        assert len({place["y"] for place in arabic}) == 1, name
+        assert all(b["x"] + b["width"] < a["x"] + 9 for a, b in pairwise(arabic)), name
+    tab.close()

@@ -8,13 +8,14 @@ import { byId, clip, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, isByContribution, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
-import { bare, isFromRight, isLineEnd, isPronoun, isWord } from "../words.js";
+import { bare, isPronoun, isWord, writtenLines } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
 /** @import { Snapshot } from "../data.js" */
 /** @import { Side } from "../state.js" */
 
 export const MANY_WORDS = 2048; // of a longer text, the strip shows the words around the query
+const INDENT = 0.5, MOST_INDENTED = 16; // the width of a space before a line, in letters, and the most spaces
 
 export function buildStrip() {
   const strip = byId("strip");
@@ -35,7 +36,7 @@ export function buildStrip() {
   new ResizeObserver(fadeStrip).observe(strip);
   strip.addEventListener("keydown", (event) => {
     const kept = shownTrace().kept, at = kept.indexOf(queryOr());
-    const right = strip.dir === "rtl" ? -1 : 1;
+    const right = /** @type {HTMLElement} */ (byId(`word-${queryOr()}`)?.closest("[dir]"))?.dir === "rtl" ? -1 : 1;
     const by = { ArrowRight: right, ArrowDown: 1, ArrowLeft: -right, ArrowUp: -1, PageDown: 10, PageUp: -10,
       Home: -1e9, End: 1e9 }[event.key];
     if (!by) return;
@@ -50,22 +51,30 @@ export function fillStrip() {
   const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
   const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
   strip.filled = queries;
-  strip.dir = isFromRight(queries) ? "rtl" : "ltr";
   byId("unknown").textContent = unknownInWords();
-  const runs = [];
-  words.forEach((_, i) => {
-    if (!i || !touches(first + i) || isLineEnd(words[i - 1])) runs.push([]);
-    const classes = ["word", snapshot().unknown.has(first + i) && "unknown", touches(first + i) && "joined",
-      touches(first + i + 1) && "continued"];
-    if (isLineEnd(words[i - 1])) runs.splice(-1, 0, [make("span", { class: "end", role: "presentation" })]);
-    runs.at(-1).push(make("span", { role: "option", id: `word-${first + i}`, "data-position": first + i,
-      class: classes.filter(Boolean).join(" ") }, queryToken(first + i)));
+  const wordAt = (at) => {
+    const classes = ["word", snapshot().unknown.has(at) && "unknown", touches(at) && "joined", touches(at + 1) && "continued"];
+    return make("span", { role: "option", id: `word-${at}`, "data-position": at, class: classes.filter(Boolean).join(" ") },
+      queryToken(at));
+  };
+  const lines = writtenLines(words).map(({ first: start, tokens, indent, isFromRight }) => {
+    const runs = [];
+    tokens.forEach((_, i) => {
+      const at = first + start + i;
+      if (!i || !touches(at)) runs.push([]);
+      runs.at(-1).push(wordAt(at));
+    });
+    const wrapped = (run) => (run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0]);
+    const line = make("span", { class: "written", role: "presentation", dir: isFromRight ? "rtl" : "ltr" }, runs.map(wrapped));
+    line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
+    return line;
   });
-  const wrapped = (run) => (run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0]);
-  const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [];
-  const guess = next ? [make("span", { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
-    strip.dir === "rtl" ? "← " : "→ ", make("bdi", {}, next[0]), " ", make("bdi", {}, percent(next[1])))] : [];
-  strip.replaceChildren(...runs.map(wrapped), ...guess);
+  const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
+  if (next) {
+    last?.append(make("span", { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
+      last.dir === "rtl" ? "← " : "→ ", make("bdi", {}, next[0]), " ", make("bdi", {}, percent(next[1]))));
+  }
+  strip.replaceChildren(...lines);
 }
 
 // The meaning of "(?)" at a word, and the size of the vocabulary.
@@ -206,19 +215,20 @@ const boxHeight = (size) => Math.round(size * 1.45);
 
 // A function that lays out the words of a side in lines of a width: in the largest size of at least `least`
 // pixels with which `most` pixels suffice. `fits` is false if none does; then the size is the smallest.
-function layouts(/** @type {Side} */ { trace, query, from }, width, gutter) {
-  const first = Math.max(0, Math.min(trace.keys.length - MOST_SHOWN, (query ?? 0) - MOST_SHOWN / 2));
-  const shown = trace.keys.slice(first, first + MOST_SHOWN), measured = WORD_SIZES[0], font = { serif: true, size: measured };
-  // The pieces of a word touch, and are on one line if they fit. A line end begins a line.
-  const pieces = shown.map((word, i) => {
-    const [joined, continued] = [first + i, first + i + 1].map((at) => from.touches(trace.keys, at)), bold = !joined && !continued;
-    const text = word.length > 12 ? fitted(word, 300, { ...font, bold }) : word;
-    return { position: first + i, text, joined, continued, isFirst: isLineEnd(shown[i - 1]), wide: widthOf(text, { ...font, bold }) };
+function layouts(/** @type {Side} */ side, width, gutter) {
+  const { trace, from } = side, measured = WORD_SIZES[0], font = { serif: true, size: measured };
+  // The pieces of a word touch, and are on one line if they fit. A line of the text begins a line.
+  const lineOf = ({ first, tokens, indent, isFromRight }) => tokens.map((word, i) => {
+    const position = first + i, [joined, continued] = [position, position + 1].map((at) => from.touches(trace.keys, at));
+    const bold = !joined && !continued, text = word.length > 12 ? fitted(word, 300, { ...font, bold }) : word;
+    return { position, text, joined, continued, isFirst: i === 0, isFromRight, indent, wide: widthOf(text, { ...font, bold }) };
   });
+  const pieces = partsToShow(side).flatMap(([first, last]) => writtenLines(trace.keys.slice(first, last))
+    .flatMap((line) => lineOf({ ...line, first: first + line.first })));
   /** @type {Map<number, any[][]>} */
   const bySize = new Map();
   const linesOf = (size) => {
-    const [begin, end] = [MARGIN, width - MARGIN], lines = [/** @type {any[]} */ ([])];
+    const [begin, end] = [MARGIN, width - MARGIN], lines = /** @type {any[][]} */ ([]);
     const sized = pieces.map((it) => {
       const before = it.joined ? 0 : 5, after = it.continued ? 0 : 5, middle = it.wide * size / measured;
       return { ...it, before, middle, after, width: before + middle + after, height: boxHeight(size) };
@@ -232,7 +242,7 @@ function layouts(/** @type {Side} */ { trace, query, from }, width, gutter) {
       const isFull = left > begin && left + (it.joined || word > end - begin ? it.width : word) > end;
       if (it.isFirst || isFull) {
         lines.push([]);
-        left = begin;
+        left = begin + (it.isFirst ? Math.min(it.indent, MOST_INDENTED) * INDENT * size : 0);
       }
       lines[lines.length - 1].push({ ...it, left });
       left += it.width + (it.after && 4);
@@ -251,6 +261,20 @@ function layouts(/** @type {Side} */ { trace, query, from }, width, gutter) {
   };
 }
 
+// The parts of a text to show, [first, after the last]: all of it, or of a long text the words around the query,
+// and around the key if that is elsewhere.
+function partsToShow(/** @type {Side} */ { trace, head, query, key }) {
+  const length = trace.keys.length, looked = key ?? (query === null ? 0 : largestAt(trace.row(trace.used, head, query) ?? [0]));
+  const centres = [query ?? 0, looked].sort((a, b) => a - b), isNear = centres[1] - centres[0] < MOST_SHOWN / 2;
+  const around = (centre, most) => {
+    const first = Math.max(0, Math.min(length - most, centre - most / 2));
+    return [first, Math.min(length, first + most)];
+  };
+  if (isNear || length <= MOST_SHOWN) return [around(query ?? 0, MOST_SHOWN)];
+  const [one, other] = centres.map((centre) => around(centre, MOST_SHOWN / 2));
+  return one[1] >= other[0] ? [[one[0], other[1]]] : [one, other];
+}
+
 // The words in lines; with a query, arcs to the keys that it looks at. Returns the lower end.
 function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, layout, /** @type {{difference?: number[], limit?: number}} */ { difference, limit } = {}) {
   const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
@@ -258,19 +282,20 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
   const blocked = query === null ? [] : trace.blocked(head, query);
   // As many lines as fit: at least those of the query and of its largest weight.
   const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
-  const boxes = new Map(), fromRight = isFromRight(trace.keys);
-  let top = y - line, before = -1;
+  const boxes = new Map();
+  let top = y - line, before = -1; // the position before a line
   const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
   for (const i of kept) {
     top += line;
-    if (i > before + 1) cut(top - gutter / 2);
+    if (lines[i][0].position > before + 1) cut(top - gutter / 2);
     for (const word of lines[i]) {
-      const left = fromRight ? width - word.left - word.width : word.left, before = fromRight ? word.after : word.before;
+      const { isFromRight } = word, left = isFromRight ? width - word.left - word.width : word.left;
+      const before = isFromRight ? word.after : word.before;
       boxes.set(word.position, { ...word, x: x + left, y: top, before });
     }
-    before = i;
+    before = lines[i].at(-1).position;
   }
-  if (before < lines.length - 1) cut(top + high + gutter / 2);
+  if (before < trace.keys.length - 1) cut(top + high + gutter / 2);
   const from = difference || !trace.isOneText ? undefined : boxes.get(query);
   for (const [position, to] of boxes) {
     const weight = row[position];

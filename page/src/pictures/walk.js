@@ -116,11 +116,17 @@ export function drawWalk(width, height) {
     if (!isBeside) foot = 54;
   }
   drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
-  const explained = isNow("output") && carried
-    ? "Red below 0, blue above. Height of a value, and percent: what the head carries. Hatched: may not look."
-    : "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
-  scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
-  scene.height = Math.max(height, endY + foot + LEGEND - 8);
+  const [cells, marks] = isNow("output") && carried
+    ? ["Red below 0, blue above.", "Height of a value, and percent: what the head carries."]
+    : ["A cell is a feature: red below 0, blue above.", "Bars: the numbers beside them."];
+  const isHatched = keys.some((k) => trace.blocked(head, query)[k]);
+  const meaning = [cells, isHatched ? `${marks} Hatched: may not look.` : marks], small = { size: 12 };
+  // Beside the bar of colours, in one line or two if they fit, else below it.
+  const fits = (lines) => lines.every((line) => widthOf(line, small) <= width - 170);
+  const lines = fits([meaning.join(" ")]) ? [meaning.join(" ")] : meaning, isBesideBar = fits(lines);
+  const top = endY + foot + (isBesideBar ? 12 - 8 * lines.length : LEGEND);
+  lines.forEach((line, i) => scene.text(fitted(line, width, small), isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft" }));
+  scene.height = Math.max(height, endY + foot + LEGEND - 8 + (isBesideBar ? 0 : 16 * lines.length));
   return scene;
 }
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources bc73c25f7b22d15389af5b8e8ab0656824850aba6515b9aaecc89bcd8aa09a35; do not edit.
+// Made by `make page` from the sources 5a296a8ec82cf2b6e1bdbb43c89759592ee38e2c722ac777e92cf5282954e8c2; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -172,7 +172,7 @@ var clearhead = (() => {
       const { n } = this.links, [weights, keys] = [this.links.weights, this.links.keys].map(numbersOf);
       const start2 = (head * this.kept.length + at) * n;
       for (let i = start2; i < start2 + n; i++) {
-        if (weights[i] > 0) row[keys[i]] = weights[i] / 65535;
+        if (weights[i] > 0) row[keys[i]] = weights[i];
       }
       return row;
     }
@@ -600,8 +600,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLowerCase();
   var isWord = (token2) => /^\p{L}/u.test(bare(token2));
   var isPronoun = (word) => PRONOUNS.has(bare(word));
-  var isFromRight = (tokens) => /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
+  var FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
+  var isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
   var isLineEnd = (token2) => token2?.includes("↵") ?? false;
+  function writtenLines(tokens) {
+    const starts = tokens.flatMap((_, i) => i === 0 || isLineEnd(tokens[i - 1]) ? [i] : []);
+    return starts.map((first, i) => {
+      const line = tokens.slice(first, starts[i + 1]), spaces = /↵([␣⇥]*)$/.exec(tokens[first - 1] ?? "")?.[1] ?? "";
+      return { first, tokens: line, indent: spaces.replaceAll("⇥", "␣␣␣␣").length, isFromRight: isFromRight(line) };
+    });
+  }
 
   // src/state.js
   var VIEWS = ["text", "lines", "map", "numbers", "walk"];
@@ -1509,6 +1517,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
 
   // src/pictures/text.js
   var MANY_WORDS = 2048;
+  var INDENT = 0.5;
+  var MOST_INDENTED = 16;
   function buildStrip() {
     const strip = byId("strip");
     const wordOf = (event) => {
@@ -1528,7 +1538,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     new ResizeObserver(fadeStrip).observe(strip);
     strip.addEventListener("keydown", (event) => {
       const kept = shownTrace().kept, at = kept.indexOf(queryOr());
-      const right = strip.dir === "rtl" ? -1 : 1;
+      const right = (
+        /** @type {HTMLElement} */
+        byId(`word-${queryOr()}`)?.closest("[dir]")?.dir === "rtl" ? -1 : 1
+      );
       const by = {
         ArrowRight: right,
         ArrowDown: 1,
@@ -1549,36 +1562,39 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
     const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
     strip.filled = queries;
-    strip.dir = isFromRight(queries) ? "rtl" : "ltr";
     byId("unknown").textContent = unknownInWords();
-    const runs = [];
-    words.forEach((_, i) => {
-      if (!i || !touches(first + i) || isLineEnd(words[i - 1])) runs.push([]);
-      const classes = [
-        "word",
-        snapshot().unknown.has(first + i) && "unknown",
-        touches(first + i) && "joined",
-        touches(first + i + 1) && "continued"
-      ];
-      if (isLineEnd(words[i - 1])) runs.splice(-1, 0, [make("span", { class: "end", role: "presentation" })]);
-      runs.at(-1).push(make("span", {
-        role: "option",
-        id: `word-${first + i}`,
-        "data-position": first + i,
-        class: classes.filter(Boolean).join(" ")
-      }, queryToken(first + i)));
+    const wordAt = (at) => {
+      const classes = ["word", snapshot().unknown.has(at) && "unknown", touches(at) && "joined", touches(at + 1) && "continued"];
+      return make(
+        "span",
+        { role: "option", id: `word-${at}`, "data-position": at, class: classes.filter(Boolean).join(" ") },
+        queryToken(at)
+      );
+    };
+    const lines = writtenLines(words).map(({ first: start2, tokens, indent, isFromRight: isFromRight2 }) => {
+      const runs = [];
+      tokens.forEach((_, i) => {
+        const at = first + start2 + i;
+        if (!i || !touches(at)) runs.push([]);
+        runs.at(-1).push(wordAt(at));
+      });
+      const wrapped = (run) => run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0];
+      const line = make("span", { class: "written", role: "presentation", dir: isFromRight2 ? "rtl" : "ltr" }, runs.map(wrapped));
+      line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
+      return line;
     });
-    const wrapped = (run) => run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0];
-    const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [];
-    const guess = next ? [make(
-      "span",
-      { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
-      strip.dir === "rtl" ? "← " : "→ ",
-      make("bdi", {}, next[0]),
-      " ",
-      make("bdi", {}, percent(next[1]))
-    )] : [];
-    strip.replaceChildren(...runs.map(wrapped), ...guess);
+    const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
+    if (next) {
+      last?.append(make(
+        "span",
+        { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
+        last.dir === "rtl" ? "← " : "→ ",
+        make("bdi", {}, next[0]),
+        " ",
+        make("bdi", {}, percent(next[1]))
+      ));
+    }
+    strip.replaceChildren(...lines);
   }
   function unknownInWords() {
     if (!snapshot().unknown.size) return "";
@@ -1694,20 +1710,20 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var MARGIN = 14;
   var MOST_SHOWN = 400;
   var boxHeight = (size) => Math.round(size * 1.45);
-  function layouts({ trace, query, from }, width, gutter) {
-    const first = Math.max(0, Math.min(trace.keys.length - MOST_SHOWN, (query ?? 0) - MOST_SHOWN / 2));
-    const shown = trace.keys.slice(first, first + MOST_SHOWN), measured = WORD_SIZES[0], font = { serif: true, size: measured };
-    const pieces = shown.map((word, i) => {
-      const [joined, continued] = [first + i, first + i + 1].map((at) => from.touches(trace.keys, at)), bold = !joined && !continued;
-      const text = word.length > 12 ? fitted(word, 300, { ...font, bold }) : word;
-      return { position: first + i, text, joined, continued, isFirst: isLineEnd(shown[i - 1]), wide: widthOf(text, { ...font, bold }) };
+  function layouts(side, width, gutter) {
+    const { trace, from } = side, measured = WORD_SIZES[0], font = { serif: true, size: measured };
+    const lineOf = ({ first, tokens, indent, isFromRight: isFromRight2 }) => tokens.map((word, i) => {
+      const position = first + i, [joined, continued] = [position, position + 1].map((at) => from.touches(trace.keys, at));
+      const bold = !joined && !continued, text = word.length > 12 ? fitted(word, 300, { ...font, bold }) : word;
+      return { position, text, joined, continued, isFirst: i === 0, isFromRight: isFromRight2, indent, wide: widthOf(text, { ...font, bold }) };
     });
+    const pieces = partsToShow(side).flatMap(([first, last]) => writtenLines(trace.keys.slice(first, last)).flatMap((line) => lineOf({ ...line, first: first + line.first })));
     const bySize = /* @__PURE__ */ new Map();
     const linesOf = (size) => {
-      const [begin, end] = [MARGIN, width - MARGIN], lines = [
-        /** @type {any[]} */
+      const [begin, end] = [MARGIN, width - MARGIN], lines = (
+        /** @type {any[][]} */
         []
-      ];
+      );
       const sized = pieces.map((it) => {
         const before = it.joined ? 0 : 5, after = it.continued ? 0 : 5, middle = it.wide * size / measured;
         return { ...it, before, middle, after, width: before + middle + after, height: boxHeight(size) };
@@ -1721,7 +1737,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         const isFull = left > begin && left + (it.joined || word > end - begin ? it.width : word) > end;
         if (it.isFirst || isFull) {
           lines.push([]);
-          left = begin;
+          left = begin + (it.isFirst ? Math.min(it.indent, MOST_INDENTED) * INDENT * size : 0);
         }
         lines[lines.length - 1].push({ ...it, left });
         left += it.width + (it.after && 4);
@@ -1739,24 +1755,36 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       return tried(size);
     };
   }
+  function partsToShow({ trace, head, query, key }) {
+    const length = trace.keys.length, looked = key ?? (query === null ? 0 : largestAt(trace.row(trace.used, head, query) ?? [0]));
+    const centres = [query ?? 0, looked].sort((a, b) => a - b), isNear = centres[1] - centres[0] < MOST_SHOWN / 2;
+    const around2 = (centre, most) => {
+      const first = Math.max(0, Math.min(length - most, centre - most / 2));
+      return [first, Math.min(length, first + most)];
+    };
+    if (isNear || length <= MOST_SHOWN) return [around2(query ?? 0, MOST_SHOWN)];
+    const [one, other] = centres.map((centre) => around2(centre, MOST_SHOWN / 2));
+    return one[1] >= other[0] ? [[one[0], other[1]]] : [one, other];
+  }
   function textScene(scene, side, x, y, layout, { difference, limit } = {}) {
     const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
     const row = difference ?? shades(trace, head, query);
     const blocked = query === null ? [] : trace.blocked(head, query);
     const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
-    const boxes = /* @__PURE__ */ new Map(), fromRight = isFromRight(trace.keys);
+    const boxes = /* @__PURE__ */ new Map();
     let top = y - line, before = -1;
     const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
     for (const i of kept) {
       top += line;
-      if (i > before + 1) cut(top - gutter / 2);
+      if (lines[i][0].position > before + 1) cut(top - gutter / 2);
       for (const word of lines[i]) {
-        const left = fromRight ? width - word.left - word.width : word.left, before2 = fromRight ? word.after : word.before;
+        const { isFromRight: isFromRight2 } = word, left = isFromRight2 ? width - word.left - word.width : word.left;
+        const before2 = isFromRight2 ? word.after : word.before;
         boxes.set(word.position, { ...word, x: x + left, y: top, before: before2 });
       }
-      before = i;
+      before = lines[i].at(-1).position;
     }
-    if (before < lines.length - 1) cut(top + high + gutter / 2);
+    if (before < trace.keys.length - 1) cut(top + high + gutter / 2);
     const from = difference || !trace.isOneText ? void 0 : boxes.get(query);
     for (const [position, to] of boxes) {
       const weight = row[position];
@@ -2115,13 +2143,13 @@ key ${side.from.title(trace.keys, keyAt(px))}`
 
   // src/grid.js
   var MANY_HEADS = 64;
-  var LEAST_TILE = 16;
+  var LEAST_TILE = 14;
   var LEAST_TARGET = 40;
   var LARGEST_TILE = 150;
   var LABEL_HEIGHT = 22;
   var LEAST_LABELLED = 50;
   var ROLE = 1.7;
-  var HEADING = 156;
+  var HEADING = 180;
   var GROUP_GAP = 8;
   var gapOf = () => store.tiles.length > MANY_HEADS ? 3 : 6;
   var tileSize = (tile2) => Math.round(parseFloat(getComputedStyle(tile2).getPropertyValue("--tile")));
@@ -2313,9 +2341,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const elsewhere2 = (label, group) => isByEntropy({ label }) || label === writingLabel() ? 0 : [...snapshot().findings.values()].filter((it) => labelsOf(it).includes(label)).length - group.length;
     return [...groups].flatMap(([label, group]) => [
       labelButton(label, group.length, elsewhere2(label, group)),
-      make("div", { class: isByEntropy({ label }) ? "group" : "group role", role: "presentation" }, group)
+      make("div", { class: isSmall(label) ? "group" : "group role", role: "presentation" }, group)
     ]);
   }
+  var isSmall = (label) => isByEntropy({ label }) || label === "first token (sink)";
   function labelButton(label, number2, elsewhere2 = 0) {
     const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.` : isByEntropy({ label }) ? `the head has no role, and ${EVENNESS[label]}.` : `a large part ${means({ label })}.`;
     const more = elsewhere2 ? ` This is also a role of ${count(elsewhere2, "head")} in other groups.` : "";
@@ -3019,9 +3048,14 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       if (!isBeside2) foot = 54;
     }
     drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
-    const explained = isNow("output") && carried ? "Red below 0, blue above. Height of a value, and percent: what the head carries. Hatched: may not look." : "A cell is a feature: red below 0, blue above. Bars: the numbers beside them. Hatched: may not look.";
-    scene.text(fitted(explained, width - 170, { size: 12 }), 166, endY + foot + 4, { size: 12, fill: "soft" });
-    scene.height = Math.max(height, endY + foot + LEGEND2 - 8);
+    const [cells, marks] = isNow("output") && carried ? ["Red below 0, blue above.", "Height of a value, and percent: what the head carries."] : ["A cell is a feature: red below 0, blue above.", "Bars: the numbers beside them."];
+    const isHatched = keys.some((k) => trace.blocked(head, query)[k]);
+    const meaning = [cells, isHatched ? `${marks} Hatched: may not look.` : marks], small = { size: 12 };
+    const fits2 = (lines2) => lines2.every((line) => widthOf(line, small) <= width - 170);
+    const lines = fits2([meaning.join(" ")]) ? [meaning.join(" ")] : meaning, isBesideBar = fits2(lines);
+    const top = endY + foot + (isBesideBar ? 12 - 8 * lines.length : LEGEND2);
+    lines.forEach((line, i) => scene.text(fitted(line, width, small), isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft" }));
+    scene.height = Math.max(height, endY + foot + LEGEND2 - 8 + (isBesideBar ? 0 : 16 * lines.length));
     return scene;
   }
   function keysOfWalk(trace, weights, blocked, key, most) {
@@ -3385,9 +3419,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     if (trace.links) {
       const queries = trace.kept.length === trace.queries.length ? "each query" : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-      const why = isLong(trace) ? "The text is long" : "With every number of every head this page would be large";
+      const why = isLong(trace) ? "The text is long: it" : "To stay small, the page";
       const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source ? "" : "clearhead serve computes the others.";
-      sentences.push(`${why}: it has a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`, others);
+      sentences.push(`${why} has a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`, others);
     }
     if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
     byId("left-out").textContent = sentences.filter(Boolean).join(" ");

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources bc73c25f7b22d15389af5b8e8ab0656824850aba6515b9aaecc89bcd8aa09a35; do not edit.
+// Made by `make page` from the sources 5a296a8ec82cf2b6e1bdbb43c89759592ee38e2c722ac777e92cf5282954e8c2; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
