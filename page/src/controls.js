@@ -5,7 +5,7 @@ import { asked, can, compute, edit, say, stop } from "./compute.js";
 import { changedEdits, refusalOf } from "./edits.js";
 import { firstEdit, isOffered, outcomeInWords } from "./first_edit.js";
 import { button, byId, make, number, percent } from "./marks.js";
-import { besideName, placeName } from "./state.js";
+import { besideName, isAt, placeName, toggled } from "./state.js";
 import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
 
 /** @import { NumberEdit } from "./schema.d.ts" */
@@ -48,14 +48,10 @@ export function buildControls() {
     screen.drawPicture();
   });
   const disabled = !can("off");
-  const switchOff = () => {
-    const { layer, head } = chosen, { off } = asked().edits, rest = off.filter(([l, h]) => l !== layer || h !== head);
-    edit({ off: rest.length < off.length ? rest : [...rest, [layer, head]] });
-  };
   form.replaceChildren(
     make("p", { class: "hint", id: "edit-why" }, whyNot()),
     button({ id: "edit-first", disabled }, () => edit({ off: firstEdit().off })),
-    button({ id: "edit-off", disabled }, switchOff),
+    button({ id: "edit-off", disabled }, () => edit({ off: toggled(asked().edits.off, chosen.layer, chosen.head) })),
     ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
     make("datalist", { id: "masks" }),
     button({ id: "edit-none" }, () => edit(NO_EDITS), "Reset"),
@@ -97,7 +93,7 @@ export function drawKeep() {
 
 export function drawControls() {
   const { layer, head } = chosen, { text, edits } = asked();
-  const isOff = edits.off.some(([l, h]) => l === layer && h === head);
+  const isOff = edits.off.some(isAt(layer, head));
   byId("edit-off").textContent = `${pageData.edits.off.label} ${placeName(layer, head)} ${isOff ? "is off" : "on"}`;
   byId("edit-off").setAttribute("aria-pressed", isOff);
   byId("edit-first").hidden = !isOffered(edits);

@@ -2,7 +2,7 @@
 
 import { byId, make } from "./marks.js";
 import { drawMap } from "./pictures/map.js";
-import { Scene, fitted, paint, svgOf } from "./scene.js";
+import { Scene, paint, svgOf } from "./scene.js";
 import { queryOr, sides, state } from "./state.js";
 import { chosen, pageData } from "./store.js";
 import { TABS } from "./views.js";
@@ -49,7 +49,7 @@ function pictureToSave() {
   const scene = TABS[state().view].draw?.(width, height) ?? drawMap(width, height);
   const whole = new Scene(scene.width + 32, scene.height + 60);
   whole.text(`${byId("head-title").textContent} · ${pageData.name ?? ""}`, 16, 20, { size: 16, bold: true });
-  whole.text(fitted(byId("sentence").textContent, scene.width), 16, 42, { fill: "soft" });
+  whole.text(byId("sentence").textContent, 16, 42, { fill: "soft", room: scene.width });
   whole.group(scene, 16, 58);
   return whole;
 }

@@ -8,7 +8,7 @@ import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
 import { MANY_WORDS } from "./pictures/text.js";
 import { fillCells } from "./scene.js";
-import { MOST_OTHERS, go, keyOr, placeInWords, placeName, point, shownTrace, snapshot, state } from "./state.js";
+import { MOST_OTHERS, go, isAt, isOff, keyOr, placeInWords, placeName, point, shownTrace, snapshot, state, toggled, without } from "./state.js";
 import { chosen, sheet, store } from "./store.js";
 
 /** @import { Trace } from "./data.js" */
@@ -168,13 +168,7 @@ function tile({ layer, head }) {
 }
 
 function choosePlace(layer, head) {
-  if (!store.isAdding) go({ layer, head });
-  else {
-    const at = chosen.others.findIndex(([l, h]) => l === layer && h === head);
-    const others = at >= 0 ? chosen.others.toSpliced(at, 1)
-      : [...chosen.others, [layer, head]].slice(-MOST_OTHERS);
-    go({ others });
-  }
+  go(store.isAdding ? { others: toggled(chosen.others, layer, head).slice(-MOST_OTHERS) } : { layer, head });
   showPane("picture-pane");
 }
 
@@ -182,12 +176,12 @@ export function drawHeads() {
   const { layer, head, others } = state();
   for (const it of store.tiles) {
     const pixels = 2 * (tileSize(it) || 60);
-    const here = it.layer === layer && it.head === head;
-    it.setAttribute("aria-checked", it.layer === chosen.layer && it.head === chosen.head);
-    it.tabIndex = it.layer === chosen.layer && it.head === chosen.head ? 0 : -1;
+    const here = it.layer === layer && it.head === head, isChosen = it.layer === chosen.layer && it.head === chosen.head;
+    it.setAttribute("aria-checked", isChosen);
+    it.tabIndex = isChosen ? 0 : -1;
     it.classList.toggle("pointed", here);
-    it.classList.toggle("off", chosen.edits.off.some(([l, h]) => l === it.layer && h === it.head));
-    const side = others.findIndex(([l, h]) => l === it.layer && h === it.head);
+    it.classList.toggle("off", isOff(it.layer, it.head));
+    const side = others.findIndex(isAt(it.layer, it.head));
     it.style.setProperty("--side", side >= 0 ? sideColour(side + 1) : here && others.length ? sideColour(0) : "");
     it.classList.toggle("side", side >= 0);
     const trace = snapshot().layer(it.layer);
@@ -231,10 +225,10 @@ export function drawHeadLine() {
   const [effect, sentence] = effectOf(it), others = othersInWords(it);
   Object.assign(byId("effect"), { textContent: others ? `${effect}. ${others}` : effect,
     title: others ? `${sentence} ${STAND_IN}` : sentence });
-  const isOff = chosen.edits.off.some(([l, h]) => l === layer && h === head);
+  const isHeadOff = isOff(layer, head);
   byId("head-lead").classList.toggle("roomy", Boolean(it));
-  byId("head-lead").textContent = isOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
-  byId("head-lead").title = it && !isOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+  byId("head-lead").textContent = isHeadOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
+  byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
 }
 
 function leadOf(it) {
@@ -271,9 +265,8 @@ function othersInWords(it) {
   const largest = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
   if (Math.abs(it.effect) >= largest / 10 || shownTrace().size.k > MANY_WORDS) return "";
   const looking = headsThatLook(snapshot(), query, keyOr());
-  if (!looking.some(([l, h]) => l === layer && h === head)) return "";
-  const others = looking.filter(([l, h]) => l !== layer || h !== head);
-  if (!others.length) return "";
+  const others = without(looking, layer, head);
+  if (!others.length || others.length === looking.length) return "";
   const named = others.slice(0, MOST_NAMED).map((at) => placeName(...at)), more = others.length - named.length;
   const names = more ? [...named, `${more} more`] : named;
   return names.length === 1 ? `Head ${names[0]} looks there, too.`

@@ -4,8 +4,13 @@
 
 /** An element. An attribute that is a function listens to the event of its name.
  * @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
-export function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+export const make = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+
+/** An element of SVG. @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
+export const makeSvg = (tag, attributes = {}, ...children) =>
+  filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name, value);
     else if (value !== false && value !== undefined) element.setAttribute(name, value);

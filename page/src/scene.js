@@ -1,7 +1,8 @@
 // Pictures. A scene is a list of shapes, which is painted on a canvas or, for export, written as SVG.
 // Colours are names of the theme ("ink", "accent") or CSS colours.
 
-import { make } from "./marks.js";
+import { css } from "./colours.js";
+import { make, makeSvg } from "./marks.js";
 import { store } from "./store.js";
 
 /** @import { Values } from "./data.js" */
@@ -9,7 +10,7 @@ import { store } from "./store.js";
 /** @typedef {{fill?: string, stroke?: string, hatch?: boolean, opacity?: number, radius?: number, line?: number,
  *   dash?: number[]}} Ink */
 /** @typedef {{size?: number, align?: CanvasTextAlign, fill?: string, bold?: boolean, serif?: boolean, turn?: number,
- *   italic?: boolean, opacity?: number}} Lettering */
+ *   italic?: boolean, opacity?: number, room?: number}} Lettering */
 
 export class Scene {
   /** @type {any[]} */ shapes;
@@ -32,10 +33,11 @@ export class Scene {
     this.shapes.push({ kind: "path", d, stroke, fill, line, opacity, dash, ...about });
   }
 
+  // A text that has only so much `room` is cut to it.
   text(text, x, y, /** @type {Lettering} */ { size = 13, align = "left", fill = "ink", bold = false, serif = false,
-    turn = 0, italic = false, opacity = 1 } = {}) {
-    this.shapes.push({ kind: "text", text: String(text), x, y, size, align, fill, bold, serif, turn, italic,
-      opacity });
+    turn = 0, italic = false, opacity = 1, room = Infinity } = {}) {
+    const whole = String(text), shown = room < Infinity ? fitted(whole, room, { size, bold, serif }) : whole;
+    this.shapes.push({ kind: "text", text: shown, x, y, size, align, fill, bold, serif, turn, italic, opacity });
   }
 
   // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a masked cell.
@@ -196,46 +198,33 @@ function hatching(pen, x, y, width, height) {
 
 // ---- as SVG --------------------------------------------------------------------------------
 
-const SVG = "http://www.w3.org/2000/svg";
-
-export function svgOf(/** @type {Scene} */ scene) {
-  const element = (tag, attributes, ...children) => {
-    const made = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (value !== undefined) made.setAttribute(name, value);
-    }
-    made.append(...children);
-    return made;
-  };
-  const line = ({ stroke, line, dash }) => ({ stroke: stroke && inked(stroke),
+export function svgOf(/** @type {Scene} */ { width, height, shapes }) {
+  const hatched = "url(#hatch)";
+  const ink = (/** @type {Ink} */ { fill, stroke, hatch, opacity, line, dash }) => ({ opacity,
+    fill: hatch ? hatched : fill ? inked(fill) : "none", stroke: stroke && inked(stroke),
     "stroke-width": stroke && line, "stroke-dasharray": dash?.join(" ") });
   const written = {
-    rect: (it) => [element("rect", { x: it.x, y: it.y, width: it.width, height: it.height,
-      rx: it.radius || undefined, fill: it.hatch ? "url(#hatch)" : it.fill ? inked(it.fill) : "none",
-      opacity: it.opacity, ...line(it) })],
-    path: (it) => [element("path", { d: it.d, fill: it.fill ? inked(it.fill) : "none",
-      opacity: it.opacity, ...line(it) })],
-    text: (it) => [element("text", { x: 0, y: 0, "dominant-baseline": "central", fill: inked(it.fill),
+    rect: ({ x, y, width, height, radius, ...it }) =>
+      makeSvg("rect", { x, y, width, height, rx: radius || undefined, ...ink(it) }),
+    path: ({ d, ...it }) => makeSvg("path", { d, ...ink(it) }),
+    text: (it) => makeSvg("text", { x: 0, y: 0, "dominant-baseline": "central", fill: inked(it.fill),
       opacity: it.opacity, transform: `translate(${it.x} ${it.y}) rotate(${it.turn})`,
       "text-anchor": { left: "start", center: "middle", right: "end" }[it.align],
       "font-size": it.size, "font-weight": it.bold ? 600 : 400,
-      "font-family": it.serif ? "serif" : "sans-serif" }, it.text)],
-    cells: (it) => [
-      element("rect", { x: it.x, y: it.y, width: it.cellWidth * it.columns,
-        height: it.cellHeight * it.rows, fill: "url(#hatch)" }),
-      ...Array.from({ length: it.rows * it.columns }, (_, cell) => {
-        const colour = it.colourOf(cell);
-        return colour && element("rect", { x: it.x + (cell % it.columns) * it.cellWidth,
-          y: it.y + Math.floor(cell / it.columns) * it.cellHeight, width: it.cellWidth,
-          height: it.cellHeight, fill: `rgb(${colour.join(" ")})` });
+      "font-family": it.serif ? "serif" : "sans-serif" }, it.text),
+    cells: ({ x, y, cellWidth: width, cellHeight: height, rows, columns, colourOf }) => [
+      makeSvg("rect", { x, y, width: width * columns, height: height * rows, fill: hatched }),
+      ...Array.from({ length: rows * columns }, (_, cell) => {
+        const colour = colourOf(cell);
+        return colour && makeSvg("rect", { x: x + (cell % columns) * width, y: y + Math.floor(cell / columns) * height,
+          width, height, fill: css(colour) });
       }).filter(Boolean)],
-    group: (it) => [element("g", { transform: `translate(${it.x} ${it.y})` }, ...drawn(it.shapes))],
+    group: ({ x, y, shapes }) => makeSvg("g", { transform: `translate(${x} ${y})` }, ...drawn(shapes)),
   };
   const drawn = (shapes) => shapes.flatMap((shape) => written[shape.kind](shape));
-  const root = element("svg", { viewBox: `0 0 ${scene.width} ${scene.height}`, width: scene.width,
-    height: scene.height });
-  root.append(element("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" },
-    element("path", { d: "M0 5 L5 0", stroke: inked("hatch") })),
-  element("rect", { width: "100%", height: "100%", fill: inked("paper") }), ...drawn(scene.shapes));
+  const hatching = makeSvg("path", { d: "M0 5 L5 0", stroke: inked("hatch") });
+  const root = makeSvg("svg", { viewBox: `0 0 ${width} ${height}`, width, height },
+    makeSvg("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" }, hatching),
+    makeSvg("rect", { width: "100%", height: "100%", fill: inked("paper") }), ...drawn(shapes));
   return new XMLSerializer().serializeToString(root);
 }

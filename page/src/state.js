@@ -19,6 +19,13 @@ import { bare } from "./words.js";
 /** @type {View[]} */
 export const VIEWS = ["text", "lines", "map", "numbers", "walk"];
 
+export const isAt = (layer, head) => ([l, h]) => l === layer && h === head;
+export const isOff = (layer, head) => chosen.edits.off.some(isAt(layer, head));
+// The heads without one of them, or with another one.
+export const toggled = (places, layer, head) =>
+  (places.some(isAt(layer, head)) ? without(places, layer, head) : [...places, [layer, head]]);
+export const without = (places, layer, head) => places.filter((it) => !isAt(layer, head)(it));
+
 export const state = () => (store.pointed ? { ...chosen, ...store.pointed } : chosen);
 
 export const snapshot = () => store.edited ?? store.current;
@@ -70,7 +77,7 @@ export function sides() {
     const words = kept.tokens.length === current.tokens.length ? null : wordsOf(kept, current);
     return [side(`${here} ${then}`, kept, [layer, head], 0, words), side(`${here} ${now}`, current, [layer, head], 1)];
   }
-  return [/** @type {Place} */ ([layer, head]), ...others.filter(([l, h]) => l !== layer || h !== head)]
+  return [/** @type {Place} */ ([layer, head]), ...without(others, layer, head)]
     .map((place, i) => side(placeName(...place), current, place, i));
 }
 

@@ -84,8 +84,8 @@ function linesPanel(/** @type {Scene} */ scene, members, x, width, height, isNam
     if (position === null) return scene.text("⋮", at, y, { size: 12, fill: "soft", align });
     const inset = align === "right" ? at - label + 4 : at - 4;
     if (isChosen) scene.rect(inset, y - row / 2, label - 4, row, { fill: "tint", radius: 3 });
-    scene.text(fitted(labels[position], label - 16, { size, serif: true }), at, y, { size, serif: true, align,
-      bold: isChosen, fill: list === keys && blocked[position] ? "soft" : "ink" });
+    scene.text(labels[position], at, y, { size, serif: true, align, bold: isChosen, room: label - 16,
+      fill: list === keys && blocked[position] ? "soft" : "ink" });
     scene.target(inset, y - row / 2, label, row, back(target), members[0].from.title(labels, position));
   };
   queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));

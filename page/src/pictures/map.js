@@ -3,7 +3,7 @@
 import { inkOn } from "../colours.js";
 import { LEAST, drawHatchKey, drawSignedBar, drawWeightBar, shareColour, sideColour, signedColour } from "../ink.js";
 import { MINUS, number } from "../marks.js";
-import { Scene, fitted, widthOf } from "../scene.js";
+import { Scene, widthOf } from "../scene.js";
 import { largestAt, sides } from "../state.js";
 import { chosen } from "../store.js";
 import { wordLists } from "./text.js";
@@ -118,8 +118,7 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
   const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
   const pair = isBare && query !== null && key !== null ? `  ${trace.queries[query]} → ${trace.keys[key]}` : "";
   if (title) {
-    scene.text(fitted(title + pair, width, { bold: true }), x, y + 8,
-      { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) });
+    scene.text(title + pair, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour), room: width });
   }
   scene.cells(x0, y0, wide, wide, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
   scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
@@ -137,15 +136,13 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
     const middle = y0 + (row + 0.5) * wide;
     if (rank) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
     const position = bold && query !== null ? query : trace.rowSpan(row, rows)[0];
-    scene.text(fitted(trace.queries[position], left - 8, { size, bold }), x0 - 6 - rank * left, middle,
-      { size, align: "right", bold });
+    scene.text(trace.queries[position], x0 - 6 - rank * left, middle, { size, align: "right", bold, room: left - 8 });
   });
   if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank, bold) => {
     const middle = x0 + (column + 0.5) * wide;
     if (rank) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
     const position = bold && key !== null ? key : trace.columnSpan(column, columns)[0];
-    scene.text(fitted(trace.keys[position], head - 8, { size, bold }),
-      middle, y0 - 6 - rank * head, { size, turn: -90, bold });
+    scene.text(trace.keys[position], middle, y0 - 6 - rank * head, { size, turn: -90, bold, room: head - 8 });
   });
   if (wide >= DIGITS_FROM) {
     for (let cell = 0; cell < values.length; cell++) {

@@ -6,7 +6,7 @@ import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedCol
 import { keyToken, queryToken } from "../labels.js";
 import { byId, clip, make, number, percent } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
-import { go, isByContribution, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
+import { go, isByContribution, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
 import { bare, isPronoun, isWord, writtenLines } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
@@ -187,8 +187,6 @@ function inDetail(trace, layer, head, query, to, writer) {
   if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; it " : "The head ", caused));
   return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
 }
-
-const isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);
 
 // What a head causes: in short, and as a sentence; empty if unknown.
 function causedBy(it) {
@@ -377,11 +375,11 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
   let above = y, left = x;
   lists.forEach(([title, lines], i) => {
     const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y = above;
-    scene.text(fitted(title, wide, { size: 13, bold: true }), left, y + 8, { size: 13, bold: true });
+    scene.text(title, left, y + 8, { bold: true, room: wide });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
     lines.forEach(([word, weight, changes, titled, amount], j) => {
       const at = y + 32 + j * 23, room = wide * (amount ? 0.55 : 0.42), bar = wide - 50 - room - 6;
-      scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
+      scene.text(word, left, at, { size: 14, serif: true, room });
       scene.rect(left + room + 6, at - 5, bar, 10, { fill: "rule", radius: 2 });
       scene.rect(left + room + 6, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
       scene.text(amount ?? percent(weight), left + wide, at, { align: "right" });

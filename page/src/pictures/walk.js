@@ -4,7 +4,7 @@
 import { css } from "../colours.js";
 import { LEAST, drawSignedBar, shareColour, signedColour } from "../ink.js";
 import { MINUS, button, byId, largest, make, number, percent } from "../marks.js";
-import { Scene, fitted, widthOf } from "../scene.js";
+import { Scene, widthOf } from "../scene.js";
 import { keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { screen, stillOnly, walk } from "../store.js";
 
@@ -28,13 +28,12 @@ function walkPlace(stages) {
 // Null if the page does not have the steps of this head and query.
 export function drawWalk(width, height) {
   const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
-  const query = queryOr(), stages = stagesOf(trace), held = (k) => trace.step("key")?.along("d", trace.at(head, query, k));
+  const query = queryOr(), stages = stagesOf(trace);
+  const vector = (name, axis, k) => trace.step(name)?.along(axis, trace.at(head, query, k)), held = (k) => vector("key", "d", k);
   const key = held(keyOr()) ? keyOr() : trace.step("key")?.kept?.k?.[0] ?? 0;
   if (!stages.includes("query") || !stages.includes("key") || !trace.row(trace.weights, head, query)
       || !trace.step("scores") || !trace.row(trace.step("scores"), head, query)
-      || !held(key) || !trace.step("query").along("d", trace.at(head, query, key))) {
-    return null;
-  }
+      || !held(key) || !vector("query", "d", key)) return null;
   const { stage, progress } = walkPlace(stages);
   const name = stages[stage], step = trace.step(name);
   const is = (other) => stages.indexOf(other) >= 0 && stages.indexOf(other) <= stage;
@@ -44,7 +43,7 @@ export function drawWalk(width, height) {
   const headed = after + widthOf(step.formula, { size: 16, serif: true });
   let foot = 34; // pixels below the top of the output
   scene.text(step.formula, after, 13, { size: 16, serif: true, italic: true });
-  scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
+  scene.text(step.why, 0, 38, { size: 14, serif: true, fill: "soft", room: width });
 
   const used = trace.row(trace.used, head, query);
   const room = height - HEADING - 2 * STRIP_ROW - 12 - LEGEND;
@@ -57,15 +56,13 @@ export function drawWalk(width, height) {
   const endY = rowY(keys.length) + 10;
 
   const carried = trace.carried(head, query), mostCarried = Math.max(1e-30, ...(carried ?? []));
-  const q = trace.step("query").along("d", trace.at(head, query, key));
-  const vectors = keys.map((k) => trace.step("key").along("d", trace.at(head, query, k)));
-  const values = keys.map((k) => trace.step("value")?.along("v", trace.at(head, query, k)));
+  const q = vector("query", "d", key), vectors = keys.map(held), values = keys.map((k) => vector("value", "v", k));
   const products = vectors.map((vector) => vector.map((x, d) => x * q[d]));
   const most1 = (lists) => Math.max(1e-30, ...lists.flat().map(Math.abs));
 
   // The query, always at the top.
-  scene.text(fitted(trace.queries[query], label - 12, { size: 15, serif: true, bold: true }), label - 10,
-    HEADING + 12, { size: 15, serif: true, bold: true, align: "right" });
+  const named = /** @type {const} */ ({ serif: true, align: "right", room: label - 12 });
+  scene.text(trace.queries[query], label - 10, HEADING + 12, { ...named, size: 15, bold: true });
   const shownOfQuery = isNow("query") ? progress : 1;
   vectorCells(scene, q, label, HEADING + 3, strip, 18, most1([q]), { until: shownOfQuery,
     opacity: is("value") ? 0.25 : 1 });
@@ -74,8 +71,7 @@ export function drawWalk(width, height) {
   keys.forEach((k, i) => {
     const y = rowY(i), isChosen = k === key;
     if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
-    scene.text(fitted(trace.keys[k], label - 12, { size, serif: true, bold: isChosen }), label - 10,
-      y + cellHeight / 2, { size, serif: true, bold: isChosen, align: "right" });
+    scene.text(trace.keys[k], label - 10, y + cellHeight / 2, { ...named, size, bold: isChosen });
     scene.target(0, y - 3, width, high, { query, key: k }, snapshot().title(trace.keys, k));
     if (is("key") && !is("value")) {
       const lit = isNow("scores") ? progress : is("scores") ? 1 : 0;
@@ -103,7 +99,7 @@ export function drawWalk(width, height) {
   });
   if (is("scores")) walkBars(scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY });
   if (is("output")) {
-    const output = trace.step("output").along("v", trace.at(head, query, key));
+    const output = vector("output", "v", key);
     scene.text("output", label - 10, endY + 10, { size: 14, serif: true, bold: true, align: "right" });
     vectorCells(scene, output, label, endY, strip, 20, most1([...values.filter(Boolean), output]),
       { opacity: isNow("output") ? progress : 1 });
@@ -125,7 +121,7 @@ export function drawWalk(width, height) {
   const fits = (lines) => lines.every((line) => widthOf(line, small) <= width - 170);
   const lines = fits([meaning.join(" ")]) ? [meaning.join(" ")] : meaning, isBesideBar = fits(lines);
   const top = endY + foot + (isBesideBar ? 12 - 8 * lines.length : LEGEND);
-  lines.forEach((line, i) => scene.text(fitted(line, width, small), isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft" }));
+  lines.forEach((line, i) => scene.text(line, isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft", room: width }));
   scene.height = Math.max(height, endY + foot + LEGEND - 8 + (isBesideBar ? 0 : 16 * lines.length));
   return scene;
 }

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5a296a8ec82cf2b6e1bdbb43c89759592ee38e2c722ac777e92cf5282954e8c2; do not edit.
+// Made by `make page` from the sources 400fd7fb01221a6aec6df8346c28a6b52b2a6699ddcdc0950e35d97f4f6e7423; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -466,8 +466,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
 
   // src/marks.js
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
+  var make = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+  var makeSvg = (tag, attributes = {}, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  function filled(element, attributes, children) {
     for (const [name, value] of Object.entries(attributes)) {
       if (typeof value === "function") element.addEventListener(name, value);
       else if (value !== false && value !== void 0) element.setAttribute(name, value);
@@ -613,6 +614,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
 
   // src/state.js
   var VIEWS = ["text", "lines", "map", "numbers", "walk"];
+  var isAt = (layer, head) => ([l, h]) => l === layer && h === head;
+  var isOff = (layer, head) => chosen.edits.off.some(isAt(layer, head));
+  var toggled = (places, layer, head) => places.some(isAt(layer, head)) ? without(places, layer, head) : [...places, [layer, head]];
+  var without = (places, layer, head) => places.filter((it) => !isAt(layer, head)(it));
   var state = () => store.pointed ? { ...chosen, ...store.pointed } : chosen;
   var snapshot = () => store.edited ?? store.current;
   var shownTrace = () => snapshot().layer(state().layer);
@@ -656,7 +661,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return [
       /** @type {Place} */
       [layer, head],
-      ...others.filter(([l, h]) => l !== layer || h !== head)
+      ...without(others, layer, head)
     ].map((place, i) => side(placeName(...place), current, place, i));
   }
   function isBeside() {
@@ -1060,14 +1065,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       screen.drawPicture();
     });
     const disabled = !can("off");
-    const switchOff = () => {
-      const { layer, head } = chosen, { off } = asked().edits, rest = off.filter(([l, h]) => l !== layer || h !== head);
-      edit({ off: rest.length < off.length ? rest : [...rest, [layer, head]] });
-    };
     form.replaceChildren(
       make("p", { class: "hint", id: "edit-why" }, whyNot()),
       button({ id: "edit-first", disabled }, () => edit({ off: firstEdit().off })),
-      button({ id: "edit-off", disabled }, switchOff),
+      button({ id: "edit-off", disabled }, () => edit({ off: toggled(asked().edits.off, chosen.layer, chosen.head) })),
       ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
       make("datalist", { id: "masks" }),
       button({ id: "edit-none" }, () => edit(NO_EDITS), "Reset"),
@@ -1099,7 +1100,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function drawControls() {
     const { layer, head } = chosen, { text, edits } = asked();
-    const isOff2 = edits.off.some(([l, h]) => l === layer && h === head);
+    const isOff2 = edits.off.some(isAt(layer, head));
     byId("edit-off").textContent = `${pageData.edits.off.label} ${placeName(layer, head)} ${isOff2 ? "is off" : "on"}`;
     byId("edit-off").setAttribute("aria-pressed", isOff2);
     byId("edit-first").hidden = !isOffered(edits);
@@ -1156,6 +1157,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     path(d, { stroke, fill, line = 1, opacity = 1, dash } = {}, about = {}) {
       this.shapes.push({ kind: "path", d, stroke, fill, line, opacity, dash, ...about });
     }
+    // A text that has only so much `room` is cut to it.
     text(text, x, y, {
       size = 13,
       align = "left",
@@ -1164,22 +1166,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       serif = false,
       turn = 0,
       italic = false,
-      opacity = 1
+      opacity = 1,
+      room = Infinity
     } = {}) {
-      this.shapes.push({
-        kind: "text",
-        text: String(text),
-        x,
-        y,
-        size,
-        align,
-        fill,
-        bold,
-        serif,
-        turn,
-        italic,
-        opacity
-      });
+      const whole = String(text), shown = room < Infinity ? fitted(whole, room, { size, bold, serif }) : whole;
+      this.shapes.push({ kind: "text", text: shown, x, y, size, align, fill, bold, serif, turn, italic, opacity });
     }
     // A grid of cells: `colourOf(cell)` is [r, g, b], or null for a masked cell.
     cells(x, y, cellWidth, cellHeight, rows, columns, colourOf) {
@@ -1326,39 +1317,19 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     pen.stroke();
     pen.restore();
   }
-  var SVG = "http://www.w3.org/2000/svg";
-  function svgOf(scene) {
-    const element = (tag, attributes, ...children) => {
-      const made = document.createElementNS(SVG, tag);
-      for (const [name, value] of Object.entries(attributes)) {
-        if (value !== void 0) made.setAttribute(name, value);
-      }
-      made.append(...children);
-      return made;
-    };
-    const line = ({ stroke, line: line2, dash }) => ({
+  function svgOf({ width, height, shapes }) {
+    const hatched = "url(#hatch)";
+    const ink = ({ fill, stroke, hatch, opacity, line, dash }) => ({
+      opacity,
+      fill: hatch ? hatched : fill ? inked(fill) : "none",
       stroke: stroke && inked(stroke),
-      "stroke-width": stroke && line2,
+      "stroke-width": stroke && line,
       "stroke-dasharray": dash?.join(" ")
     });
     const written = {
-      rect: (it) => [element("rect", {
-        x: it.x,
-        y: it.y,
-        width: it.width,
-        height: it.height,
-        rx: it.radius || void 0,
-        fill: it.hatch ? "url(#hatch)" : it.fill ? inked(it.fill) : "none",
-        opacity: it.opacity,
-        ...line(it)
-      })],
-      path: (it) => [element("path", {
-        d: it.d,
-        fill: it.fill ? inked(it.fill) : "none",
-        opacity: it.opacity,
-        ...line(it)
-      })],
-      text: (it) => [element("text", {
+      rect: ({ x, y, width: width2, height: height2, radius, ...it }) => makeSvg("rect", { x, y, width: width2, height: height2, rx: radius || void 0, ...ink(it) }),
+      path: ({ d, ...it }) => makeSvg("path", { d, ...ink(it) }),
+      text: (it) => makeSvg("text", {
         x: 0,
         y: 0,
         "dominant-baseline": "central",
@@ -1369,42 +1340,30 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         "font-size": it.size,
         "font-weight": it.bold ? 600 : 400,
         "font-family": it.serif ? "serif" : "sans-serif"
-      }, it.text)],
-      cells: (it) => [
-        element("rect", {
-          x: it.x,
-          y: it.y,
-          width: it.cellWidth * it.columns,
-          height: it.cellHeight * it.rows,
-          fill: "url(#hatch)"
-        }),
-        ...Array.from({ length: it.rows * it.columns }, (_, cell) => {
-          const colour = it.colourOf(cell);
-          return colour && element("rect", {
-            x: it.x + cell % it.columns * it.cellWidth,
-            y: it.y + Math.floor(cell / it.columns) * it.cellHeight,
-            width: it.cellWidth,
-            height: it.cellHeight,
-            fill: `rgb(${colour.join(" ")})`
+      }, it.text),
+      cells: ({ x, y, cellWidth: width2, cellHeight: height2, rows, columns, colourOf }) => [
+        makeSvg("rect", { x, y, width: width2 * columns, height: height2 * rows, fill: hatched }),
+        ...Array.from({ length: rows * columns }, (_, cell) => {
+          const colour = colourOf(cell);
+          return colour && makeSvg("rect", {
+            x: x + cell % columns * width2,
+            y: y + Math.floor(cell / columns) * height2,
+            width: width2,
+            height: height2,
+            fill: css(colour)
           });
         }).filter(Boolean)
       ],
-      group: (it) => [element("g", { transform: `translate(${it.x} ${it.y})` }, ...drawn(it.shapes))]
+      group: ({ x, y, shapes: shapes2 }) => makeSvg("g", { transform: `translate(${x} ${y})` }, ...drawn(shapes2))
     };
-    const drawn = (shapes) => shapes.flatMap((shape) => written[shape.kind](shape));
-    const root = element("svg", {
-      viewBox: `0 0 ${scene.width} ${scene.height}`,
-      width: scene.width,
-      height: scene.height
-    });
-    root.append(
-      element(
-        "pattern",
-        { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" },
-        element("path", { d: "M0 5 L5 0", stroke: inked("hatch") })
-      ),
-      element("rect", { width: "100%", height: "100%", fill: inked("paper") }),
-      ...drawn(scene.shapes)
+    const drawn = (shapes2) => shapes2.flatMap((shape) => written[shape.kind](shape));
+    const hatching2 = makeSvg("path", { d: "M0 5 L5 0", stroke: inked("hatch") });
+    const root = makeSvg(
+      "svg",
+      { viewBox: `0 0 ${width} ${height}`, width, height },
+      makeSvg("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" }, hatching2),
+      makeSvg("rect", { width: "100%", height: "100%", fill: inked("paper") }),
+      ...drawn(shapes)
     );
     return new XMLSerializer().serializeToString(root);
   }
@@ -1676,10 +1635,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("sentence").replaceChildren(...words);
   }
   var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
-  function writtenInWords({ from_key, without }) {
+  function writtenInWords({ from_key, without: without2 }) {
     const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
     const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
-    const words = without === void 0 ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without)} instead of ${percent(probability)}; ${part}`;
+    const words = without2 === void 0 ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without2)} instead of ${percent(probability)}; ${part}`;
     return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
   }
   var WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
@@ -1694,7 +1653,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; it " : "The head ", caused));
     return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
   }
-  var isOff = (layer, head) => chosen.edits.off.some(([l, h]) => l === layer && h === head);
   function causedBy(it) {
     if (it?.effect === void 0) return [];
     const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
@@ -1868,11 +1826,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     let above = y, left = x;
     lists.forEach(([title, lines], i) => {
       const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y2 = above;
-      scene.text(fitted(title, wide, { size: 13, bold: true }), left, y2 + 8, { size: 13, bold: true });
+      scene.text(title, left, y2 + 8, { bold: true, room: wide });
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
       lines.forEach(([word, weight, changes, titled, amount], j) => {
         const at = y2 + 32 + j * 23, room = wide * (amount ? 0.55 : 0.42), bar2 = wide - 50 - room - 6;
-        scene.text(fitted(word, room, { size: 14, serif: true }), left, at, { size: 14, serif: true });
+        scene.text(word, left, at, { size: 14, serif: true, room });
         scene.rect(left + room + 6, at - 5, bar2, 10, { fill: "rule", radius: 2 });
         scene.rect(left + room + 6, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
         scene.text(amount ?? percent(weight), left + wide, at, { align: "right" });
@@ -2066,12 +2024,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
     const pair = isBare && query !== null && key !== null ? `  ${trace.queries[query]} → ${trace.keys[key]}` : "";
     if (title) {
-      scene.text(
-        fitted(title + pair, width, { bold: true }),
-        x,
-        y + 8,
-        { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour) }
-      );
+      scene.text(title + pair, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour), room: width });
     }
     scene.cells(x0, y0, wide, wide, rows, columns, (at2) => isBlocked(at2) ? null : colourOf(values[at2]));
     scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
@@ -2088,23 +2041,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const middle = y0 + (row + 0.5) * wide;
       if (rank2) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
       const position = bold && query !== null ? query : trace.rowSpan(row, rows)[0];
-      scene.text(
-        fitted(trace.queries[position], left - 8, { size, bold }),
-        x0 - 6 - rank2 * left,
-        middle,
-        { size, align: "right", bold }
-      );
+      scene.text(trace.queries[position], x0 - 6 - rank2 * left, middle, { size, align: "right", bold, room: left - 8 });
     });
     if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank2, bold) => {
       const middle = x0 + (column + 0.5) * wide;
       if (rank2) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
       const position = bold && key !== null ? key : trace.columnSpan(column, columns)[0];
-      scene.text(
-        fitted(trace.keys[position], head - 8, { size, bold }),
-        middle,
-        y0 - 6 - rank2 * head,
-        { size, turn: -90, bold }
-      );
+      scene.text(trace.keys[position], middle, y0 - 6 - rank2 * head, { size, turn: -90, bold, room: head - 8 });
     });
     if (wide >= DIGITS_FROM) {
       for (let cell = 0; cell < values.length; cell++) {
@@ -2384,24 +2327,19 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return Object.assign(element, { layer, head });
   }
   function choosePlace(layer, head) {
-    if (!store.isAdding) go({ layer, head });
-    else {
-      const at = chosen.others.findIndex(([l, h]) => l === layer && h === head);
-      const others = at >= 0 ? chosen.others.toSpliced(at, 1) : [...chosen.others, [layer, head]].slice(-MOST_OTHERS);
-      go({ others });
-    }
+    go(store.isAdding ? { others: toggled(chosen.others, layer, head).slice(-MOST_OTHERS) } : { layer, head });
     showPane("picture-pane");
   }
   function drawHeads() {
     const { layer, head, others } = state();
     for (const it of store.tiles) {
       const pixels = 2 * (tileSize(it) || 60);
-      const here = it.layer === layer && it.head === head;
-      it.setAttribute("aria-checked", it.layer === chosen.layer && it.head === chosen.head);
-      it.tabIndex = it.layer === chosen.layer && it.head === chosen.head ? 0 : -1;
+      const here = it.layer === layer && it.head === head, isChosen = it.layer === chosen.layer && it.head === chosen.head;
+      it.setAttribute("aria-checked", isChosen);
+      it.tabIndex = isChosen ? 0 : -1;
       it.classList.toggle("pointed", here);
-      it.classList.toggle("off", chosen.edits.off.some(([l, h]) => l === it.layer && h === it.head));
-      const side = others.findIndex(([l, h]) => l === it.layer && h === it.head);
+      it.classList.toggle("off", isOff(it.layer, it.head));
+      const side = others.findIndex(isAt(it.layer, it.head));
       it.style.setProperty("--side", side >= 0 ? sideColour(side + 1) : here && others.length ? sideColour(0) : "");
       it.classList.toggle("side", side >= 0);
       const trace = snapshot().layer(it.layer);
@@ -2439,10 +2377,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       textContent: others ? `${effect}. ${others}` : effect,
       title: others ? `${sentence} ${STAND_IN}` : sentence
     });
-    const isOff2 = chosen.edits.off.some(([l, h]) => l === layer && h === head);
+    const isHeadOff = isOff(layer, head);
     byId("head-lead").classList.toggle("roomy", Boolean(it));
-    byId("head-lead").textContent = isOff2 ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
-    byId("head-lead").title = it && !isOff2 ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+    byId("head-lead").textContent = isHeadOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
+    byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
   }
   function leadOf(it) {
     const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
@@ -2473,9 +2411,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const largest2 = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
     if (Math.abs(it.effect) >= largest2 / 10 || shownTrace().size.k > MANY_WORDS) return "";
     const looking = headsThatLook(snapshot(), query, keyOr());
-    if (!looking.some(([l, h]) => l === layer && h === head)) return "";
-    const others = looking.filter(([l, h]) => l !== layer || h !== head);
-    if (!others.length) return "";
+    const others = without(looking, layer, head);
+    if (!others.length || others.length === looking.length) return "";
     const named = others.slice(0, MOST_NAMED2).map((at) => placeName(...at)), more = others.length - named.length;
     const names = more ? [...named, `${more} more`] : named;
     return names.length === 1 ? `Head ${names[0]} looks there, too.` : `Heads ${names.slice(0, -1).join(", ")} and ${names.at(-1)} look there, too.`;
@@ -2573,11 +2510,12 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       if (position === null) return scene.text("⋮", at, y, { size: 12, fill: "soft", align });
       const inset = align === "right" ? at - label + 4 : at - 4;
       if (isChosen) scene.rect(inset, y - row / 2, label - 4, row, { fill: "tint", radius: 3 });
-      scene.text(fitted(labels[position], label - 16, { size, serif: true }), at, y, {
+      scene.text(labels[position], at, y, {
         size,
         serif: true,
         align,
         bold: isChosen,
+        room: label - 16,
         fill: list === keys && blocked[position] ? "soft" : "ink"
       });
       scene.target(inset, y - row / 2, label, row, back(target), members[0].from.title(labels, position));
@@ -2939,11 +2877,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function drawWalk(width, height) {
     const scene = new Scene(width, height), trace = shownTrace(), { head } = state();
-    const query = queryOr(), stages = stagesOf(trace), held = (k) => trace.step("key")?.along("d", trace.at(head, query, k));
+    const query = queryOr(), stages = stagesOf(trace);
+    const vector = (name2, axis, k) => trace.step(name2)?.along(axis, trace.at(head, query, k)), held = (k) => vector("key", "d", k);
     const key = held(keyOr()) ? keyOr() : trace.step("key")?.kept?.k?.[0] ?? 0;
-    if (!stages.includes("query") || !stages.includes("key") || !trace.row(trace.weights, head, query) || !trace.step("scores") || !trace.row(trace.step("scores"), head, query) || !held(key) || !trace.step("query").along("d", trace.at(head, query, key))) {
-      return null;
-    }
+    if (!stages.includes("query") || !stages.includes("key") || !trace.row(trace.weights, head, query) || !trace.step("scores") || !trace.row(trace.step("scores"), head, query) || !held(key) || !vector("query", "d", key)) return null;
     const { stage, progress } = walkPlace(stages);
     const name = stages[stage], step = trace.step(name);
     const is = (other) => stages.indexOf(other) >= 0 && stages.indexOf(other) <= stage;
@@ -2953,7 +2890,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const headed = after + widthOf(step.formula, { size: 16, serif: true });
     let foot = 34;
     scene.text(step.formula, after, 13, { size: 16, serif: true, italic: true });
-    scene.text(fitted(step.why, width, { size: 14, serif: true }), 0, 38, { size: 14, serif: true, fill: "soft" });
+    scene.text(step.why, 0, 38, { size: 14, serif: true, fill: "soft", room: width });
     const used = trace.row(trace.used, head, query);
     const room = height - HEADING2 - 2 * STRIP_ROW - 12 - LEGEND2;
     const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
@@ -2964,17 +2901,14 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const rowY = (i) => HEADING2 + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
     const endY = rowY(keys.length) + 10;
     const carried = trace.carried(head, query), mostCarried = Math.max(1e-30, ...carried ?? []);
-    const q = trace.step("query").along("d", trace.at(head, query, key));
-    const vectors = keys.map((k) => trace.step("key").along("d", trace.at(head, query, k)));
-    const values = keys.map((k) => trace.step("value")?.along("v", trace.at(head, query, k)));
-    const products = vectors.map((vector) => vector.map((x, d) => x * q[d]));
+    const q = vector("query", "d", key), vectors = keys.map(held), values = keys.map((k) => vector("value", "v", k));
+    const products = vectors.map((vector2) => vector2.map((x, d) => x * q[d]));
     const most1 = (lists) => Math.max(1e-30, ...lists.flat().map(Math.abs));
-    scene.text(
-      fitted(trace.queries[query], label - 12, { size: 15, serif: true, bold: true }),
-      label - 10,
-      HEADING2 + 12,
-      { size: 15, serif: true, bold: true, align: "right" }
+    const named = (
+      /** @type {const} */
+      { serif: true, align: "right", room: label - 12 }
     );
+    scene.text(trace.queries[query], label - 10, HEADING2 + 12, { ...named, size: 15, bold: true });
     const shownOfQuery = isNow("query") ? progress : 1;
     vectorCells(scene, q, label, HEADING2 + 3, strip, 18, most1([q]), {
       until: shownOfQuery,
@@ -2984,12 +2918,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     keys.forEach((k, i) => {
       const y = rowY(i), isChosen = k === key;
       if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
-      scene.text(
-        fitted(trace.keys[k], label - 12, { size, serif: true, bold: isChosen }),
-        label - 10,
-        y + cellHeight / 2,
-        { size, serif: true, bold: isChosen, align: "right" }
-      );
+      scene.text(trace.keys[k], label - 10, y + cellHeight / 2, { ...named, size, bold: isChosen });
       scene.target(0, y - 3, width, high, { query, key: k }, snapshot().title(trace.keys, k));
       if (is("key") && !is("value")) {
         const lit = isNow("scores") ? progress : is("scores") ? 1 : 0;
@@ -3028,7 +2957,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
     if (is("scores")) walkBars(scene, { trace, head, query, keys, stages, stage, progress, products, bars, rowY, cellHeight, endY });
     if (is("output")) {
-      const output = trace.step("output").along("v", trace.at(head, query, key));
+      const output = vector("output", "v", key);
       scene.text("output", label - 10, endY + 10, { size: 14, serif: true, bold: true, align: "right" });
       vectorCells(
         scene,
@@ -3054,7 +2983,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const fits2 = (lines2) => lines2.every((line) => widthOf(line, small) <= width - 170);
     const lines = fits2([meaning.join(" ")]) ? [meaning.join(" ")] : meaning, isBesideBar = fits2(lines);
     const top = endY + foot + (isBesideBar ? 12 - 8 * lines.length : LEGEND2);
-    lines.forEach((line, i) => scene.text(fitted(line, width, small), isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft" }));
+    lines.forEach((line, i) => scene.text(line, isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft", room: width }));
     scene.height = Math.max(height, endY + foot + LEGEND2 - 8 + (isBesideBar ? 0 : 16 * lines.length));
     return scene;
   }
@@ -3467,7 +3396,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const scene = TABS[state().view].draw?.(width, height) ?? drawMap(width, height);
     const whole = new Scene(scene.width + 32, scene.height + 60);
     whole.text(`${byId("head-title").textContent} · ${pageData.name ?? ""}`, 16, 20, { size: 16, bold: true });
-    whole.text(fitted(byId("sentence").textContent, scene.width), 16, 42, { fill: "soft" });
+    whole.text(byId("sentence").textContent, 16, 42, { fill: "soft", room: scene.width });
     whole.group(scene, 16, 58);
     return whole;
   }

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5a296a8ec82cf2b6e1bdbb43c89759592ee38e2c722ac777e92cf5282954e8c2; do not edit.
+// Made by `make page` from the sources 400fd7fb01221a6aec6df8346c28a6b52b2a6699ddcdc0950e35d97f4f6e7423; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -28,8 +28,8 @@ var clearhead = (() => {
   });
 
   // src/marks.js
-  function make(tag, attributes = {}, ...children) {
-    const element2 = document.createElement(tag);
+  var make = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+  function filled(element2, attributes, children) {
     for (const [name, value] of Object.entries(attributes)) {
       if (typeof value === "function") element2.addEventListener(name, value);
       else if (value !== false && value !== void 0) element2.setAttribute(name, value);
