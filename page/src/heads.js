@@ -279,5 +279,5 @@ const sharesInWords = (it) => Object.entries(it.shares ?? {})
 function stepsInWords() {
   const { size } = shownTrace();
   return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` +
-    (size.d ? `, ${size.d} features per head` : "");
+    (size.d ? `, ${count(size.d, "feature")} per head` : "");
 }

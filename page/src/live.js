@@ -7,6 +7,7 @@
 
 import { decode } from "./data.js";
 import { readMask } from "./masks.js";
+import { count } from "./marks.js";
 import { NO_EDITS, pageData } from "./store.js";
 
 /** @typedef {{rows: number, columns: number, values: Float32Array}} Matrix */
@@ -70,8 +71,8 @@ class LiveModel {
     // 3. The last vectors are compared with every word: softmax(norm(x) W^T) predicts the next one.
     const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
     const labels = tokens.map((token, i) => (ids[i] === 0 ? `${token}(?)` : token));
-    const about = `${layers.length} layers, ${layers.length * this.heads} heads, ` +
-      `${tokens.length} token${tokens.length === 1 ? "" : "s"}: what every head looks at in this text`;
+    const about = `${count(layers.length, "layer")}, ${count(layers.length * this.heads, "head")}, ` +
+      `${count(tokens.length, "token")}: what every head looks at in this text`;
     return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
   }
 

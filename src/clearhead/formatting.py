@@ -60,6 +60,15 @@ def axis_size(size: int, letter: str) -> str:
     return f"{size} {name if size == 1 else PLURAL.get(name, name + 's')}"
 
 
+def quantity(count: int, name: str) -> str:
+    """Write a number of things, with commas.
+
+    >>> quantity(1, "text"), quantity(20480, "token")
+    ('1 text', '20,480 tokens')
+    """
+    return f"{count:,} {name}{'s' * (count != 1)}"
+
+
 def ends(size: int, most: int) -> list[int | None]:
     """Return positions 0 to size - 1, or only the first and last `most`, around None.
 

@@ -55,8 +55,8 @@ def survey(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Sets of metrics, and your own as module:name, with commas; default: basic, and "
-            "long with --needles."
+            help="Sets of metrics, and your own as module:name, with commas; default: basic, "
+            "long with --needles, and those of OUT with work."
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
@@ -134,22 +134,23 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
         say(f"survey   {merge(out)}")
     else:
         say_loading(model)
-        _work(out, model, "basic" if metrics is None else metrics)
+        _work(out, model, metrics)
 
 
-def _work(out: Path, model: Path | None, metrics: str) -> None:
+def _work(out: Path, model: Path | None, metrics: str | None) -> None:
     """Compute the shards of this rank, with the settings of the manifest."""
     from clearhead.explorer.load import load_text_model
     from clearhead.survey.ranks import rank_of_environment
     from clearhead.survey.steps import setup_of_manifest, work
 
-    setup: Setup = setup_of_manifest(load_text_model(model), out, metrics.split(","))
+    setup: Setup = setup_of_manifest(load_text_model(model), out, metrics)
     work(setup, out, rank=rank_of_environment())
 
 
 def _compare(folder: Path, other: Path) -> None:
     """Write the page of a survey with its differences from another one, into its folder."""
     from clearhead.explorer import html
+    from clearhead.formatting import quantity
     from clearhead.survey import Survey
     from clearhead.survey.compare import compare
     from clearhead.survey.false_discovery import LEAST_Q
@@ -158,7 +159,7 @@ def _compare(folder: Path, other: Path) -> None:
     comparison = compare(folder, other)
     rows = comparison.to_pylist()
     sure = [row for row in rows if row["q"] < LEAST_Q]
-    say(f"{len(sure)} of {len(rows)} numbers differ (q < {LEAST_Q})")
+    say(f"{len(sure)} of {quantity(len(rows), 'number')} with a difference (q < {LEAST_Q})")
     for row in sure[:MOST_SHOWN]:
         typer.echo(
             f"layer {row['layer']}, head {row['head']}, {row['metric']}: {row['other']:.3g} -> "

@@ -34,6 +34,13 @@ def test_needles(run, tmp_path):  # noqa: F811
     layer, head, mean = min(rows, key=lambda row: (-row[2], *row[:2]))
     first = printed.splitlines()[1]
     assert first.startswith(f"layer {layer}, head {head}: retrieval {mean:.3f} (")
+    (state,) = (tmp_path / "out/states").iterdir()
+    heads = tmp_path / "out/tables/heads.parquet"
+    content = heads.read_bytes()
+    state.unlink()
+    code, _, errors = run("survey", "work", tmp_path / "out")  # its metrics are those of the survey
+    assert code == 0 and state.exists(), errors
+    assert run("survey", "merge", tmp_path / "out")[0] == 0 and heads.read_bytes() == content
     code, printed, _ = run("survey", texts, *options[:-1], tmp_path / "basic", "--metrics", "basic")
     assert code == 0 and printed.count("\n") == 1  # no metric of retrieval
 

@@ -163,7 +163,7 @@ def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_
     assert page.text_content("#metric-title") == words
     sure = [row for row in rows.values() if row["q"] < 0.05]
     about = page.text_content("#differences-about")
-    assert f"{len(sure)} of {len(rows)} numbers differ" in about
+    assert f"{len(sure)} of {len(rows)} numbers with a difference" in about
     first = page.locator("#differences-table tbody tr").first
     assert first.locator("th").text_content() == f"1.{best['head']} {words}"
     assert page.input_value("#axis-y") == f"difference:{best['metric']}"
@@ -194,7 +194,7 @@ def test_the_page_that_the_command_writes_opens(run, browser, tmp_path):  # noqa
     code, _, errors = run("survey", "compare", out, out)
     assert code == 0
     numbers = len(Survey.open(out).query("select 1 from heads").rows)
-    assert f"0 of {numbers} numbers differ" in errors
+    assert f"0 of {numbers} numbers with a difference" in errors
     page = browser.new_page()
     page.goto((out / "compare.html").as_uri())
     assert "0 of" in page.text_content("#differences-about")
@@ -237,7 +237,7 @@ def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browse
     code, _, errors = run("serve", "--survey", stories.folder, "--compare", changed.folder)
     assert code == 0, errors
     sure = [row for row in rows if row["q"] < 0.05]
-    assert f"{len(sure)} of {len(rows)} numbers differ" in seen["about"]
+    assert f"{len(sure)} of {len(rows)} numbers with a difference" in seen["about"]
     assert "storyteller, in changed" in seen["about"] and seen["caution"] == ""
     assert seen["first"] == f"1.{rows[0]['head']} {rows[0]['metric'].replace('_', ' ')}"
     assert seen["axis"] == f"difference:{rows[0]['metric']}"

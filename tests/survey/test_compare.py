@@ -2,16 +2,19 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from scipy import stats
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import clearhead as ch
 from clearhead.explorer import html
 from clearhead.survey import Mass, RandomRepeats
 from clearhead.survey.basic import Distances, Entropy, First, Largest
-from clearhead.survey.compare import _p_value, adjusted
+from clearhead.survey.compare import _interval_and_p
+from clearhead.survey.false_discovery import adjusted
 from tests.explorer.test_page import embedded
 
 from .models import SPECIAL, WORDS, tokenizer
@@ -137,6 +140,35 @@ def test_one_number_for_two_words_is_refused(tmp_path):
 
 def test_equal_differences_of_few_texts_are_not_sure():
     """Two of the four combinations of two signs are as extreme."""
-    assert _p_value(0.5, 0.0, 1) == 0.5
-    assert _p_value(0.5, 0.0, 9) == 2 / 2**10
-    assert _p_value(0.0, 0.0, 9) == 1.0
+    assert _interval_and_p(0.5, 0.0, 2, 1.0) == (0.5, 0.5, 0.5)
+    assert _interval_and_p(0.5, 0.0, 10, None)[2] == _interval_and_p(1.0, 1e-9, 10, 1.0)[2] == 2**-9
+    assert _interval_and_p(0.0, 0.0, 10, 1.0) == (0.0, 0.0, 1.0)
+
+
+def test_a_difference_without_limits_has_the_paired_t_test():
+    drawn = np.random.default_rng(3)
+    a, b = drawn.normal(0.2, 1, 9), drawn.normal(0, 1, 9)
+    test, d = stats.ttest_rel(a, b), a - b
+    low, high, p = _interval_and_p(d.mean(), d.var(ddof=1) / 9, 9, None)
+    assert p == pytest.approx(test.pvalue)
+    assert (low, high) == pytest.approx([*test.confidence_interval()])
+
+
+# The means of texts in both surveys: beta distributions with these means, and a + b = 19. How often
+# the interval of their difference contains the true one, at least.
+@pytest.mark.parametrize(
+    ("means", "texts", "least"),
+    [
+        ((0.1, 0.1), 5, 0.93), ((0.1, 0.02), 5, 0.92), ((0.02, 0.001), 5, 0.79),
+        ((0.98, 0.01), 5, 0.89), ((0.5, 0.5), 20, 0.93), ((0.1, 0.02), 20, 0.93),
+        ((0.98, 0.01), 20, 0.90), ((0.02, 0.001), 100, 0.92),
+    ],
+)  # fmt: skip
+def test_the_interval_contains_the_true_difference_and_p_agrees(means, texts, least):
+    drawn, contained = np.random.default_rng(texts), 0
+    for _ in range(1000):
+        a, b = (drawn.beta(19 * mean, 19 * (1 - mean), texts) for mean in means)
+        low, high, p = _interval_and_p((a - b).mean(), (a - b).var(ddof=1) / texts, texts, 1.0)
+        assert -1 <= low <= high <= 1 and (p < 0.05) == (not low <= 0 <= high)
+        contained += low <= means[0] - means[1] <= high
+    assert contained / 1000 >= least

@@ -45,6 +45,12 @@ def test_rows_of_examples(survey, models):
         torch.testing.assert_close(row[example["keys"]], stored, rtol=1e-5, atol=1e-7)
 
 
+def test_a_metric_without_a_query_has_no_examples(survey):
+    for decile in (None, 0, 9):
+        assert len(survey.examples(1, 2, metric="next", decile=decile)) == 0
+        assert len(survey.examples(1, 2, metric="entropy", decile=decile, n=1)) == 1
+
+
 def test_the_rows_of_another_model_and_of_no_example_are_refused(survey, models):
     examples = survey.examples(1, 2, metric="largest", n=2)
     assert len(survey.example_rows(models[0], examples, tokenizer=tokenizer(True))) == 2

@@ -187,6 +187,10 @@ def test_heads_of_one_behaviour_are_not_flagged_and_those_of_two_are():
         at = "previous" if name in ("start", "continuation") else "duplicate"
         return {at: 0.5 + 0.2 * drawn.random()}
 
+    def local(name, drawn):
+        at = 0.4 + 0.1 * drawn.random()
+        return {"previous": at, "self": at}
+
     def mixture(name, drawn):
         at = 0.3 + 0.1 * drawn.random()
         return {"previous": at, "induction": at}
@@ -194,6 +198,7 @@ def test_heads_of_one_behaviour_are_not_flagged_and_those_of_two_are():
     for number in (6, 40):
         assert false_or_found(4, 25, number, one) == (0.0, 0.0)
         assert max(false_or_found(1, 100, number, least)) <= 0.03
+        assert false_or_found(4, 5, number, local) == (0.0, 0.0)
     assert false_or_found(4, 5, 40, by_class) == (1.0, 1.0)
     assert false_or_found(4, 5, 40, mixture) == (1.0, 0.0)
 

@@ -35,7 +35,7 @@ def test_broken_texts_are_left_out_and_named(tmp_path):
     ]
     names = [row["name"] for row in survey.query("select name from texts").to_pylist()]
     assert names == ["texts/a.txt", "texts/d.txt", "texts/e.jsonl:1", "texts/e.jsonl:4"]
-    assert "4 texts were left out" in repr(survey)
+    assert "Left out: 4 texts." in repr(survey)
     entropy = survey.query("select distinct texts from heads where metric = 'entropy'").rows
     assert entropy == ((3,),)  # a text of one token has no query with a choice
 
@@ -61,7 +61,9 @@ def test_a_string_that_names_a_file_is_not_read_as_a_text(tmp_path):
 
 
 def test_no_text_is_refused(tmp_path):
-    with pytest.raises(ch.BadValue, match=r"None of 2 texts has a token\. text 0: it has no token"):
+    with pytest.raises(
+        ch.BadValue, match=r"There is no token in 2 texts\. text 0: it has no token"
+    ):
         ch.survey(demo.load(), ["", " "], out=tmp_path)
 
 

@@ -185,7 +185,7 @@ def test_components_of_equal_vectors_and_of_rank_one():
 def test_components_need_finite_vectors_and_a_count():
     x = torch.randn(7, 5)
     x[3, 2] = torch.inf
-    with pytest.raises(ch.BadValue, match="1 of 7 vectors have NaN or infinity"):
+    with pytest.raises(ch.BadValue, match="NaN or infinity in 1 of 7 vectors"):
         principal_components(x)
     for count in (0, -1):
         with pytest.raises(ch.BadValue, match=f"components={count}"):

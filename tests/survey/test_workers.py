@@ -12,7 +12,8 @@ import pytest
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.survey import steps
+from clearhead.survey import Bins, steps
+from clearhead.survey.basic import Entropy, First
 from clearhead.survey.merge import merge
 from clearhead.survey.ranks import VARIABLES, Rank, rank_of_environment
 from clearhead.survey.tables import SCHEMA
@@ -75,6 +76,16 @@ def test_a_changed_value_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(ch.BadValue, match=name):
             ch.survey(demo.load(), TEXTS[:3], out=tmp_path, **OPTIONS, **change)
+    out = tmp_path / "metrics"
+    metrics = [Entropy(128), First()]
+    ch.survey(demo.load(), TEXTS[:3], out=out, metrics=metrics)
+    with pytest.raises(ch.BadValue, match="metric 1: metric 'entropy', and this run 'first'"):
+        ch.survey(demo.load(), TEXTS, out=out, metrics=metrics[::-1])
+    metrics[0].bins = Bins(0.0, 9.0)
+    with pytest.raises(ch.BadValue, match=r"metric 1: high 4\.8\d+, and this run 9\.0"):
+        ch.survey(demo.load(), TEXTS, out=out, metrics=metrics)
+    with pytest.raises(ch.BadValue, match="metrics that were passed as objects"):
+        steps.setup_of_manifest(demo.load(), out)
     with pytest.raises(ch.BadValue, match="other texts"):
         ch.survey(demo.load(), TEXTS[1:9], out=tmp_path, **OPTIONS)
 
@@ -83,7 +94,7 @@ def test_a_damaged_state_is_computed_again(alone, tmp_path):
     ch.survey(demo.load(), TEXTS, out=tmp_path, **OPTIONS)
     state = min((tmp_path / "states").iterdir())
     state.write_bytes(state.read_bytes()[:-7])
-    with pytest.raises(ch.BadValue, match=r"1 of \d+ shards of .* are missing"):
+    with pytest.raises(ch.BadValue, match=r"lacks 1 of \d+ shards"):
         ch.Survey.open(tmp_path)
     ch.survey(demo.load(), TEXTS, out=tmp_path, **OPTIONS)
     assert tables(tmp_path) == alone

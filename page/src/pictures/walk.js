@@ -3,7 +3,7 @@
 
 import { css } from "../colours.js";
 import { LEAST, drawSignedBar, shareColour, signedColour } from "../ink.js";
-import { MINUS, button, byId, largest, make, number, percent } from "../marks.js";
+import { MINUS, button, byId, count, largest, make, number, percent } from "../marks.js";
 import { Scene, widthOf } from "../scene.js";
 import { keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { screen, stillOnly, walk } from "../store.js";
@@ -66,7 +66,7 @@ export function drawWalk(width, height) {
   const shownOfQuery = isNow("query") ? progress : 1;
   vectorCells(scene, q, label, HEADING + 3, strip, 18, most1([q]), { until: shownOfQuery,
     opacity: is("value") ? 0.25 : 1 });
-  if (isNow("query")) scene.text(`its ${q.length} features`, label + strip + 18, HEADING + 12, { fill: "soft" });
+  if (isNow("query")) scene.text(`its ${count(q.length, "feature")}`, label + strip + 18, HEADING + 12, { fill: "soft" });
 
   keys.forEach((k, i) => {
     const y = rowY(i), isChosen = k === key;

@@ -13,7 +13,7 @@ export function drawDifferences() {
   const sure = differences.filter(({ compared }) => compared.q < LEAST_Q);
   const heads = new Set(sure.map(({ at }) => at)).size;
   byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ` +
-    `${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. ` +
+    `${sure.length.toLocaleString("en")} of ${count(differences.length, "number")} with a difference, in ${count(heads, "head")}. ` +
     `At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
   byId("caution").textContent = survey.caution;
   const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import BadValue, writable_folder
 from ..files import atomic_io
-from ..formatting import axis_size
+from ..formatting import quantity
 from .forgetting import COPIES, RECENT, divide, error_curves, groups_of_layers, key_heads
 from .long import SINKS
 
@@ -40,8 +40,8 @@ def export_duo_attention(survey: "Survey", folder: str | Path, recent: int = REC
     count, _ = groups_of_layers(survey)[0]
     if count == 1 or len(numbers) == count:
         raise BadValue(
-            f"The survey has {axis_size(len(numbers) // count, 'layer')} of "
-            f"{axis_size(count, 'key head')}.",
+            f"The survey has {quantity(len(numbers) // count, 'layer')} of "
+            f"{quantity(count, 'key head')}.",
             "a pattern of DuoAttention has several layers and several key heads: it reads a table.",
             "use survey.budgets(keep) or survey.export_kvpress(path).",
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AttentionError, BadValue
+from ..formatting import quantity
 from ..inspection.recording import Call
 from ..inspection.watcher import Watcher
 from ..masks import Mask
@@ -85,14 +86,9 @@ class Collector:
         layer, examples = self.layers[call.layer], self.examples[call.layer]
         top = cast(TopWeights, self.requests.results_of(TOP, call.statistics)["topk"])
         for number, metric in enumerate(self.metrics):
+            results = self.requests.results_of(metric, call.statistics)
             of_metric = LayerCall(
-                layer=call.layer,
-                batch=self.batch,
-                allowed=uniform.allowed,
-                results=self.requests.results_of(metric, call.statistics),
-                problem=problem,
-                inputs=inputs,
-                output=output,
+                call.layer, self.batch, uniform.allowed, results, problem, inputs, output
             )
             values, counts = self.values(metric, of_metric), uniform.counts[number]
             self.check_shape(metric, values)
@@ -169,7 +165,7 @@ class Collector:
         if (problem.B, problem.Tq) != shape or problem.Tk != problem.Tq:
             raise BadValue(
                 f"Layer {call.layer} has {problem.B} x {problem.Tq} queries and {problem.Tk} keys, "
-                f"for {shape[0]} contexts of {shape[1]} tokens.",
+                f"for {quantity(shape[0], 'context')} of {quantity(shape[1], 'token')}.",
                 "a survey reads attention among the tokens of each context.",
                 "pass the part of the model that does this, such as its encoder or decoder.",
             )

@@ -143,7 +143,7 @@ class Cutter:
                 "pass a larger context.",
             )
         self.skipped: list[tuple[str, str]] = []
-        self.texts = self.tokens = self.contexts = self.shards = 0
+        self.texts = self.tokens = self.shards = 0
         self._contexts: list[tuple[list[int], int, int]] = []
         self._names: dict[int, str] = {}
         self._filled = 0
@@ -186,7 +186,6 @@ class Cutter:
             names=self._names,
             spelling={i: str(self.reader.words[i]) for i in ids.unique().tolist()},
         )
-        self.contexts += len(contexts)
         self.shards += 1
         self._contexts, self._names, self._filled = [], {}, 0
         return shard

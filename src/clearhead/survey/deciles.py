@@ -1,6 +1,6 @@
 """Select the examples of a decile, by the histogram of all queries of a head."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -21,10 +21,10 @@ def decile_range(bins: Rows, decile: int) -> tuple[float, float]:
     return inside[0]["low"], inside[-1]["high"]
 
 
-def sample_of_decile(
-    examples: Iterable[Mapping[str, Any]], bins: Rows, decile: int, n: int
-) -> list[Mapping[str, Any]]:
-    """Return the examples that `Survey.examples` returns, from rows that were read before."""
+def sample_of_decile(examples: Rows, bins: Rows, decile: int, n: int) -> list[Mapping[str, Any]]:
+    """Return at most n of a metric's examples in a decile, those with the smallest hashes."""
+    if not examples:
+        return []
     low, high = decile_range(bins, decile)
     inside = [x for x in examples if x["stratum"] < LARGEST and low <= x["value"] <= high]
     return sorted(inside, key=itemgetter("hash"))[:n]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..stats import TopWeights
 from .basic import TOP_KEYS
+from .groups import first_of_groups, rank_in_group
 from .metric import Batch, Metric
 
 STRATA, LARGEST = 20, 20  # the last stratum, number 20, has the largest values
@@ -26,6 +27,7 @@ EXAMPLE = np.dtype(
         ("keys", "i4", TOP_KEYS), ("weights", "f4", TOP_KEYS),
     ]
 )  # fmt: skip
+GROUP = "stratum", "metric", "head", "layer"  # the fields of a group of examples
 _MOST = np.iinfo(np.int64).max
 
 
@@ -52,15 +54,9 @@ def selected(examples: np.ndarray) -> np.ndarray:
     largest = examples["stratum"] == LARGEST
     value = np.where(largest, -examples["value"], 0)
     names = "query", "context", "text", "hash"
-    groups = "stratum", "metric", "head", "layer"
-    order = np.lexsort([*(examples[x] for x in names), value, *(examples[x] for x in groups)])
+    order = np.lexsort([*(examples[x] for x in names), value, *(examples[x] for x in GROUP)])
     examples = examples[order]
-    first = np.ones(len(examples), dtype=bool)
-    for name in groups:
-        change = examples[name][1:] != examples[name][:-1]
-        first[1:] = change if name == groups[0] else first[1:] | change
-    start = np.maximum.accumulate(np.where(first, np.arange(len(examples)), 0))
-    rank = np.arange(len(examples)) - start
+    rank = rank_in_group(first_of_groups(examples, GROUP))
     return examples[rank < np.where(examples["stratum"] == LARGEST, OF_LARGEST, IN_STRATUM)]
 
 

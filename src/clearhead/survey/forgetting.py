@@ -133,11 +133,8 @@ def budgets(survey: "Survey", keep: float) -> Budgets:
 
     Raises `BadValue` for a survey without the metrics `long`, and if `keep` is too small.
     """
-    curves, layout, context = (
-        error_curves(survey),
-        groups_of_layers(survey),
-        survey.manifest.fixed["context"],
-    )
+    curves, layout = error_curves(survey), groups_of_layers(survey)
+    context = survey.manifest.fixed["context"]
     least = sum(curve[0][0] for curve in curves) / (len(curves) * context)
     written = math.ceil(1000 * least) / 1000
     keep = as_number(

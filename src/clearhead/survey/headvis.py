@@ -38,10 +38,11 @@ def export_headvis(survey: "Survey", folder: str | Path) -> Path:
         for layer_head, of in groupby(rows, itemgetter("layer", "head"))
     }
     _write(out / "config.json", _config(survey, list(heads)))
-    _write(
-        out / "scatter_data.json",
-        [_scatter_row(layer_head, of) for layer_head, of in heads.items()],
-    )
+    means = [
+        {"layer": layer, "head": head, **{name: row["mean"] for name, row in of.items()}}
+        for (layer, head), of in heads.items()
+    ]
+    _write(out / "scatter_data.json", means)
     histograms = survey.by_metric("histograms", "bin")
     examples = survey.by_metric("examples", "stratum, rank")
     for (layer, head), metrics in heads.items():
@@ -75,12 +76,6 @@ def _config(survey: "Survey", heads: list[tuple[int, int]]) -> dict[str, Any]:
             "mean_largest": {"label": "Mean of the largest weight", "format": "default"},
         },
     }
-
-
-def _scatter_row(layer_head: tuple[int, int], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    layer, head = layer_head
-    means = {name: row["mean"] for name, row in metrics.items() if row["queries"]}
-    return {"layer": layer, "head": head, **means}
 
 
 def _head(
@@ -134,7 +129,7 @@ def _distances(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
     lows = sorted(bins)
     return {
         "bin_edges": [float(low) for low in lows] + [2.0 * max(lows[-1], 1)],
-        "bin_values": [(bins[low]["mean"] or 0.0) * bins[low]["queries"] for low in lows],
+        "bin_values": [bins[low]["mean"] * bins[low]["queries"] for low in lows],
     }
 
 

@@ -15,6 +15,7 @@ import torch
 from ..engines import cpu
 from ..errors import BadValue
 from ..files import atomic_io
+from ..formatting import quantity
 from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
@@ -41,12 +42,14 @@ class Manifest(NamedTuple):
 
     `fixed` cannot change: the model, the tokenizer, the settings, the metrics with their versions,
     and the versions of the software. `corpus` counts texts, and describes how they were cut.
+    `requested` has the names of metrics and sets, for workers; None if some were objects.
     """
 
     fixed: dict[str, Any]
     corpus: dict[str, Any]
     metrics: list[dict[str, Any]]
     shards: list[ShardEntry]
+    requested: list[str] | None = None
 
     def write(self, out: Path) -> None:
         value = {"format": FORMAT, **self._asdict(), "shards": [s._asdict() for s in self.shards]}
@@ -118,9 +121,17 @@ def read_manifest(out: Path) -> Manifest:
         ) from error
 
 
-def must_continue(old: Manifest, fixed: dict[str, Any], out: Path) -> None:
-    """Raise `BadValue` if a survey in `out` cannot be continued with these values."""
-    known, new = _flat(old.fixed), _flat(fixed)
+def must_continue(
+    old: Manifest, fixed: dict[str, Any], metrics: list[dict[str, Any]], out: Path
+) -> None:
+    """Raise `BadValue` if a survey in `out` cannot be continued with these values.
+
+    Its metrics have the same order and bins too, because the states of shards are arrays of these.
+    """
+    known, new = (
+        _flat(values | {f"metric {i}": row for i, row in enumerate(rows, 1)})
+        for values, rows in ((old.fixed, old.metrics), (fixed, metrics))
+    )
     for name in {**known, **new}:
         if known.get(name) != new.get(name):
             raise _other(out, name, known.get(name), new.get(name))
@@ -164,8 +175,8 @@ def must_have_read_the_same(one: Manifest, other: Manifest) -> None:
             )
     if one.shards != other.shards:  # their names have digests of the contexts
         raise BadValue(
-            f"The surveys have {one.corpus['texts']} and {other.corpus['texts']} texts, and their "
-            "tokens are not the same.",
+            f"The surveys have {quantity(one.corpus['texts'], 'text')} and "
+            f"{quantity(other.corpus['texts'], 'text')}, and their tokens are not the same.",
             "two surveys are compared text by text.",
             "survey the same texts, in the same order, with two models of one tokenizer.",
         )

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
+from ..formatting import quantity
 from . import corpus, mixes, state
 from .corpus import read_shard
-from .examples import EXAMPLE, selected
+from .examples import GROUP, selected
+from .groups import first_of_groups, rank_in_group
 from .intervals import interval
 from .manifest import Manifest, read_manifest
 from .metric import Bins
 from .state import State, is_readable, read_state
 from .tables import SCHEMA, Columns, write_table
-from .token_counts import LINK, QUERY, merged
+from .token_counts import QUERY, merged
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 MOST_TOKENS = 100  # rows of a head and side in the table of tokens, by lift and by count
@@ -41,14 +43,14 @@ def merge(out: Path) -> Path:
     manifest = read_manifest(out)
     if missing := missing_shards(out, manifest):
         raise BadValue(
-            f"{len(missing)} of {len(manifest.shards)} shards of {str(out)!r} are not finished.",
+            f"{str(out)!r} lacks {len(missing)} of {quantity(len(manifest.shards), 'shard')}.",
             "tables are of all texts.",
             "run the same survey again: it computes the missing shards, and merges.",
         )
-    folded = _fold(out, manifest)
+    folded, spelling = _fold(out, manifest)
     write_table(out, "metrics", [_columns("metrics", manifest.metrics)])
     write_table(out, "texts", _texts(out, manifest))
-    write_table(out, "tokens", _tokens(folded))
+    write_table(out, "tokens", _tokens(folded, spelling))
     write_table(out, "examples", _examples(folded, manifest))
     write_table(out, "histograms", _histograms(folded, manifest))
     write_table(out, "heads", _heads(out, manifest, folded))
@@ -91,47 +93,25 @@ def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
         yield last
 
 
-class _Folded(NamedTuple):
-    """The states of all shards as one, without texts. The first five are by layer."""
-
-    modules: list[str]
-    key_heads: list[int]
-    uniform: list[Tensor]
-    counts: list[Tensor]
-    chances: list[Tensor]
-    examples: np.ndarray
-    linked: np.ndarray
-    tokens: np.ndarray
-    spelling: dict[int, str]
-
-
-def _fold(out: Path, manifest: Manifest) -> _Folded:
-    folded: _Folded | None = None
+def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
+    """Return the states of all shards as one, without sums of texts; and the text of each token."""
+    spelling: dict[int, str] = {}
+    folded: State | None = None
     for entry, shard in zip(manifest.shards, states(out, manifest), strict=True):
-        modules = [layer.module for layer in shard.layers]
-        uniform = [layer.uniform for layer in shard.layers]
-        counts = [layer.counts for layer in shard.layers]
-        chances = [layer.chances for layer in shard.layers]
-        if folded is not None:
-            _must_have_layers(folded.modules, modules)
-            uniform = [a + b for a, b in zip(folded.uniform, uniform, strict=True)]
-            counts = [a + b for a, b in zip(folded.counts, counts, strict=True)]
-            chances = [a + b for a, b in zip(folded.chances, chances, strict=True)]
-        no_links = np.zeros(0, LINK)
-        before = folded or _Folded([], [], [], [], [], np.zeros(0, EXAMPLE), no_links, no_links, {})
-        folded = _Folded(
-            modules,
-            [layer.key_heads for layer in shard.layers],
-            uniform,
-            counts,
-            chances,
-            selected(np.concatenate([before.examples, shard.examples])),
-            merged(np.concatenate([before.linked, shard.linked])),
-            merged(np.concatenate([before.tokens, shard.tokens])),
-            before.spelling | read_shard(out / corpus.FOLDER / entry.file).spelling,
-        )
+        spelling |= read_shard(out / corpus.FOLDER / entry.file).spelling
+        if folded is None:
+            folded = shard
+            continue
+        _must_have_layers(*([layer.module for layer in x.layers] for x in (folded, shard)))
+        for known, new in zip(folded.layers, shard.layers, strict=True):
+            known.uniform += new.uniform
+            known.counts += new.counts
+            known.chances += new.chances
+        folded.examples = selected(np.concatenate([folded.examples, shard.examples]))
+        folded.linked = merged(np.concatenate([folded.linked, shard.linked]))
+        folded.tokens = merged(np.concatenate([folded.tokens, shard.tokens]))
     assert folded is not None
-    return folded
+    return folded, spelling
 
 
 def _must_have_layers(known: list[str], modules: list[str]) -> None:
@@ -164,16 +144,13 @@ def _texts(out: Path, manifest: Manifest) -> Iterator[Columns]:
     yield _columns("texts", list(rows.values()))
 
 
-def _tokens(folded: _Folded) -> Iterator[Columns]:
+def _tokens(folded: State, spelling: dict[int, str]) -> Iterator[Columns]:
     """Yield the tokens of each layer: of each head and side, the highest lifts and counts."""
     known, corpus_counts = folded.tokens["token"], folded.tokens["count"]
     every = int(corpus_counts.sum())
     linked = folded.linked
-    changes = np.ones(len(linked), dtype=bool)
-    names = ("layer", "head", "side")
-    changes[1:] = np.logical_or.reduce([linked[x][1:] != linked[x][:-1] for x in names])
-    starts = [*np.flatnonzero(changes), len(linked)]
-    for start, end in pairwise(starts):
+    starts = np.flatnonzero(first_of_groups(linked, ("layer", "head", "side")))
+    for start, end in pairwise([*starts, len(linked)]):
         group = linked[start:end]
         total = int(group["count"].sum())
         # A key may be a token that is never a query with a choice: the first of a context.
@@ -192,7 +169,7 @@ def _tokens(folded: _Folded) -> Iterator[Columns]:
             "head": group["head"][chosen],
             "side": ["query" if group["side"][0] == QUERY else "key"] * n,
             "token": group["token"][chosen],
-            "spelling": [folded.spelling[i] for i in group["token"][chosen].tolist()],
+            "spelling": [spelling[i] for i in group["token"][chosen].tolist()],
             "count": group["count"][chosen],
             "total": np.full(n, total),
             "corpus": in_corpus[chosen],
@@ -200,24 +177,20 @@ def _tokens(folded: _Folded) -> Iterator[Columns]:
         }
 
 
-def _examples(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
+def _examples(folded: State, manifest: Manifest) -> Iterator[Columns]:
     x = folded.examples
     if not len(x):
         return
     names = [metric["metric"] for metric in manifest.metrics]
-    groups = np.stack([x[name] for name in ("layer", "head", "metric", "stratum")])
-    new = np.ones(len(x), dtype=bool)
-    new[1:] = (groups[:, 1:] != groups[:, :-1]).any(0)
-    start = np.maximum.accumulate(np.where(new, np.arange(len(x)), 0))
     columns: dict[str, Any] = {
         name: x[name] for name in SCHEMA["examples"] if name in (x.dtype.names or ())
     }
     columns["metric"] = [names[number] for number in x["metric"].tolist()]
-    columns["rank"] = (np.arange(len(x)) - start).astype(np.int8)
+    columns["rank"] = rank_in_group(first_of_groups(x, GROUP)).astype(np.int8)
     yield columns
 
 
-def _histograms(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
+def _histograms(folded: State, manifest: Manifest) -> Iterator[Columns]:
     every = [bins_of(metric) for metric in manifest.metrics]
     names = [metric["metric"] for metric in manifest.metrics]
     # What the columns of `counts` are: the histograms of all metrics, one after the other.
@@ -225,7 +198,7 @@ def _histograms(folded: _Folded, manifest: Manifest) -> Iterator[Columns]:
     bin = np.concatenate([np.arange(bins.count) for bins in every])
     low = np.concatenate([bins.edges()[:-1] for bins in every])
     high = np.concatenate([bins.edges()[1:] for bins in every])
-    for layer, counts in enumerate(folded.counts):
+    for layer, counts in enumerate(x.counts for x in folded.layers):
         head, column = (x.numpy() for x in counts.nonzero(as_tuple=True))
         if len(head):
             yield {
@@ -245,40 +218,40 @@ def bins_of(metric: dict[str, Any]) -> Bins:
     return Bins(*ends, metric["bins"], metric["logarithmic"], bounds)
 
 
-def _heads(out: Path, manifest: Manifest, folded: _Folded) -> Iterator[Columns]:
+def _heads(out: Path, manifest: Manifest, folded: State) -> Iterator[Columns]:
     moments = _moments(out, manifest)
-    for layer, module in enumerate(folded.modules):
-        of_layer = moments[layer]
+    for layer, (folded_layer, of_layer) in enumerate(zip(folded.layers, moments, strict=True)):
         rows = []
-        H = len(folded.counts[layer])
+        H = len(folded_layer.counts)
         for head in range(H):
-            key_head = head // (H // folded.key_heads[layer])
+            key_head = head // (H // folded_layer.key_heads)
             start = 0
             for number, metric in enumerate(manifest.metrics):
                 bins = bins_of(metric)
-                counts = folded.counts[layer][head, start : start + bins.count]
+                counts = folded_layer.counts[head, start : start + bins.count]
                 start += bins.count
                 queries = int(of_layer.queries[number])
                 if not queries:
                     continue
-                row = {"layer": layer, "head": head, "metric": metric["metric"], "module": module}
-                row |= {"key_head": key_head}
+                row: dict[str, Any] = {"layer": layer, "head": head, "key_head": key_head}
+                row |= {"module": folded_layer.module, "metric": metric["metric"]}
                 row |= of_layer.numbers(head, number, bins) | quantiles(counts, bins)
-                row["uniform"] = float(folded.uniform[layer][number]) / queries
+                row["uniform"] = float(folded_layer.uniform[number]) / queries
                 rows.append(row)
         if rows:
             yield _columns("heads", rows)
 
 
-def _write_roles(out: Path, manifest: Manifest, folded: _Folded) -> None:
+def _write_roles(out: Path, manifest: Manifest, folded: State) -> None:
     """Write the tables `mixes` and `roles`."""
-    sizes = [len(counts) for counts in folded.counts]
+    sizes = [len(layer.counts) for layer in folded.layers]
     heads = [(layer, head) for layer, size in enumerate(sizes) for head in range(size)]
 
     def looks() -> Iterator[np.ndarray]:
         return (torch.cat(text.looks).numpy() for text in sums_of_texts(out, manifest))
 
-    chances = torch.stack(folded.chances).repeat_interleave(torch.tensor(sizes), 0)
+    chances = torch.stack([layer.chances for layer in folded.layers])
+    chances = chances.repeat_interleave(torch.tensor(sizes), 0)
     shares = mixes.shares_of(looks, chances.numpy())
     p = mixes.p_of_behaviours(shares)
     tests = mixes.tests_of(shares, p)

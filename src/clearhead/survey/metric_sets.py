@@ -20,24 +20,32 @@ SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
 }
 
 
-def chosen_metrics(
-    requested: "str | Metric | Iterable[str | Metric]", reader: Reader, context: int
-) -> list[Metric]:
-    """Return the metrics of a survey.
+def entries_of(requested: "str | Metric | Iterable[str | Metric]") -> "list[str | Metric]":
+    """Return the entries of `metrics`, each one name or object.
 
     An entry is the name of a set, a `Metric`, or ``"module:name"`` for one that a module defines.
-    Several names may be in one string, with commas. A metric that two sets share is there once.
-
-    Raises `BadType` and `BadValue` for anything else, and for two metrics with one name.
+    Several names may be in one string, with commas. Raises `BadType` for anything else.
     """
     entries = [requested] if isinstance(requested, (str, Metric)) else requested
     if not isinstance(entries, Iterable):
         raise _not_metrics(requested)
+    result: list[str | Metric] = []
+    for entry in entries:
+        result += [x.strip() for x in entry.split(",")] if isinstance(entry, str) else [entry]
+    if not result:
+        raise _not_metrics(requested)
+    return result
+
+
+def chosen_metrics(entries: "Iterable[str | Metric]", reader: Reader, context: int) -> list[Metric]:
+    """Return the metrics of the entries. A metric that two sets share is there once.
+
+    Raises `BadType` and `BadValue` for anything else, and for two metrics with one name.
+    """
     metrics: dict[str, Metric] = {}
     of_sets: set[str] = set()
-    for entry in entries:
-        names = [x.strip() for x in entry.split(",")] if isinstance(entry, str) else [entry]
-        for name, metric in ((n, x) for n in names for x in _metrics_of(n, reader, context)):
+    for name in entries:
+        for metric in _metrics_of(name, reader, context):
             if name in SETS and metric.name in of_sets:
                 continue
             if not metric.name or metric.name in metrics:
@@ -51,8 +59,6 @@ def chosen_metrics(
             metrics[metric.name] = metric
             if name in SETS:
                 of_sets.add(metric.name)
-    if not metrics:
-        raise _not_metrics(requested)
     return list(metrics.values())
 
 

@@ -9,13 +9,16 @@ seem to do two things.
 A head does more than one thing if it shows two behaviours, over all queries or in classes:
 
 - The p-value of a behaviour is 2 min(p over all queries, C times the least p of C classes).
-- That of a head is V - 1 times the second smallest of V behaviours, which tests that at most one
-  is real (Benjamini and Heller 2008, Biometrics 64, for a partial conjunction).
+- "self" and "previous" are one behaviour, a local window: its p-value is twice the lesser. A local
+  head has its largest weight on the query or on the token before it.
+- That of a head is V - 2 times the second smallest of these V - 1. It tests that at most one is
+  real (Benjamini and Heller 2008, Biometrics 64, for a partial conjunction).
 - q corrects for the number of heads (`false_discovery`).
 
 Its classes differ if one of two classes shows a behaviour, the other another one, and each more
-often than the other class. All four tests must hold, so the p-value of two classes and behaviours
-is the largest; that of a head is the smallest of these, times their number.
+often than the other class; here "self" and "previous" are two. All four tests must hold, so the
+p-value of two classes and behaviours is the largest; that of a head is the smallest of these, times
+their number.
 
 Letters: N heads of all layers, C classes and then all queries, K kinds, V behaviours.
 """
@@ -37,6 +40,7 @@ from .token_classes import CLASSES
 LEAST, TIMES_CHANCE = 0.1, 2.0
 ALL = "all"
 CLASS_NAMES = [*CLASSES, ALL]
+LOCAL = [list(BEHAVIOURS).index(kind) for kind in ("self", "previous")]
 LARGEST_P = 0.05  # a test with a larger p-value has 1, as it cannot be evidence
 
 
@@ -139,8 +143,10 @@ def _test_of(shares: Shares, p: np.ndarray, n: int) -> HeadTest:
     weighted = 2 * np.where(tested, p, 1.0)
     weighted[:-1] *= C
     best = weighted.min(0)
+    local, other = sorted(LOCAL, key=lambda v: best[v])
+    best[local], best[other] = 2 * best[local], np.inf
     order = np.argsort(best, kind="stable")[:2]
-    value = min(1.0, (V - 1) * float(best[order[1]]))
+    value = min(1.0, (V - 2) * float(best[order[1]]))
     # all queries, if these suffice
     classes = [-1 if weighted[-1, v] <= LARGEST_P else int(weighted[:, v].argmin()) for v in order]
     surest = list(zip(classes, order.tolist(), strict=True))
@@ -223,11 +229,11 @@ def rows_of(
 
 def roles_rows(heads: Sequence[tuple[int, int]], tests: Sequence[HeadTest]) -> list[dict[str, Any]]:
     """Return the rows of the table `roles`, one for each head."""
-    corrected = [_q_values([test.p for test in tests]), _q_values([x.p_differ for x in tests])]
+    corrected = adjusted([test.p for test in tests]), adjusted([test.p_differ for test in tests])
     rows = []
     for (layer, head), test, q, q_differ in zip(heads, tests, *corrected, strict=True):
-        row = {"layer": layer, "head": head, "p": test.p, "q": q, "p_differ": test.p_differ}
-        row |= {"q_differ": q_differ}
+        row: dict[str, Any] = {"layer": layer, "head": head, "p": test.p, "q": q}
+        row |= {"p_differ": test.p_differ, "q_differ": q_differ}
         for name, pair in (("", test.surest), ("differ_", test.differ)):
             (token_class, kind), (other_class, other_kind) = pair or ((None, None), (None, None))
             row |= {
@@ -236,12 +242,3 @@ def roles_rows(heads: Sequence[tuple[int, int]], tests: Sequence[HeadTest]) -> l
             }  # fmt: skip
         rows.append(row)
     return rows
-
-
-def _q_values(p: Sequence[float]) -> list[float]:
-    """Return the q-value of each p-value; NaN for NaN."""
-    order = sorted((value, n) for n, value in enumerate(p) if not math.isnan(value))
-    q = [math.nan] * len(p)
-    for (_, n), value in zip(order, adjusted([value for value, _ in order]), strict=True):
-        q[n] = value
-    return q

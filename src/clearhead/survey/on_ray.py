@@ -5,7 +5,7 @@ do not travel, and all machines read and write one folder. Ray restarts an actor
 repeats its shard.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ from .manifest import ShardEntry, read_manifest
 from .merge import missing_shards
 from .metric import Metric
 from .progress import token_progress
-from .reader import Reader
-from .steps import compute_shard, setup_of_manifest, torch_threads
+from .steps import Setup, compute_shard, setup_of_manifest, torch_threads
 
 if TYPE_CHECKING:
     from ..inspection.text_model import TextModel
@@ -31,7 +30,7 @@ class Worker:
         load: "Callable[[Path | None], TextModel]",
         path: Path | None,
         out: Path,
-        metrics: "str | Metric | list[str | Metric]",
+        metrics: "list[str | Metric]",
     ) -> None:
         self.out = out
         self.setup = setup_of_manifest(load(path), out, metrics)
@@ -45,9 +44,7 @@ class Worker:
 
 
 def work_on_ray(
-    reader: Reader,
-    threads: int,
-    metrics: "str | Metric | Iterable[str | Metric]",
+    setup: Setup,
     out: Path,
     address: str,
     load: "Callable[[Path | None], TextModel]",
@@ -61,6 +58,7 @@ def work_on_ray(
     with needs("ray", "a survey on a cluster needs Ray."):
         import ray
         from ray.util import ActorPool
+    reader, threads = setup.reader, setup.threads
     if reader.path is None and reader.text_model is None:
         raise BadType(
             f"A cluster was requested for a {reader.name} in memory.",
@@ -77,9 +75,8 @@ def work_on_ray(
         actor = ray.remote(num_cpus=threads, max_restarts=RESTARTS, max_task_retries=RESTARTS)(
             Worker
         )
-        named = [metrics] if isinstance(metrics, (str, Metric)) else list(metrics)
         path = None if reader.path is None else reader.path.resolve()
-        actors = [actor.remote(load, path, out.resolve(), named) for _ in range(count)]
+        actors = [actor.remote(load, path, out.resolve(), setup.entries) for _ in range(count)]
         total = sum(entry.tokens for entry in entries)
         with token_progress(total, progress) as advance:
             for tokens in ActorPool(actors).map_unordered(_compute, entries):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue, as_count
+from ..formatting import quantity
 
 ROUNDING = 4  # units in the last place by which a model may round a vector
 
@@ -44,7 +45,8 @@ def principal_components(x: Tensor, count: int = 3) -> Projection:
     count = as_count("components", count, rule, hint, least=1)
     if not bool(x.isfinite().all()):
         raise BadValue(
-            f"{int((~x.isfinite()).any(-1).sum())} of {len(x)} vectors have NaN or infinity.",
+            f"NaN or infinity in {int((~x.isfinite()).any(-1).sum())} of "
+            f"{quantity(len(x), 'vector')}.",
             "principal components are of finite vectors.",
             "check the weights of the model.",
         )

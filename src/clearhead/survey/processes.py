@@ -10,34 +10,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ..errors import BadType, BadValue
+from ..formatting import quantity
 from . import state
 from .manifest import Manifest, read_manifest
 from .merge import missing_shards
-from .metric import Metric
 from .progress import token_progress
-from .reader import Reader
+from .steps import Setup
 
 POLL = 0.2  # seconds
 
 
-def run_workers(
-    reader: Reader,
-    metrics: "str | Metric | Iterable[str | Metric]",
-    out: Path,
-    workers: int,
-    progress: bool | None,
-) -> None:
+def run_workers(setup: Setup, out: Path, workers: int, progress: bool | None) -> None:
     """Compute all shards in `workers` processes.
 
     Prints a line for each process that ends early. Raises `BadValue` if shards are missing at the
     end, with the last error of a process.
     """
-    command = worker_command(reader, metrics, out)
+    command = worker_command(setup, out)
     manifest = read_manifest(out)
     processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
     try:
@@ -58,40 +51,40 @@ def run_workers(
         if child.returncode:
             output.seek(0)
             message = output.read().decode(errors="replace").strip() or message
-            print(f"worker {number} ended with {_how(child.returncode)}", file=sys.stderr)
+            code = child.returncode  # of a signal, it is negative
+            ended = f"signal {-code}" if code < 0 else f"code {code}"
+            print(f"worker {number} ended with {ended}", file=sys.stderr)
         output.close()
     if missing := missing_shards(out, manifest):
         raise BadValue(
-            f"All workers ended, and {len(missing)} of {len(manifest.shards)} shards are missing."
+            f"All workers ended, and the survey lacks {len(missing)} of "
+            f"{quantity(len(manifest.shards), 'shard')}."
             + (f" The last error: {message}" if message else ""),
             "shards that are finished stay valid.",
             "run the same survey again, which computes the others.",
         )
 
 
-def worker_command(
-    reader: Reader, metrics: "str | Metric | Iterable[str | Metric]", out: Path
-) -> list[str]:
+def worker_command(setup: Setup, out: Path) -> list[str]:
     """Return the command of a worker.
 
     Raises `BadType` for a model in memory, and for metrics that have no name to import.
     """
+    reader = setup.reader
     if reader.path is None and reader.text_model is None:
         raise BadType(
             f"Several workers were requested for a {reader.name} in memory.",
             "each worker is a process, which loads the model from its folder.",
             "save the model and its tokenizer into a folder, and pass the folder.",
         )
-    names: list[Any] = [metrics] if isinstance(metrics, (str, Metric)) else list(metrics)
-    if unnamed := [name for name in names if not isinstance(name, str)]:
+    if unnamed := [entry for entry in setup.entries if not isinstance(entry, str)]:
         raise BadType(
             f"Several workers were requested with the metric {unnamed[0]!r}.",
             "each worker is a process, which imports metrics by name.",
             'define it in a module, and pass "module:name".',
         )
     model = [] if reader.path is None else ["--model", str(reader.path)]
-    options = [*model, "--metrics", ",".join(names)]
-    return [sys.executable, "-m", "clearhead", "survey", "work", str(out), *options]
+    return [sys.executable, "-m", "clearhead", "survey", "work", str(out), *model]
 
 
 def _wait(
@@ -107,7 +100,3 @@ def _wait(
             for file in [name for name in waiting if (out / state.FOLDER / name).exists()]:
                 advance(waiting.pop(file))
             time.sleep(POLL)
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from ..formatting import quantity
+
 
 @contextmanager
 def token_progress(
@@ -59,5 +61,6 @@ class _Lines:
         self.printed = now
         rate = (self.done - self.before) / max(now - self.started, 1e-9)
         left = timedelta(seconds=round((self.total - self.done) / rate))
-        line = f"{self.done:,} of {self.total:,} tokens, {rate:,.0f} tokens/s, {left} left"
+        done = f"{self.done:,} of {quantity(self.total, 'token')}"
+        line = f"{done}, {rate:,.0f} tokens/s, {left} left"
         print(line, file=sys.stderr, flush=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, as_count, did_you_mean, kind_of
-from . import cache_files, corpus, forgetting
+from ..formatting import quantity
+from . import cache_files, corpus, deciles, forgetting
 from .compare import Comparison, compare
 from .corpus import Shard, read_shard
-from .deciles import decile_range
 from .example_rows import weights_of
 from .examples import LARGEST
 from .headvis import export_headvis
@@ -50,7 +50,8 @@ class Survey:
         manifest = read_manifest(path)
         if missing := missing_shards(path, manifest):
             raise BadValue(
-                f"{len(missing)} of {len(manifest.shards)} shards of {str(folder)!r} are missing.",
+                f"{str(folder)!r} lacks {len(missing)} of "
+                f"{quantity(len(manifest.shards), 'shard')}.",
                 "a survey can be opened when all shards are finished and merged.",
                 "run the same survey again, which computes the missing shards.",
             )
@@ -59,11 +60,14 @@ class Survey:
     def __repr__(self) -> str:
         fixed, counts = self.manifest.fixed, self.manifest.corpus
         heads = self.query("select count(distinct (layer, head)) from heads").rows[0][0]
-        skipped = f" {counts['skipped']} texts were left out." if counts["skipped"] else ""
+        skipped = counts["skipped"]
         return (
-            f"{fixed['model']}: {heads} heads, {counts['tokens of texts']:,} tokens of "
-            f"{counts['texts'] - counts['skipped']:,} texts, contexts of up to "
-            f"{fixed['context']} tokens.{skipped}"
+            f"{fixed['model']}: {quantity(heads, 'head')}, "
+            f"{quantity(counts['tokens of texts'], 'token')} of "
+            f"{quantity(counts['texts'] - skipped, 'text')}, contexts of up to "
+            f"{fixed['context']} tokens."
+            + f" Left out: {quantity(skipped, 'text')}."
+            * bool(skipped)
         )
 
     def query(self, sql: str, parameters: list[Any] | None = None) -> Table:
@@ -119,13 +123,16 @@ class Survey:
         """
         rule = "n is the number of examples, 1 or more."
         n = as_count("n", n, rule, "pass for example n=8.", least=1)
-        condition, order = f"stratum = {LARGEST}", "rank"
-        if decile is not None:
+        table = self.of_head("examples", layer, head, metric, "stratum, rank")
+        rows = table.to_pylist()
+        if decile is None:
+            chosen: deciles.Rows = [row for row in rows if row["stratum"] == LARGEST][:n]
+        else:
             rule = "deciles are numbered from 0, the smallest values, to 9."
             part = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
-            low, high = decile_range(self.histogram(layer, head, metric).to_pylist(), part)
-            condition, order = f"stratum < {LARGEST} and value between {low} and {high}", "hash"
-        return self.of_head("examples", layer, head, metric, condition, f"{order} limit {n}")
+            bins = self.histogram(layer, head, metric).to_pylist()
+            chosen = deciles.sample_of_decile(rows, bins, part, n)
+        return Table(table.columns, tuple(tuple(row.values()) for row in chosen))
 
     def example_rows(
         self,
@@ -286,12 +293,11 @@ class Survey:
         layer: int,
         head: int,
         metric: str | None = None,
-        condition: str = "true",
         order: str = "",
     ) -> Table:
         """Return the rows of a head. Raises `BadValue` for a head or metric that does not exist."""
         parameters: list[Any] = [layer, head]
-        where = f"layer = ? and head = ? and {condition}"
+        where = "layer = ? and head = ?"
         if metric is not None:
             self.must_have(metric)
             where, parameters = f"{where} and metric = ?", [*parameters, metric]

@@ -82,10 +82,10 @@ def survey(
     workers = as_count("workers", workers, "a survey has workers.", hint, least=1)
     prepare(setup, texts, folder, tokens=tokens)
     if ray is not None:
-        work_on_ray(setup.reader, setup.threads, metrics, folder, *ray, progress)
+        work_on_ray(setup, folder, *ray, progress)
     elif workers == 1:
         work(setup, folder, rank=rank, progress=progress)
     else:
-        run_workers(setup.reader, metrics, folder, workers, progress)
+        run_workers(setup, folder, workers, progress)
     merge(folder)  # each rank: the last one finds all shards, and the bytes are the same
     return Survey.open(folder)

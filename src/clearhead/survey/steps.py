@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import BadValue, as_count, writable_folder
+from ..formatting import quantity
 from . import corpus, state
 from .collect import state_of
 from .corpus import Cutter, read_shard
@@ -31,7 +32,7 @@ from .manifest import (
     read_manifest,
 )
 from .metric import Metric
-from .metric_sets import chosen_metrics
+from .metric_sets import chosen_metrics, entries_of
 from .needles import Needles
 from .progress import token_progress
 from .ranks import ALONE, Rank
@@ -51,6 +52,7 @@ class Setup(NamedTuple):
     """A model with what its survey is to measure."""
 
     reader: Reader
+    entries: list[str | Metric]
     metrics: list[Metric]
     settings: dict[str, Any]
     threads: int
@@ -58,13 +60,19 @@ class Setup(NamedTuple):
     def fixed(self) -> dict[str, Any]:
         return fixed_values(self.reader, self.metrics, self.settings, self.threads)
 
+    @property
+    def names(self) -> list[str] | None:
+        """The names of the metrics and sets; None with an object, which no other process has."""
+        names = [entry for entry in self.entries if isinstance(entry, str)]
+        return names if len(names) == len(self.entries) else None
+
     def must_fit(self, out: Path) -> Manifest:
         """Return the manifest of a survey that this setup can continue.
 
         Raises `BadValue` for another model, or other settings or versions.
         """
         manifest = read_manifest(out)
-        must_continue(manifest, self.fixed(), out)
+        must_continue(manifest, self.fixed(), list(map(describe, self.metrics)), out)
         return manifest
 
 
@@ -83,14 +91,10 @@ def make_setup(
     rule = "a context has 2 tokens or more" + (
         "." if longest is None else f", and the model has positions for {longest}."
     )
-    size = as_count(
-        "context",
-        min(CONTEXT, longest or CONTEXT) if context is None else context,
-        rule,
-        f"pass for example context={min(CONTEXT, longest or CONTEXT)}.",
-        least=2,
-        most=longest,
-    )
+    default = min(CONTEXT, longest or CONTEXT)
+    hint = f"pass for example context={default}."
+    size = default if context is None else context
+    size = as_count("context", size, rule, hint, least=2, most=longest)
     hint = "pass a whole number, 1 or more."
     threads = as_count("threads", threads, "a worker has threads of torch.", hint, least=1)
     shard = as_count("shard_tokens", shard_tokens, "a shard has tokens.", hint, least=1)
@@ -98,19 +102,30 @@ def make_setup(
     settings = {
         "context": size, "seed": number, "shard tokens": shard, "batch tokens": BATCH_TOKENS
     }  # fmt: skip
-    return Setup(reader, chosen_metrics(metrics, reader, size), settings, threads)
+    entries = entries_of(metrics)
+    return Setup(reader, entries, chosen_metrics(entries, reader, size), settings, threads)
 
 
 def setup_of_manifest(
-    model: "TextModel", out: Path, metrics: "str | Metric | Iterable[str | Metric]"
+    model: "TextModel", out: Path, metrics: "str | Iterable[str | Metric] | None" = None
 ) -> Setup:
-    """Return the setup of an existing survey, for a worker."""
-    fixed = read_manifest(out).fixed
+    """Return the setup of an existing survey, for a worker; None means its own metrics.
+
+    Raises `BadValue` if these were objects, which have no names.
+    """
+    manifest = read_manifest(out)
+    fixed, requested = manifest.fixed, manifest.requested if metrics is None else metrics
+    if requested is None:
+        raise BadValue(
+            f"The survey in {str(out)!r} has metrics that were passed as objects.",
+            "a worker imports metrics by name.",
+            "pass the same metrics as --metrics basic,module:name.",
+        )
     return make_setup(
         model,
         context=fixed["context"],
         seed=fixed["seed"],
-        metrics=metrics,
+        metrics=requested,
         threads=fixed["threads of a worker"],
         shard_tokens=fixed["shard tokens"],
     )
@@ -130,10 +145,7 @@ def prepare(
     if tokens is not None:
         tokens = as_count("tokens", tokens, "a survey reads tokens.", "pass 1 or more.", least=1)
     writable_folder(out, "a survey is", "pass another folder as out=.")
-    fixed = setup.fixed()
-    old = read_manifest(out) if (out / FILE).exists() else None
-    if old is not None:
-        must_continue(old, fixed, out)
+    old = setup.must_fit(out) if (out / FILE).exists() else None
     for folder in (corpus.FOLDER, state.FOLDER):
         (out / folder).mkdir(exist_ok=True)
     context, seed = setup.settings["context"], setup.settings["seed"]
@@ -148,7 +160,7 @@ def prepare(
         shards.append(ShardEntry(shard.file, len(shard.ids), len(shard.lengths)))
     if not shards:
         raise BadValue(
-            f"None of {cutter.texts} texts has a token."
+            f"There is no token in {quantity(cutter.texts, 'text')}."
             + "".join(f" {name}: {reason}." for name, reason in cutter.skipped[:3]),
             "a survey needs at least one text.",
             "pass strings with words, or files of text in UTF-8.",
@@ -162,7 +174,7 @@ def prepare(
     }
     if isinstance(texts, (RandomRepeats, Needles)):
         about |= texts.described()
-    new = Manifest(fixed, about, list(map(describe, setup.metrics)), shards)
+    new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), shards, setup.names)
     if old is not None:
         must_have_added(old, new, out)
     new.write(out)

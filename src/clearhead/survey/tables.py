@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import BadValue, needs
 from ..files.atomic_io import temporary_for
 from ..files.results import data_frame
+from ..formatting import quantity
 from .basic import TOP_KEYS
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Table:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"{len(self.rows)} rows of {', '.join(self.columns)}"
+        return f"{quantity(len(self.rows), 'row')} of {', '.join(self.columns)}"
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """Return a dict for each row."""

@@ -7,6 +7,7 @@ the first token has few. Counts are exact, and merge by addition.
 import numpy as np
 from torch import Tensor
 
+from .groups import first_of_groups
 from .metric import Batch
 
 LINK = np.dtype([("layer", "i2"), ("head", "i2"), ("side", "i1"), ("token", "i4"), ("count", "i8")])
@@ -18,12 +19,9 @@ def merged(counts: np.ndarray) -> np.ndarray:
     """Add the counts of equal entries, in the order of layer, head, side and token."""
     names = "token", "side", "head", "layer"
     counts = counts[np.lexsort([counts[name] for name in names])]
-    if not len(counts):
-        return counts
-    new = np.ones(len(counts), dtype=bool)
-    new[1:] = np.logical_or.reduce([counts[x][1:] != counts[x][:-1] for x in names])
-    result = counts[new]
-    result["count"] = np.add.reduceat(counts["count"], np.flatnonzero(new))
+    first = first_of_groups(counts, names)
+    result = counts[first]
+    result["count"] = np.add.reduceat(counts["count"], np.flatnonzero(first))
     return result
 
 

@@ -148,19 +148,8 @@ def read_vectors(
         for row, kind, number, at, key in zip(
             own, looks_at, classes, queries.tolist(), keys.tolist(), strict=True
         ):
-            weight = row["weights"][0]
-            examples.append(
-                (
-                    *text_context,
-                    at,
-                    key,
-                    weight,
-                    words[at],
-                    words[key],
-                    NAMES[number],
-                    [*KINDS][kind],
-                )
-            )
+            of_query = at, key, row["weights"][0], words[at], words[key]
+            examples.append((*text_context, *of_query, NAMES[number], [*KINDS][kind]))
     on_context(len(of_context), len(of_context))
     joined = {name: torch.cat(vectors) for name, vectors in parts.items()}
     table = Table(COLUMNS, tuple(examples))

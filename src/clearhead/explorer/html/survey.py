@@ -159,7 +159,7 @@ def _chosen(
 ) -> Iterable[tuple[int, Mapping[str, Any]]]:
     """Return some examples of each decile, by their hash, and of the largest values."""
     largest = [x for x in examples if x["stratum"] == LARGEST_STRATUM]
-    for decile in DECILES if examples else ():
+    for decile in DECILES:
         yield from ((decile, x) for x in sample_of_decile(examples, bins, decile, PER_DECILE))
     yield from ((LARGEST, x) for x in largest[:OF_LARGEST])
 

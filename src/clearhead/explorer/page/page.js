@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 400fd7fb01221a6aec6df8346c28a6b52b2a6699ddcdc0950e35d97f4f6e7423; do not edit.
+// Made by `make page` from the sources 03687dd2d7406f179282b64935718282aeda5968909ada0c705264bb567813f5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -2420,7 +2420,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var sharesInWords = (it) => Object.entries(it.shares ?? {}).map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
   function stepsInWords() {
     const { size } = shownTrace();
-    return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` + (size.d ? `, ${size.d} features per head` : "");
+    return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` + (size.d ? `, ${count(size.d, "feature")} per head` : "");
   }
 
   // src/pictures/lines.js
@@ -2914,7 +2914,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       until: shownOfQuery,
       opacity: is("value") ? 0.25 : 1
     });
-    if (isNow("query")) scene.text(`its ${q.length} features`, label + strip + 18, HEADING2 + 12, { fill: "soft" });
+    if (isNow("query")) scene.text(`its ${count(q.length, "feature")}`, label + strip + 18, HEADING2 + 12, { fill: "soft" });
     keys.forEach((k, i) => {
       const y = rowY(i), isChosen = k === key;
       if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
@@ -3807,7 +3807,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       }
       const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
       const labels = tokens.map((token2, i) => ids[i] === 0 ? `${token2}(?)` : token2);
-      const about = `${layers.length} layers, ${layers.length * this.heads} heads, ${tokens.length} token${tokens.length === 1 ? "" : "s"}: what every head looks at in this text`;
+      const about = `${count(layers.length, "layer")}, ${count(layers.length * this.heads, "head")}, ${count(tokens.length, "token")}: what every head looks at in this text`;
       return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
     }
     // softmax(scale Q K^T + bias) V in every head, with all steps for the page.

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 400fd7fb01221a6aec6df8346c28a6b52b2a6699ddcdc0950e35d97f4f6e7423; do not edit.
+// Made by `make page` from the sources 03687dd2d7406f179282b64935718282aeda5968909ada0c705264bb567813f5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -422,7 +422,7 @@ var clearhead = (() => {
     if (!survey.other) return;
     const sure = differences.filter(({ compared }) => compared.q < LEAST_Q);
     const heads = new Set(sure.map(({ at }) => at)).size;
-    byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${differences.length.toLocaleString("en")} numbers differ, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
+    byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${count(differences.length, "number")} with a difference, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
     byId("caution").textContent = survey.caution;
     const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
