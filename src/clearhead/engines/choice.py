@@ -201,10 +201,12 @@ def _described(s: Statistic, p: Problem) -> object | None:
     """Return the part of `kind_of` for a statistic."""
     if type(s) in BY_LAYOUT and s.factors is None:
         return s
-    if type(s) is not mass:
+    if not isinstance(s, mass):
         return None
-    groups = [x.arguments for x in s.key_groups(p)]
-    return None if None in groups else (mass, *s.groups, *groups)
+    groups = s.key_groups(p)
+    if not all(group.can_be_stored for group in groups):
+        return None
+    return mass, *s.groups, *(group.mask for group in groups)
 
 
 def replay(

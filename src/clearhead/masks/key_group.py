@@ -25,7 +25,7 @@ MOST_IDS = 2**24  # float32 holds smaller whole numbers exactly
 
 
 class GroupMask(NamedTuple):
-    """A group of keys as the core reads it: a band or ranges, and numbered ids of queries and keys,
+    """A group of keys as kernels read it: a band or ranges, and numbered ids of queries and keys,
     which must be equal."""
 
     before: int
@@ -98,19 +98,8 @@ class KeyGroup:
         return of_query, of_key
 
     @cached_property
-    def arguments(self) -> tuple[object, ...] | None:
-        """What a kernel reads: the band or ranges, and ids. None if it would need bits, or has more
-        ids than it distinguishes."""
-        if self.ids and self.grid.Tq + self.grid.Tk > MOST_IDS:
-            return None
-        if self.band is not None:
-            return self.band, *self.numbered_ids
-        ranges = self.ranges
-        return None if ranges.bits is not None else (ranges.lo, ranges.hi, *self.numbered_ids)
-
-    @cached_property
     def mask(self) -> GroupMask:
-        """The group as the core reads it."""
+        """The group as kernels read it."""
         if self.band is not None:
             return GroupMask(*self.band, None, None, None, *self.numbered_ids)
         ranges = self.ranges
@@ -118,10 +107,11 @@ class KeyGroup:
 
     @property
     def can_be_stored(self) -> bool:
-        """Whether the group takes O(Tq + Tk) memory."""
-        # On a GPU everything is computed now: a tensor that a CUDA graph captures has no values.
-        if self.device is not None and self.device.type == "cuda" and self.arguments is None:
+        """Whether the group takes O(Tq + Tk) memory, and kernels can read it."""
+        if self.documents and self.grid.Tq + self.grid.Tk > MOST_IDS:
             return False
+        if self.device is not None and self.device.type == "cuda":
+            _ = self.mask  # computed now, since tensors that a CUDA graph captures have no values
         if self.band is not None:
             return True
         return type(self.ranges.lo) is Tensor and self.ranges.bits is None

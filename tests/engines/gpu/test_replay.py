@@ -14,7 +14,14 @@ import torch
 import clearhead as ch
 from clearhead.engines import choice
 from clearhead.engines.gpu import replay
-from clearhead.engines.gpu.replay import Recorder, Records, do_not_record, start_recorded
+from clearhead.engines.gpu.replay import (
+    STREAM,
+    Compiled,
+    Recorder,
+    Records,
+    do_not_record,
+    start_recorded,
+)
 from clearhead.masks.key_group import duplicate_keys
 from clearhead.problem.check import Options, make_problem
 
@@ -187,21 +194,27 @@ def test_a_compiled_kernel_takes_addresses_and_plain_tuples():
         at: object
         stride: int
 
-    started = []
+    started, streams = [], iter([5, 6, None])
     launch = lambda *args: started.append(args)  # noqa: E731
 
     def run(x):
-        start_recorded(launch, (Pair(x, 5), 7, Pair(None, 1)), True)
-        start_recorded(launch, (Pair(x, 5),), False)
+        args = Pair(x, 5), 7, Pair(None, 1)
+        compiled = Compiled(launch, (STREAM, *args), lambda: next(streams))
+        start_recorded(launch, args, lambda: compiled)
+        start_recorded(launch, (Pair(x, 5),), None)
         return x
 
     records = Records()
-    for seed in range(3):
+    for seed in range(5):
         x = draw(3, 5, seed=seed)[0]
-        records.call(run, (x,))
-    assert started[4] == ((x.data_ptr(), 5), 7, Pair(None, 1))
-    assert type(started[4][0]) is tuple and type(started[4][2]) is Pair
-    assert started[5][0].at is x
+        assert records.call(run, (x,)) is x
+        last = started[-2:]
+        if seed in (2, 3):
+            assert last[0] == (seed + 3, (x.data_ptr(), 5), 7, Pair(None, 1))
+            assert type(last[0][1]) is tuple and type(last[0][3]) is Pair
+        else:  # not repeated, or a hook must see each start
+            assert last[0] == (Pair(x, 5), 7, Pair(None, 1))
+        assert last[1][0].at is x
 
 
 # ----------------------------------------------------------------------------------- the engines

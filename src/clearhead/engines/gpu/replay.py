@@ -42,6 +42,18 @@ LAYOUT = {  # functions of torch that a recorded function may call without a ste
 NOT_RECORDABLE = -1
 
 
+STREAM = object()  # is the current stream among the arguments of a compiled kernel
+
+
+class Compiled(NamedTuple):
+    """How a compiled kernel is started: by `call(*args)`, with addresses for tensors, and the
+    result of `stream` for `STREAM`. `stream` returns None if a hook must see each start."""
+
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    stream: Callable[[], int | None]
+
+
 class Step(NamedTuple):
     """A line of a record: a call of torch, or the start of a kernel. `writes`: perhaps to its
     arguments, so it is needed even if no later step uses its results."""
@@ -62,6 +74,7 @@ class Recorder(OwnMode):
     def __init__(self, arguments: Sequence[Tensor]):
         super().__init__()
         self.complete = True
+        self.stream: Callable[[], int | None] | None = None
         self.steps: list[Step] = []
         self.constants: dict[str, Any] = {}
         self.tensors = list(arguments)  # kept, so that no two have the same id
@@ -79,9 +92,13 @@ class Recorder(OwnMode):
             self.complete = False
         return result
 
-    def start(self, launch: Any, args: tuple[Any, ...], compiled: bool) -> None:
+    def start(self, launch: Any, args: tuple[Any, ...]) -> None:
         """Add the start of a kernel."""
         uses: set[str] = set()
+        compiled = isinstance(launch, Compiled)
+        if compiled:
+            self.stream = launch.stream
+            launch, args = launch.call, launch.args
         texts = ", ".join(self._text(x, uses, addresses=compiled) for x in args)
         self.steps.append(Step([], f"{self._constant(launch)}({texts})", uses, True))
 
@@ -106,7 +123,7 @@ class Recorder(OwnMode):
 
     def record(self, result: Any) -> Callable[..., Any] | None:
         """Return a function that repeats the call, which returned `result`, or None if it cannot be
-        repeated."""
+        repeated. The function returns None if there is no `Compiled.stream`."""
         used: set[str] = set()
         lines = [f"return {self._text(result, used)}"]
         for step in reversed(self.steps):
@@ -115,6 +132,8 @@ class Recorder(OwnMode):
                 lines.append(step.call)
         if not self.complete:
             return None
+        if self.stream is not None:
+            lines += ["if stream is None: return None", f"stream = {self._constant(self.stream)}()"]
         body = "\n ".join(reversed(lines))
         exec(_compiled(f"def repeat({self.parameters}):\n {body}"), self.constants)
         repeat: Callable[..., Any] = self.constants["repeat"]
@@ -134,6 +153,8 @@ class Recorder(OwnMode):
     def _text(self, x: Any, uses: set[str], addresses: bool = False) -> str:
         """Return an expression for an argument or a result. With `addresses`, as a compiled kernel
         reads it: tensors are addresses, and named tuples tuples."""
+        if x is STREAM:
+            return "stream"
         if isinstance(x, Tensor):
             self.complete = self.complete and id(x) in self.names
             uses.add(name := self.names.get(id(x), ""))
@@ -173,17 +194,19 @@ class _Recording(threading.local):
 _recording = _Recording()
 
 
-def start_recorded(launch: Callable[..., Any], args: tuple[Any, ...], compiled: bool) -> Any:
+def start_recorded(
+    launch: Callable[..., Any], args: tuple[Any, ...], compiled: Callable[[], Compiled] | None
+) -> Any:
     """Start a kernel by `launch(*args)`, as a step of the call that is being recorded, if any.
 
-    A `compiled` kernel takes addresses; the one that compiles at its start, and Triton's
-    interpreter, take tensors.
+    `compiled` returns how a compiled kernel is started again. None is for one that compiles at its
+    start, and for Triton's interpreter; they take tensors.
     """
     if _recording.by is None:
         return launch(*args)
     with torch._C.DisableTorchFunction():  # the interpreter calls torch
         result = launch(*args)
-    _recording.by.start(launch, args, compiled)
+    _recording.by.start(launch if compiled is None else compiled(), args)
     return result
 
 
@@ -214,7 +237,8 @@ class Records:
         record = self._by_kind.get(of, 0)
         if callable(record):
             with on_device(tensors[0]):
-                return record(*tensors)
+                result = record(*tensors)
+            return function(*args) if result is None else result
         if record == NOT_RECORDABLE:
             return function(*args)
         _recording.inside = True

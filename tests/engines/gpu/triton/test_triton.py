@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -178,6 +179,68 @@ def test_what_triton_compiled_is_started_without_its_launcher(monkeypatch):
     assert [(grid, args[1:]) for grid, args in started] == [
         ((5, 1, 1), (5, True, 2)), ((7, 1, 1), (7, True, 2)),
     ]  # fmt: skip
+
+
+class Launcher:
+    """Triton's launcher, by the order of the arguments of its function in C: in 3.7 it takes those
+    of the kernel as one tuple."""
+
+    def __init__(self, version, scratch):
+        self.version, self.started, self.called = version, [], 0
+        self.global_scratch_size, self.profile_scratch_size = scratch, 0
+        self.launch = lambda *arguments: self.started.append(arguments)
+
+    def __call__(self, x, y, z, stream, function, metadata, of_launch, enter, exit, *args):
+        self.called += 1
+        grid, hooks = (x, y, z), (of_launch, enter, exit)
+        if self.version == 6:
+            self.launch(*grid, stream, function, False, None, metadata, *hooks, *args)
+        else:
+            self.launch(*grid, stream, function, metadata, *hooks, None, b"signature", args)
+
+
+@needs_triton
+@pytest.mark.parametrize("version, scratch", [(6, 0), (7, 0), (7, 128)])
+def test_a_repeated_call_starts_a_kernel_as_tritons_launcher_does(version, scratch, monkeypatch):
+    from triton import knobs
+
+    from clearhead.engines.gpu import replay
+    from clearhead.engines.gpu.triton import start
+    from clearhead.engines.gpu.triton.arguments import Rows
+
+    launcher, plain, streams = Launcher(version, scratch), [], iter([11, 12, 13, 14])
+
+    class Compiled:
+        run, function, packed_metadata = launcher, 77, (4, 1, 2048)
+
+        def __getitem__(self, grid):
+            return lambda *args: plain.append(args)
+
+    class Kernel:
+        arg_names, fn = ["x", "n", "N"], object()
+
+    active = SimpleNamespace(get_current_stream=lambda device: next(streams))
+    monkeypatch.setattr(start, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(start, "_compiled", SimpleNamespace(get=lambda key: Compiled()))
+    monkeypatch.setattr(replay, "PLAIN_CALLS", 1)
+
+    def run(x):
+        start.start(Kernel(), 6, 0, Rows(x, 5, 3, 1, None), 9, N=64)
+        return x
+
+    records = replay.Records()
+    tensors = [torch.zeros(3, 5) for _ in range(5)]
+    for x in tensors[:4]:
+        assert records.call(run, (x,)) is x
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    assert records.call(run, (tensors[4],)) is tensors[4]
+    assert [args[0].at is x for args, x in zip(plain, tensors[:2] + tensors[4:], strict=True)]
+    assert launcher.called == (2 if scratch else 0)
+    for x, stream, arguments in zip(tensors[2:4], (11, 12), launcher.started, strict=True):
+        assert arguments[:5] == (6, 1, 1, stream, 77)
+        assert (4, 1, 2048) in arguments
+        args = arguments[-3:] if version == 6 else arguments[-1]
+        assert args == ((x.data_ptr(), 5, 3, 1, None), 9, 64)
 
 
 @needs_triton

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ....masks.key_group import KeyGroup
+from ....masks.key_group import GroupMask
 from ....problem.online_softmax import Accumulator, State, WeightedSum
 from ....problem.problem import Inputs, Problem
 from ....problem.tiles import runs_of
@@ -150,23 +150,23 @@ def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> P
     for s in statistics:
         numbers = _numbers(s, p)
         if isinstance(s, GroupStatistic):
-            groups = tuple(_group(x, p) for x in s.key_groups(p))
+            groups = tuple(_group(x.mask, p) for x in s.key_groups(p))
             grouped.append(Grouped(groups, ABSENT if numbers is None else cells(numbers)))
         elif isinstance(s, topk) and numbers is not None:
             top_offsets = cells(numbers.log() / natural)
     return PerKey(tuple(grouped), top_offsets)
 
 
-def _group(group: KeyGroup, p: Problem) -> Group:
-    result, band = Group(), group.band
-    if band is None:
-        lo, hi = group.ranges.lo, group.ranges.hi
-        result = Group(ranges=Ranges(cells(lo), cells(hi), lo.shape[-1]))
-    elif min(band) < p.Tq + p.Tk:  # otherwise it has all keys
-        result = Group(band=tuple(4 * max(-FAR // 4, min(n, FAR // 4)) + 2 for n in band))
-    of_query, of_key = group.numbered_ids
-    if of_query is not None and of_key is not None:
-        result = result._replace(ids=Ids(cells(of_query.unsqueeze(3)), cells(of_key.unsqueeze(2))))
+def _group(of: GroupMask, p: Problem) -> Group:
+    result = Group()
+    if of.lo is not None and of.hi is not None:
+        result = Group(ranges=Ranges(cells(of.lo), cells(of.hi), of.lo.shape[-1]))
+    elif min(of.before, of.after) < p.Tq + p.Tk:  # otherwise it has all keys
+        band = (4 * max(-FAR // 4, min(n, FAR // 4)) + 2 for n in of[:2])
+        result = Group(band=tuple(band))
+    if of.query_ids is not None and of.key_ids is not None:
+        ids = Ids(cells(of.query_ids.unsqueeze(3)), cells(of.key_ids.unsqueeze(2)))
+        result = result._replace(ids=ids)
     return result
 
 
