@@ -169,6 +169,33 @@ def test_watching_ends_with_the_block_even_when_the_model_fails():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in layers.modules())
 
 
+def test_only_modules_that_may_call_attention_have_hooks():
+    """With statistics of values also the others, for one of them is the output projection."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = ch.nn.SelfAttention(8, 8)
+            self.replaced, self.hooked, self.plain = (torch.nn.Linear(8, 8) for _ in range(3))
+            self.replaced.forward = lambda x: ch.attention(x, x, x)
+            self.hooked.register_forward_hook(lambda module, args, out: ch.attention(out, out, out))
+
+        def forward(self, x):
+            return self.plain(self.hooked(self.replaced(self.attention(x))))
+
+    model = Model()
+
+    def count(module):
+        return len(module._forward_hooks) + len(module._forward_pre_hooks)
+
+    with ch.watch(model, stats=["entropy"]) as recording:
+        assert count(model.plain) == 0 < count(model.attention)
+        model(torch.randn(5, 8))
+    assert [call.module for call in recording] == ["attention", "replaced", "hooked"]
+    with ch.watch(model, stats=[ch.topk(2, by="value")]):
+        assert count(model.plain) == 2
+
+
 def test_a_failing_layer_does_not_leave_its_name_behind():
     layers, x = model(), torch.randn(2, 7, 12)
     with ch.watch(layers) as recording:

@@ -199,15 +199,21 @@ def is_selected(layers: Sequence[int | str] | None, layer: int, name: str) -> bo
 
 @contextmanager
 def module_hooks(
-    model: nn.Module, enter: Callable[..., None], leave: Callable[..., Any]
+    model: nn.Module,
+    enter: Callable[..., None],
+    leave: Callable[..., Any],
+    attention_only: bool = False,
 ) -> Iterator[None]:
     """Call hooks around each module of the model that runs inside the `with` block.
 
     They are ``enter(name, module, args, kwargs)`` before it, and ``leave(module, args, result)``
-    after it, also after an error. `leave` returns what replaces the result, or None.
+    after it, also after an error. `leave` returns what replaces the result, or None. With
+    `attention_only`, modules that cannot call attention, such as nn.Linear, get no hooks.
     """
     hooks = []
     for name, module in model.named_modules():
+        if attention_only and name and _calls_nothing(module):
+            continue
         before = _Hook(partial(enter, name))
         hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
         hooks.append(module.register_forward_hook(_Hook(leave), always_call=True))
@@ -216,6 +222,16 @@ def module_hooks(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _calls_nothing(module: nn.Module) -> bool:
+    """Is it a module of torch that calls no other module, and no function of a user?"""
+    return (
+        type(module).__module__.startswith("torch.nn.modules.")
+        and next(module.children(), None) is None
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+    )
 
 
 class _Hook:

@@ -85,7 +85,9 @@ class Watcher:
     def hooked(self) -> Iterator[None]:
         """Compute statistics of the calls inside the `with` block."""
         received = nullcontext() if self.received is None else editing(self.received)
-        with module_hooks(self.model, self.enter, self.leave), listening(self.on_call), received:
+        # Only statistics of values need other modules: they compare what output projections return.
+        hooks = module_hooks(self.model, self.enter, self.leave, self.values is None)
+        with hooks, listening(self.on_call), received:
             yield
 
     def enter(self, name: str, module: nn.Module, *arguments: Any) -> None:
