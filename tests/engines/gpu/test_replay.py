@@ -6,6 +6,7 @@ a GPU.
 
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -67,6 +68,24 @@ def test_a_third_call_repeats_the_steps_of_the_second_with_its_own_tensors(monke
         assert computed["pair"][1:] == (torch.float32, x)
         assert computed["pair"][0].data_ptr() == z.data_ptr()
     assert len(calls) == 2
+
+
+def test_a_descriptor_is_made_of_the_tensor_of_each_call():
+    @dataclass
+    class Descriptor:
+        base: torch.Tensor
+        block: list[int]
+
+    records, started = Records(), []
+
+    def run(x):
+        start_recorded(started.append, (Descriptor(x * 2, [16]),), True)
+        return x + 1
+
+    for seed in range(4):
+        x, *_ = draw(3, 5, seed=seed)
+        records.call(run, (x,))
+        assert torch.equal(started[-1].base, x * 2) and started[-1].block == [16]
 
 
 @pytest.mark.parametrize(

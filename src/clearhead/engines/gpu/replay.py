@@ -16,6 +16,7 @@ neither an argument nor the result of a step.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import is_dataclass
 from functools import lru_cache, wraps
 from types import CodeType
 from typing import Any, NamedTuple, TypeVar
@@ -166,6 +167,9 @@ class Recorder(OwnMode):
         if isinstance(x, dict):
             pairs = (f"{self._constant(key)}: {self._text(y, uses)}" for key, y in x.items())
             return f"{{{', '.join(pairs)}}}"
+        if is_dataclass(x):  # a descriptor of a tensor
+            fields = (f"{name}={self._text(y, uses)}" for name, y in vars(x).items())
+            return f"{self._constant(type(x))}({', '.join(fields)})"
         parts = ", ".join(self._text(y, uses, addresses) for y in x)
         if type(x) is list:
             return f"[{parts}]"
@@ -179,6 +183,8 @@ def _compiled(text: str) -> CodeType:
 
 
 def _has_tensors(x: Any) -> bool:
+    if is_dataclass(x) and not isinstance(x, type):
+        return _has_tensors(vars(x))
     if isinstance(x, dict):
         return any(map(_has_tensors, x.values()))
     return isinstance(x, Tensor) or (isinstance(x, (tuple, list)) and any(map(_has_tensors, x)))

@@ -81,6 +81,44 @@ def test_lengths_around_tiles_and_splits(Tq, Tk, mask):
         torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=3e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keywords", [
+    {"mask": ch.Causal(align="end")},
+    {"mask": ch.window(before=9, align="end") | ch.prefix(3), "dropout": 0.2, "seed": 3},
+], ids=["causal", "ranges and dropout"])  # fmt: skip
+def test_descriptors_copy_the_same_numbers(keywords, dtype, monkeypatch):
+    """The bits are those of tiles that are read by addresses, also where a tile has fewer rows."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from clearhead.engines.gpu.triton import launch_backward, launch_forward
+
+    tensors = [x.requires_grad_() for x in draw(H=4, G=2, Tq=37, Tk=53, dtype=dtype)]
+    seed = torch.randn(1, 4, 37, 24).to(dtype)
+    real, real_view, viewed = launch_forward.tile_from, launch_forward.described, []
+
+    def copied(*args):
+        return real(*args)._replace(copied=True)
+
+    def view(*args):
+        viewed.append(real_view(*args))
+        return viewed[-1]
+
+    def step():
+        launch_forward.forward_tiles.cache_clear()
+        out = triton(*tensors, **keywords)
+        return out, *torch.autograd.grad(out, tensors, seed)
+
+    plain = step()
+    monkeypatch.setattr(launch_forward, "described", view)
+    for module in (launch_forward, launch_backward):
+        monkeypatch.setattr(module, "tile_from", copied)
+    described = step()
+    launch_forward.forward_tiles.cache_clear()
+    assert len(viewed) >= 6 and all(isinstance(x, TensorDescriptor) for x in viewed)
+    for a, b in zip(plain, described, strict=True):
+        assert torch.equal(a, b)
+
+
 SPLIT = {"softcap": 3.0, "sinks": torch.tensor([0.5]), "dropout": 0.2, "seed": 3}
 
 
@@ -385,7 +423,7 @@ def test_products_that_differ_in_their_last_bit_give_no_weight_above_its_row(mon
 def test_transposed_tiles_give_the_same_gradients(keywords, turns, monkeypatch):
     from clearhead.engines.gpu.triton import launch_backward
 
-    monkeypatch.setattr(launch_backward, "transposes_tiles", lambda device: turns)
+    monkeypatch.setattr(launch_backward, "transposes_tiles", lambda *of: turns)
     q, k, v = (x.requires_grad_() for x in draw(Tq=70, Tk=150))
     out, true = triton(q, k, v, **keywords), steps(q, k, v, **keywords)
     seed = torch.randn_like(out)

@@ -114,6 +114,7 @@ def test_tiles_fit_into_the_memory_of_a_block(monkeypatch):
     need."""
     from clearhead.engines.gpu.triton import launch_forward
     from clearhead.engines.gpu.triton.launch_backward import KEY_GRADIENTS, QUERY_GRADIENTS
+    from clearhead.engines.gpu.triton.launch_forward import Tiles
 
     cpu = torch.device("cpu")
     tables = launch_forward.FORWARD, launch_forward.CUT, launch_forward.SWEEP
@@ -124,7 +125,7 @@ def test_tiles_fit_into_the_memory_of_a_block(monkeypatch):
                 monkeypatch.setattr(
                     launch_forward, "shared_memory", lambda device, found=bytes_there: found
                 )
-                assert launch_forward.tile_from(table, 4096, D, kind, cpu) == (1, *tile)
+                assert launch_forward.tile_from(table, 4096, D, kind, cpu) == Tiles(1, *tile)
                 assert launch_forward.tile_from(table, 3, D, kind, cpu).queries == 16
 
 
@@ -133,16 +134,21 @@ def test_specialization_separates_what_triton_compiles_separately():
     """Compared with what Triton's own launcher determines for each argument."""
     from triton._C.libtriton import native_specialize_impl
     from triton.backends.nvidia.compiler import CUDABackend
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     from clearhead.engines.gpu.triton.arguments import Rows
     from clearhead.engines.gpu.triton.start import specialization
 
     memory = torch.zeros(64, dtype=torch.int8)
+    square = memory.view(2, 32)
     values = [
         0, 1, 2, 16, -1, -16, 2**31 - 1, 2**31, 2**31 - 16, -(2**31), -(2**31) - 1, 2**40,
         2**40 + 1, None, 1.0, 2.5, memory, memory[1:], memory[16:], memory.view(torch.uint8),
         Rows(memory, 1, 16, 3, None), Rows(memory, 2, 16, 3, None), Rows(memory, 2, 16, 5, None),
         Rows(memory[1:], 2, 16, 3, None), Rows(memory, 2, 16, 8, None), Rows(memory, 2, 16, 8, 1),
+        TensorDescriptor.from_tensor(square, [1, 16]),
+        TensorDescriptor.from_tensor(square, [2, 16]),
+        TensorDescriptor.from_tensor(square.view(torch.uint8), [2, 16]),
     ]  # fmt: skip
     theirs = [native_specialize_impl(CUDABackend, x, False, True, True) for x in values]
     for x, of_x in zip(values, theirs, strict=True):
@@ -151,6 +157,24 @@ def test_specialization_separates_what_triton_compiles_separately():
     assert specialization((3, 32, 2.0, Rows(memory, 2, 16, 3, None))) == specialization(
         (5, 64, 3.0, Rows(memory, 7, 48, 9, None))
     )
+
+
+@needs_triton
+def test_only_some_layouts_have_a_descriptor():
+    """Others are read by addresses. A descriptor needs multiples of 16 bytes and no broadcast."""
+    from clearhead.engines.gpu.triton.arguments import Rows, described
+
+    plain = torch.zeros(2, 3, 7, 8, dtype=torch.bfloat16)
+    one = torch.zeros(84).as_strided((1, 1, 7, 8), (5, 3, 12, 1))
+    for x in (plain, plain.transpose(1, 2), plain[:, 1:, ::2], one):
+        descriptor = described(x, (16, 8))
+        assert descriptor.base is x and descriptor.block_shape == [1, 1, 16, 8]
+        assert descriptor.shape == list(x.shape)
+    for x in (
+        plain[..., :1, :].expand(2, 3, 7, 8), torch.zeros(2, 3, 7, 12)[:, :, :, 1:9],
+        torch.zeros(2, 3, 7, 9)[..., :8], torch.zeros(2, 3, 0, 8),
+    ):  # fmt: skip
+        assert isinstance(described(x, (16, 8)), Rows)
 
 
 @needs_triton

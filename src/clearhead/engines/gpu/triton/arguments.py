@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ....problem.dropout import draw_seed, keep_factor
 from ....problem.problem import Problem
@@ -140,6 +141,21 @@ def rows(x: Tensor) -> Rows:
     """Return the view of a tensor from `with_rows`."""
     b, h, t, _ = x.stride()
     return Rows(x, b, h, t, None if (b | h | t) * x.element_size() % 16 else 1)
+
+
+def described(x: Tensor, tile: tuple[int, int]) -> Rows | TensorDescriptor:
+    """Return a descriptor of a tensor from `with_rows`, by which tiles of rows are copied (TMA).
+
+    It is for capability 9.0 and later. Then one thread starts the copy of a tile, and no registers
+    hold its addresses. Values are those of `rows`, which is returned if the layout does not allow
+    a descriptor: addresses and strides must be multiples of 16 bytes, and no dimension broadcasts.
+    """
+    wide = 16 // x.element_size()
+    # The stride of a dimension of size 1 has no meaning.
+    strides = [wide if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)][:-1]
+    if not x.numel() or x.data_ptr() % 16 or any(step % wide or step == 0 for step in strides):
+        return rows(x)
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, *tile])
 
 
 def cells(x: Tensor) -> Cells:

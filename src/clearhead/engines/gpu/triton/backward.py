@@ -25,6 +25,7 @@ from .tile import (
     is_nonfinite,
     key_range,
     load_keys,
+    load_queries,
     load_rows,
     logits,
     nonfinite_rows,
@@ -186,8 +187,8 @@ def walk_keys(
         if MASKED and rule.bits is not None:
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
         if wanted:
-            key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
-            value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, MASKED)
+            key_tile = load_keys(k, b, g, begin, sizes.Tk, N, D, BLOCK_D, MASKED)
+            value_tile = load_keys(v, b, g, begin, sizes.Tk, N, DV, BLOCK_DV, MASKED)
             w, t_cap = weights_of_tile(
                 queries, key_tile, top, share, rule, b, h, t, keys, allowed, real, MASKED,
                 PRECISION,
@@ -232,13 +233,13 @@ def key_gradients(
         stored_dv &= nonfinite_rows(load_rows(dv, example, g, last_key, DV, BLOCK_DV))
         if tl.max((stored_dk | stored_dv).to(tl.int32), 0) == 0:
             return
-    key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
-    value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, True)
+    key_tile = load_keys(k, b, g, tile * N, sizes.Tk, N, D, BLOCK_D, True)
+    value_tile = load_keys(v, b, g, tile * N, sizes.Tk, N, DV, BLOCK_DV, True)
     group_size = sizes.H // sizes.G
     state = tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_DV], tl.float32)
     for head in range(split * chunk, tl.minimum(split * chunk + chunk, group_size)):
-        h = g * group_size + head + tl.zeros([M], tl.int32)
-        at_head = (b.to(tl.int64) * sizes.H + g * group_size + head) * sizes.Tq
+        h = g * group_size + head
+        at_head = (b.to(tl.int64) * sizes.H + h) * sizes.Tq
         for j in range(0, rule.ranges):
             if BAND:
                 # From `full_start` to `full_stop` the queries see all N keys.
@@ -250,14 +251,14 @@ def key_gradients(
                 full_stop = tl.maximum(full_stop, full_start)
                 full_stop = tl.where(tile * N + N > sizes.Tk, full_start, full_stop)
             else:
-                line = b.to(tl.int64) * first.b + (g * group_size + head).to(tl.int64) * first.h
+                line = b.to(tl.int64) * first.b + h.to(tl.int64) * first.h
                 start = tl.load(first.at + line + tile * first.q + j * first.k)
                 stop = tl.load(last.at + line + tile * last.q + j * last.k)
                 full_start, full_stop = stop, stop
                 if rule.bits is None:
                     # If all queries see the same keys, as with padding, they may see all N.
                     lo, hi = key_range(rule, sizes, b, h, h * 0, j, BAND)
-                    covered = (tl.max(lo) <= tile * N) & (tl.min(hi) >= tile * N + N)
+                    covered = (lo <= tile * N) & (hi >= tile * N + N)
                     covered = covered & (rule.lo.q == 0) & (rule.hi.q == 0)
                     full_start = tl.where(covered, start, stop)
                     full_stop = tl.where(covered, stop // M * M, stop)
@@ -293,27 +294,28 @@ def walk_queries(
     M: tl.constexpr, BAND: tl.constexpr, MASKED: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Add dS^T Q and w^T dO of the tiles of M queries from `start` to `stop`."""
+    """Add dS^T Q and w^T dO of the tiles of M queries of head h from `start` to `stop`."""
     dk_acc, dv_acc = state
     for begin in range(start, stop, M):
         t = begin + tl.arange(0, M)
         real = t < sizes.Tq
         t = tl.minimum(t, sizes.Tq - 1)
+        heads = h + t * 0
         allowed = of_keys(keys >= 0, TRANSPOSED)
         if MASKED:
-            lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
-            allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi, TRANSPOSED)
+            lo, hi = key_range(rule, sizes, b, heads, t, j, BAND)
+            allowed = allowed_cells(rule, sizes, b, heads, t, keys, lo, hi, TRANSPOSED)
         wanted = True
         if MASKED and rule.bits is not None:
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
         if wanted:
-            queries = load_rows(q, b, h, t, D, BLOCK_D)
-            dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
+            queries = load_queries(q, b, h, begin, t, D, BLOCK_D)
+            dout_tile = load_queries(dout, b, h, begin, t, DV, BLOCK_DV)
             row_top, row_share = tl.load(top + at_head + t), tl.load(share + at_head + t)
-            hashes = row_hash(rule, b, h, t) if DROPS else t
+            hashes = row_hash(rule, b, heads, t) if DROPS else t
             w, t_cap = weights_of_tile(
-                queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed, real, MASKED,
-                PRECISION, TRANSPOSED,
+                queries, key_tile, row_top, row_share, rule, b, heads, t, keys, allowed, real,
+                MASKED, PRECISION, TRANSPOSED,
             )  # fmt: skip
             _, ds = score_gradients(
                 w, t_cap, dout_tile, value_tile, tl.load(delta + at_head + t), rule, hashes, keys,
@@ -367,13 +369,14 @@ def bias_gradients(
             row_delta = tl.load(delta + at)
             hashes = row_hash(rule, b, h, t) if DROPS else t
             for n in range(0, 1 if PER_K else k_tiles):
-                keys = (own_k + n) * N + tl.arange(0, N)
+                begin = (own_k + n) * N
+                keys = begin + tl.arange(0, N)
                 for j in range(0, rule.ranges):
                     lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
                     allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
                     if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
-                        key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
-                        value_tile = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, True)
+                        key_tile = load_keys(k, b, g, begin, sizes.Tk, N, D, BLOCK_D, True)
+                        value_tile = load_keys(v, b, g, begin, sizes.Tk, N, DV, BLOCK_DV, True)
                         w, t_cap = weights_of_tile(
                             queries, key_tile, row_top, row_share, rule, b, h, t, keys, allowed,
                             real, True, PRECISION,

@@ -219,7 +219,7 @@ def take(
 ):  # fmt: skip
     """Update the state by one tile of keys: logits (M, N), powers of 2, and weighted values."""
     top, total, acc, moment, of_groups, best, where = state
-    key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, MASKED)
+    key_tile = load_keys(k, b, g, begin, sizes.Tk, keys.shape[0], D, BLOCK_D, MASKED)
     products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, _ = logits(products, rule, b, h, t, keys, allowed, MASKED)
 
@@ -245,7 +245,7 @@ def take(
         best, where = keep_largest(best, where, ranked, keys, TOP)
 
     if WITH_OUT:
-        values = load_keys(v, b, g, keys, sizes.Tk, DV, BLOCK_DV, MASKED)
+        values = load_keys(v, b, g, begin, sizes.Tk, keys.shape[0], DV, BLOCK_DV, MASKED)
         if DROPS:
             powers = powers * survivors(rule, hashes, keys)
         acc = acc * rescale[:, None]

@@ -17,10 +17,10 @@ from .launch_forward import (
     Table,
     Tiles,
     dot_precision,
+    has_largest_memory,
     head_block,
     hides_keys,
     tile_from,
-    transposes_tiles,
 )
 from .start import start
 
@@ -52,8 +52,8 @@ KEY_GRADIENTS: Table = {
     },
 }
 
-# The same for transposed tiles (`transposes_tiles`).
-TRANSPOSED_KEY_GRADIENTS: Table = {
+# The same for capability 9.0 and 10.0.
+LARGEST_KEY_GRADIENTS: Table = {
     False: {
         64: ((64, 64, 4, 2), (64, 128, 8, 3)),
         128: ((32, 64, 4, 2), (32, 128, 8, 3)),
@@ -153,16 +153,16 @@ def _start(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Start the kernels that write the gradients of q, k and v. Return the last two, which are
     others than those of `grads` if programs split the heads."""
-    q, k, v, _ = tensors
+    q, k, v, dout = tensors
     sizes, device = sizes_of(q, k), q.get_device()
     B, H, G, Tq, Tk = sizes
-    viewed = [rows(x) for x in tensors]
+    of_q, of_k, of_v, of_dout = (rows(x) for x in tensors)
     tile = _tile(QUERY_GRADIENTS, q, v, rule)
     tiles = math.ceil(Tq / tile.queries)
     start(
         query_gradients, tiles * H * B, device,
-        *viewed, *saved, rows(grads[0]), flag, rule.scale, of_kernel, sizes, tiles,
-        **_launched(tile), **for_all,
+        of_q, tile.view(k, tile.keys), tile.view(v, tile.keys), of_dout, *saved, rows(grads[0]),
+        flag, rule.scale, of_kernel, sizes, tiles, **_launched(tile), **for_all,
     )  # fmt: skip
     tile = _key_tile(q, v, rule)
     tiles = math.ceil(Tk / tile.keys)
@@ -175,8 +175,9 @@ def _start(
     first, last = seen or (None, None)
     start(
         key_gradients, tiles * splits * G * B, device,
-        *viewed, *saved, *(rows(x.flatten(0, -4)) for x in parts), flag, cells_if(first),
-        cells_if(last), rule.scale, of_kernel, sizes, tiles, splits, chunk,
+        tile.view(q, tile.queries), of_k, of_v, tile.view(dout, tile.queries), *saved,
+        *(rows(x.flatten(0, -4)) for x in parts), flag, cells_if(first), cells_if(last),
+        rule.scale, of_kernel, sizes, tiles, splits, chunk,
         TRANSPOSED=transposes_tiles(q.device), **_launched(tile), **for_all,
     )  # fmt: skip
     dk, dv = parts if splits == 1 else [x.sum(0).to(q.dtype) for x in parts]
@@ -202,9 +203,17 @@ def _tile(table: Table, q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
     return tile
 
 
+def transposes_tiles(device: torch.device) -> bool:
+    """Return whether tiles that are summed over queries are transposed (backward.py).
+
+    On capability 9.0 the matrix units then read the weights from registers.
+    """
+    return has_largest_memory(device)
+
+
 def _key_tile(q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
-    transposed = transposes_tiles(q.device)
-    return _tile(TRANSPOSED_KEY_GRADIENTS if transposed else KEY_GRADIENTS, q, v, rule)
+    largest = has_largest_memory(q.device)
+    return _tile(LARGEST_KEY_GRADIENTS if largest else KEY_GRADIENTS, q, v, rule)
 
 
 def _launched(tile: Tiles) -> dict[str, int]:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...operators import KernelArgs, with_rows
 from ..replay import on_device
-from .arguments import KernelRule, Sizes, kernel_rule, rows, sizes_of
+from .arguments import KernelRule, Rows, Sizes, described, kernel_rule, rows, sizes_of
 from .forward import PerKey, attend_tiles
 from .row_results import Parts, RowResults, merge_splits
 from .start import start
@@ -28,13 +29,16 @@ from .start import start
 # programs, so that eight heads fill a large GPU. Splits do not depend on the batch, so
 # an example has the same bits in any batch.
 LEAST_SPLIT, LEAST_OF_QUERY, MOST_SPLITS, MOST_PROGRAMS = 256, 32, 64, 16
-# Tiles by whether the dtype is float32, and by head size: queries, keys, warps and stages. The
-# first tile is for devices with LARGE_MEMORY bytes of shared memory per block (capability 8.0, 9.0,
+# Tiles by whether the dtype is float32, and by head size: queries, keys, warps and stages, and True
+# if descriptors copy them (`described`). At 9.0 that takes fewer instructions and registers, but
+# no tile has it, because it has not been timed (`python -m bench.tiles`).
+#
+# The first tile is for devices with LARGE_MEMORY bytes of shared memory (capability 8.0, 9.0,
 # 10.0), the second for those with 99 KB (8.6, 8.9, 12.0). In float32 the first is for 9.0 and 10.0.
 # The first for head sizes 64 and 128 is the fastest of 5 to 24 on an H200 (bench/LOG.md). The
 # others were chosen by compiling: the largest tile that fits and spills few or no registers in its
 # loops, as ptxas reports, and among several the one with the fewest instructions for a cell.
-Table = dict[bool, dict[int, tuple[tuple[int, int, int, int], tuple[int, int, int, int]]]]
+Table = dict[bool, dict[int, tuple[tuple[int, ...], tuple[int, ...]]]]
 FORWARD: Table = {
     False: {
         64: ((128, 64, 4, 3), (128, 128, 8, 2)),
@@ -63,18 +67,26 @@ SWEEP: Table = {
     True: FORWARD[True],
 }
 SHORT = 2048
-LARGE_MEMORY, TRANSPOSING_MEMORY = 160 * 1024, 200 * 1024
+LARGE_MEMORY, LARGEST_MEMORY = 160 * 1024, 200 * 1024
 FEW_QUERIES = 16  # with at most so many, heads that read the same keys share a tile
 
 
 class Tiles(NamedTuple):
-    """The parameters of a launch. A tile has heads x queries rows and `keys` keys."""
+    """The parameters of a launch. A tile has heads x queries rows and `keys` keys.
+
+    `copied`: whether tiles that are read in a loop are copied by descriptors (`described`).
+    """
 
     heads: int
     queries: int
     keys: int
     warps: int
     stages: int
+    copied: bool = False
+
+    def view(self, x: Tensor, length: int) -> Rows | TensorDescriptor:
+        """Return the view of a tensor that is read in tiles of `length` rows."""
+        return described(x, (length, head_block(x.shape[3]))) if self.copied else rows(x)
 
 
 class Again(NamedTuple):
@@ -128,29 +140,25 @@ def tile_from(table: Table, Tq: int, D: int, dtype: torch.dtype, device: torch.d
     and to 16. `D` is the larger head size, a power of 2."""
     wide = dtype == torch.float32
     large, small = table[wide][min(max(D, 64), 256)]
-    is_large = transposes_tiles(device) if wide else has_large_memory(device)
-    queries, keys, warps, stages = large if is_large else small
-    return Tiles(1, min(queries, max(16, power_of_2(Tq))), keys, warps, stages)
+    is_large = has_largest_memory(device) if wide else has_large_memory(device)
+    queries, keys, warps, stages, *copied = large if is_large else small
+    return Tiles(1, min(queries, max(16, power_of_2(Tq))), keys, warps, stages, any(copied))
 
 
 def has_large_memory(device: torch.device) -> bool:
     return shared_memory(device) >= LARGE_MEMORY
 
 
-def transposes_tiles(device: torch.device) -> bool:
-    """Return whether tiles that are summed over queries are transposed (backward.py).
-
-    On capability 9.0, with 227 KB, the matrix units read the left operand from registers, so a
-    transposed tile is not copied to shared memory. On 8.x it would spill registers.
-    """
-    return shared_memory(device) >= TRANSPOSING_MEMORY
+def has_largest_memory(device: torch.device) -> bool:
+    """Return whether a block may use the 227 KB of capability 9.0 and 10.0."""
+    return shared_memory(device) >= LARGEST_MEMORY
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a block may use. The interpreter has no limit."""
     if device.type != "cuda":
-        return TRANSPOSING_MEMORY
+        return LARGEST_MEMORY
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack the next name
     return properties.shared_memory_per_block_optin
 
@@ -296,7 +304,7 @@ def _start_sweep(
     with on_device(q):
         start(
             attend_tiles, tiles * splits * shares * G * B, q.get_device(),
-            rows(q), rows(k), None if v is None else rows(v),
+            rows(q), tile.view(k, tile.keys), None if v is None else tile.view(v, tile.keys),
             *(of_rows if splits == 1 else (None, RowResults())), parts, per_key, rule, sizes, flag,
             tiles, splits, sweep.begin, sweep.chunk, n,
             **sweep.sizes, HEADS=tile.heads, QUERIES=tile.queries, N=tile.keys,

@@ -14,6 +14,7 @@ from typing import Any
 import triton
 from triton import knobs
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..replay import STREAM, Compiled, start_recorded
 
@@ -86,6 +87,8 @@ def specialization(args: tuple[Any, ...]) -> tuple[object, ...]:
             properties.append(float)
         elif isinstance(x, tuple):
             properties.append(specialization(x))
+        elif isinstance(x, TensorDescriptor):
+            properties.append((x.base.dtype, *x.block_shape))
         else:
             properties.append((x.dtype, x.data_ptr() % 16 == 0))
     return tuple(properties)

@@ -56,15 +56,37 @@ def load_rows(view, b, h, t, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_keys(view, b, g, k, Tk, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr):
-    """Load rows of keys or values, (N, BLOCK_D); with `BOUND`, rows beyond Tk are 0."""
-    d = tl.arange(0, BLOCK_D)
-    at = view.at + row_offsets(view, b, g, k)[:, None] + d[None, :]
-    if BOUND:
+def load_keys(
+    view, b, g, begin, Tk,
+    N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr,
+):  # fmt: skip
+    """Load N rows of keys or values from `begin`, (N, BLOCK_D); with `BOUND`, or by a descriptor,
+    rows beyond Tk are 0."""
+    k = begin + tl.arange(0, N)
+    if isinstance(view, tl.tensor_descriptor):
+        return load_described(view, b, g, begin)
+    elif BOUND:
+        d = tl.arange(0, BLOCK_D)
+        at = view.at + row_offsets(view, b, g, k)[:, None] + d[None, :]
         return tl.load(at, mask=(k[:, None] < Tk) & (d[None, :] < D), other=0.0)
-    if D == BLOCK_D:
-        return tl.load(at)
-    return tl.load(at, mask=d[None, :] < D, other=0.0)
+    else:
+        return load_rows(view, b, g, k, D, BLOCK_D)
+
+
+@triton.jit
+def load_queries(view, b, h, begin, t, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load the rows t = begin, begin + 1, ... of head h, (rows, BLOCK_D). Rows beyond the last
+    repeat it, or are 0 by a descriptor."""
+    if isinstance(view, tl.tensor_descriptor):
+        return load_described(view, b, h, begin)
+    else:
+        return load_rows(view, b, h, t, D, BLOCK_D)
+
+
+@triton.jit
+def load_described(view, b, h, begin):
+    """Load the rows from `begin` by a descriptor (arguments.py); beyond the last they are 0."""
+    return tl.reshape(view.load([b, h, begin, 0]), view.block_shape[2:])
 
 
 @triton.jit

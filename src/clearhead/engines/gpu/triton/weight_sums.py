@@ -31,7 +31,7 @@ def sum_weights(
     h = one_head + tl.zeros([M], tl.int32)
     g = one_head // (sizes.H // sizes.G)
     keys = tile * N + tl.arange(0, N)
-    key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
+    key_tile = load_keys(k, b, g, tile * N, sizes.Tk, N, D, BLOCK_D, True)
     at_head = program.to(tl.int64) * sizes.Tq
     total = tl.zeros([N], tl.float32)
     key_bin = ((keys.to(tl.int64) + 1) * k_bins - 1) // sizes.Tk
@@ -163,7 +163,7 @@ def store_exact_rows(
     row = strip * M + tl.arange(0, M)
     real = row < count
     t = tl.load(positions + tl.minimum(row, count - 1)).to(tl.int32)
-    key_tile = load_keys(k, b, g, keys, sizes.Tk, D, BLOCK_D, True)
+    key_tile = load_keys(k, b, g, tile * N, sizes.Tk, N, D, BLOCK_D, True)
     queries = load_rows(q, b, h, t, D, BLOCK_D)
     at = program.to(tl.int64) * sizes.Tq + t
     row_top, row_share = tl.load(top + at), tl.load(share + at)
