@@ -333,6 +333,8 @@ def test_auto_reports_which_engine_it_chose_and_why(monkeypatch):
         engine, declined = engines.first_capable(problem, "auto")
         assert engine is chosen and not declined
         assert engine.caption_of(problem).endswith(caption)
+        thrice = "; each product as three of tf32; " in engine.caption_of(problem)
+        assert thrice == (engine is TRITON and problem.dtype == torch.float32)
     engine, declined = engines.first_capable(replace(problem_of(softcap=2.0), device=cuda), "auto")
     assert engine is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
     with pytest.raises(ch.BadValue, match=r"without one torch would store weights of 0\.5 GB"):

@@ -35,12 +35,14 @@ class Triton(Engine):
     caption = "kernels in Triton that skip what the mask leaves empty"
 
     def caption_of(self, problem: Problem) -> str:
-        on_gpu = problem.device.type == "cuda"
-        reason = ""
-        if on_gpu:
+        parts = [self.caption]
+        if problem.device.type == "cuda":
+            if problem.dtype == torch.float32:
+                tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+                parts.append(f"each product as {'one' if tf32 else 'three'} of tf32")
             gpu = gpu_of(problem.device)
-            reason = why_not_torch(problem, gpu) or why_slower(problem, gpu)
-        return f"{self.caption}; {reason}" if reason else self.caption
+            parts.append(why_not_torch(problem, gpu) or why_slower(problem, gpu))
+        return "; ".join(filter(None, parts))
 
     def why_not(self, problem: Problem) -> list[str]:
         p = problem
