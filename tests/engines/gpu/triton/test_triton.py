@@ -130,6 +130,22 @@ def test_tiles_fit_into_the_memory_of_a_block(monkeypatch):
 
 
 @needs_triton
+@pytest.mark.parametrize(
+    "kilobytes, transposed", [(99, set()), (163, {128, 256}), (227, {64, 128, 256})]
+)
+def test_tiles_are_transposed_where_that_takes_fewer_instructions(
+    kilobytes, transposed, monkeypatch
+):
+    from clearhead.engines.gpu.triton import launch_forward
+    from clearhead.engines.gpu.triton.launch_backward import transposes_tiles
+
+    monkeypatch.setattr(launch_forward, "shared_memory", lambda device: kilobytes * 1024)
+    for D in (64, 128, 256):
+        assert transposes_tiles(torch.zeros(1, dtype=torch.float16), D) == (D in transposed)
+        assert transposes_tiles(torch.zeros(1), D) == (kilobytes == 227)
+
+
+@needs_triton
 def test_specialization_separates_what_triton_compiles_separately():
     """Compared with what Triton's own launcher determines for each argument."""
     from triton._C.libtriton import native_specialize_impl

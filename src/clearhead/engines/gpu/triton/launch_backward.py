@@ -17,6 +17,7 @@ from .launch_forward import (
     Table,
     Tiles,
     dot_precision,
+    has_large_memory,
     has_largest_memory,
     head_block,
     hides_keys,
@@ -178,7 +179,7 @@ def _start(
         tile.view(q, tile.queries), of_k, of_v, tile.view(dout, tile.queries), *saved,
         *(rows(x.flatten(0, -4)) for x in parts), flag, cells_if(first), cells_if(last),
         rule.scale, of_kernel, sizes, tiles, splits, chunk,
-        TRANSPOSED=transposes_tiles(q.device), **_launched(tile), **for_all,
+        TRANSPOSED=transposes_tiles(q, max(q.shape[3], v.shape[3])), **_launched(tile), **for_all,
     )  # fmt: skip
     dk, dv = parts if splits == 1 else [x.sum(0).to(q.dtype) for x in parts]
     return dk, dv
@@ -203,12 +204,15 @@ def _tile(table: Table, q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
     return tile
 
 
-def transposes_tiles(device: torch.device) -> bool:
+def transposes_tiles(q: Tensor, D: int) -> bool:
     """Return whether tiles that are summed over queries are transposed (backward.py).
 
-    On capability 9.0 the matrix units then read the weights from registers.
+    On capability 9.0 the matrix units then read the weights from registers. On 8.0 it takes fewer
+    instructions for heads of more than 64 features, on 8.6 and 8.9 more (bench/LOG.md).
     """
-    return has_largest_memory(device)
+    if has_largest_memory(q.device):
+        return True
+    return D > 64 and q.dtype != torch.float32 and has_large_memory(q.device)
 
 
 def _key_tile(q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
