@@ -1,10 +1,11 @@
 """Check in a minute whether the engines for a GPU start, and compute right numbers:
 
-    python -m bench.smoke
+    python -m bench.smoke [WORD ...]
 
 It compares output, gradients, statistics, a step of decoding and a replayed CUDA graph with float64
-on the CPU, prints the error of each, and exits with 1 if one is wrong. Nothing is imported from the
-tests. Without a GPU, TRITON_INTERPRET=1 runs all but the graph, with small sizes.
+on the CPU, prints the error of each, and exits with 1 if one is wrong. With words, it does so for
+the checks whose names have one of them. Nothing is imported from the tests. Without a GPU,
+TRITON_INTERPRET=1 runs all but the graph, with small sizes.
 """
 
 import os
@@ -150,6 +151,8 @@ def main() -> int:
         checks[f"{engine} decoding"] = lambda e=engine: decoding(e)
         if not INTERPRETED:
             checks[f"{engine} graph"] = lambda e=engine: replayed(e, ch.causal)
+    if words := sys.argv[1:]:
+        checks = {n: check for n, check in checks.items() if any(word in n for word in words)}
     wrong = 0
     for name, check in checks.items():
         begin = perf_counter()
