@@ -87,11 +87,7 @@ class Effects:
 
         None if either is missing, or all are equal.
         """
-        pairs = [
-            (e.exact, e.estimate)
-            for e in self.effects
-            if e.exact is not None and e.estimate is not None
-        ]
+        pairs = [(e.exact, e.estimate) for e in self.effects if e.trusted is not None]
         if len(pairs) < 2:
             return None
         numbers = torch.tensor(pairs, dtype=torch.float64).T
@@ -135,12 +131,8 @@ class Effects:
 
     def labelled(self, labels: Mapping[tuple[int, int], str]) -> "Effects":
         """Return the effects with `labels`, what heads look at, by (layer, head)."""
-        named = [
-            replace(e, label=labels.get((e.layer, e.head), e.label))
-            if e.layer is not None and e.head is not None
-            else e
-            for e in self.effects
-        ]
+        heads: Mapping[Any, str] = labels  # an effect may have no layer or head
+        named = (replace(e, label=heads.get((e.layer, e.head), e.label)) for e in self.effects)
         return replace(self, effects=tuple(named))
 
     def as_dict(self) -> dict[str, Any]:

@@ -139,11 +139,9 @@ class path(Edit):
 
     def for_copy(self, batch: range) -> Edit | None:
         sender = self.sender.for_copy(batch)
-        return (
-            None
-            if sender is None or self.batch is not None
-            else replace(self, sender=sender, batch=batch)
-        )
+        if sender is None or self.batch is not None:
+            return None
+        return replace(self, sender=sender, batch=batch)
 
     def as_patch(self, model: nn.Module, inputs: Any) -> patch:
         """Return the equivalent `patch` for a run of the model on these inputs.

@@ -17,6 +17,7 @@ from ...problem.problem import Inputs, Problem
 from ..column_positions import warn_of_column_positions
 from ..layers import module_hooks, no_attention_call, warn_if_compiled
 from ..progress import progress_bar
+from ..text_stack import TextStack
 from .collect import Collector
 from .cross_attention import TextTracker
 from .one_text import TextOfBatch
@@ -58,29 +59,28 @@ def report_batch(
     module, inputs, tokens, written = _read(model, texts, tokens)
     collectors: list[Collector] = []
     crops: list[TextOfBatch] = []
-    tracker = TextTracker(None)
+    stack = TextStack()
     depth = getattr(getattr(module, "config", None), "num_hidden_layers", None)
     bar = progress_bar("reading, layer by layer", depth, progress)
     with bar as advance, torch.no_grad():
 
         def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
             if not collectors:
-                for trackers in _trackers(problem.B, tokens, decoder_tokens, tracker):
+                for tracker in _trackers(problem.B, tokens, decoder_tokens, stack):
                     crops.append(TextOfBatch(len(crops)))
-                    collectors.append(Collector(trackers))
+                    collectors.append(Collector(tracker))
             if problem.B != len(collectors):
                 raise BadValue(
                     f"A call has a batch of {problem.B}, and an earlier one {len(collectors)}.",
                     "every call of a layer has the same texts.",
                     "use report(model, text) for each text.",
                 )
-            at = tracker.stack.positions(problem)
+            at = stack.positions(problem)
             for collector, crop in zip(collectors, crops, strict=True):
                 collector.add_layer(*crop.call(problem, inputs, at))
             advance()
 
-        enter, leave = tracker.stack.enter, tracker.stack.leave
-        with module_hooks(module, enter, leave), listening(on_call):
+        with module_hooks(module, stack.enter, stack.leave), listening(on_call):
             run_with_known_ids(module, inputs)
     if not collectors:
         rule = "a report describes attention calls that go through clearhead."
@@ -144,7 +144,7 @@ def _trackers(
     B: int,
     tokens: Sequence[Sequence[str]] | None,
     decoder_tokens: Sequence[Sequence[str]] | None,
-    shared: TextTracker,
+    stack: TextStack,
 ) -> list[TextTracker]:
     """Return a tracker for each text, with the modules that are running now and later."""
     for argument, lists in (("tokens", tokens), ("decoder_tokens", decoder_tokens)):
@@ -154,10 +154,6 @@ def _trackers(
                 f"{argument} is a list for each text.",
                 "pass the tokens of every text, without padding.",
             )
-    trackers = [
-        TextTracker(*(None if lists is None else lists[b] for lists in (tokens, decoder_tokens)))
-        for b in range(B)
-    ]
-    for tracker in trackers:
-        tracker.stack = shared.stack
-    return trackers
+    none = [None] * B
+    pairs = zip(tokens or none, decoder_tokens or none, strict=True)
+    return [TextTracker(*pair, stack) for pair in pairs]

@@ -82,15 +82,14 @@ class Report(ShownInNotebook, Savable):
     def __getitem__(self, index: tuple[int, int]) -> Head:
         """Return a head: ``report[layer, head]``."""
         layer, head = index
-        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.layers[layer].heads)):
-            raise BadValue(
-                f"Head {head} of layer {layer} was requested.",
-                f"this report has layers 0 to {len(self.layers) - 1}."
-                if not 0 <= layer < len(self.layers)
-                else f"layer {layer} has heads 0 to {len(self.layers[layer].heads) - 1}.",
-                "use an existing head, as report[layer, head].",
-            )
-        return self.layers[layer].heads[head]
+        rule = f"this report has layers 0 to {len(self.layers) - 1}."
+        if 0 <= layer < len(self.layers):
+            heads = self.layers[layer].heads
+            if 0 <= head < len(heads):
+                return heads[head]
+            rule = f"layer {layer} has heads 0 to {len(heads) - 1}."
+        gave = f"Head {head} of layer {layer} was requested."
+        raise BadValue(gave, rule, "use an existing head, as report[layer, head].")
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Return one row per head: where it is, its label, its roles with their masses, its
