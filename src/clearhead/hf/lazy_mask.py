@@ -72,12 +72,11 @@ class BooleanMask(Tensor):
                 "part of its attention itself.",
             )
         result = super().__torch_function__(func, types, args, kwargs)
-        changed = isinstance(result, BooleanMask) and (
-            result.dtype != torch.bool or func in _NEGATE
-        )
-        if changed:
+        if not isinstance(result, BooleanMask):
+            return result
+        if result.dtype != torch.bool or func in _NEGATE:
             return result.as_subclass(Tensor)
-        if isinstance(result, BooleanMask) and isinstance(args[0], BooleanMask | LazyMask):
+        if isinstance(args[0], BooleanMask | LazyMask):
             result.position = args[0].position
         return result
 

@@ -112,7 +112,8 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
     """
     module = model.get_submodule(name)
     if isinstance(module, OneHead):
-        identity = torch.eye(size, device=_device(module))[None]
+        device = next((p.device for p in module.parameters()), None)
+        identity = torch.eye(size, device=device)[None]
         return OutputProjection(identity, None, name, identity)
     path, linear = next(iter(_candidates(model, name, heads * size)), (None, None))
     if path is None or linear is None:
@@ -232,7 +233,3 @@ def _obstacle(linear: nn.Module) -> str:
     if weight.dtype not in _DTYPES:
         return f"holds quantised weights of {weight.dtype}"
     return ""
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next((p.device for p in module.parameters()), torch.device("cpu"))
