@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ... import masks
 from ...errors import BadType, BadValue, as_count, as_number, kind_of
@@ -28,14 +29,10 @@ class settings(edit.Edit):
         return [*printed, f"seed={self.seed}"] if self.dropout else printed
 
     def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
-        changes: dict[str, float | int] = {}
-        if self.scale is not None:
-            changes["scale"] = self.scale
-        if self.softcap is not None:
-            changes["softcap"] = self.softcap
-        if self.dropout:
-            changes |= {"dropout": self.dropout, "seed": self.seed}
-        return replace(problem, **changes), inputs  # type: ignore[arg-type]  # each of its own kind
+        dropout, seed = (self.dropout, self.seed) if self.dropout else (None, None)
+        numbers = {"scale": self.scale, "softcap": self.softcap, "dropout": dropout, "seed": seed}
+        changes: Any = {name: x for name, x in numbers.items() if x is not None}
+        return replace(problem, **changes), inputs
 
 
 def read_edits(request: object) -> list[edit.Edit]:
