@@ -90,6 +90,7 @@ def photograph(address: str, path: Path, ready: str = "true", part: str | None =
         tab = browser.new_page(
             reduced_motion="reduce", viewport={"width": 1280, "height": 720}, color_scheme="light"
         )
+        tab.set_default_timeout(90_000)  # milliseconds, for a machine with a high load
         tab.goto(address)
         tab.wait_for_function(f"() => {ready}")
         (tab if part is None else tab.locator(part)).screenshot(path=path)
