@@ -80,6 +80,26 @@ def test_the_frame_shows_the_picture_until_the_page_comes(shown, browser):
     tab.close()
 
 
+def test_the_page_goes_to_what_python_chose_before_it_came(shown, browser):
+    shown.head, shown.query = (1, 3), 5
+    tab = browser.new_page()
+    script = WIDGET.read_text().replace("export default", "window.widget =")
+    tab.set_content("<div id=cell></div>")
+    tab.add_script_tag(content=script)
+    tab.evaluate(
+        """(address) => { const model = { get: (name) => ({ address, picture: "" })[name],
+           send() {}, off() {}, set() {}, save_changes() {},
+           on(name, call) { if (name === "msg:custom") window.receive = call; } };
+           window.widget.render({ model, el: document.getElementById("cell") }); }""",
+        shown.address,
+    )
+    tab.evaluate("(page) => receive({ page })", shown._page)
+    frame = tab.frame_locator("iframe")
+    frame.locator("#head-title", has_text="Layer 1, head 3").wait_for()
+    assert frame.locator("[role=option][aria-selected=true]").inner_text() == "queen"
+    tab.close()
+
+
 def test_a_wrong_choice_shows_its_message_without_the_frames_of_libraries(shown, capsys):
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -114,8 +134,10 @@ def test_a_click_is_seen_in_python(shown):
 
 
 def test_what_python_chooses_goes_to_the_page(shown):
+    assert (shown.head, shown.query) == ((0, 7), 8)  # with which the page opens
+    shown.head, shown.query = (1, 3), 5
+    assert shown.address == "#layer=1&head=3&query=5"
     shown.head = 0, 7
-    assert shown.address == "#layer=0&head=7"
     shown.query = 8
     assert shown.address == "#layer=0&head=7&query=8"
     shown.address = "#layer=0&head=7&query=8&view=map"
@@ -125,7 +147,7 @@ def test_what_python_chooses_goes_to_the_page(shown):
 
 def test_a_query_is_chosen_by_its_word(shown):
     shown.query = "Queen"
-    assert shown.query == 5 and shown.address == "#layer=0&head=0&query=5"
+    assert shown.query == 5 and shown.address == "#layer=0&head=7&query=5"
     shown.head, shown.query = [1, -1], -1
     assert (shown.head, shown.query) == ((1, 7), 10)
 

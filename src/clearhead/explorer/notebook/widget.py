@@ -10,6 +10,7 @@ import traitlets
 
 from ...errors import BadType, BadValue, as_index, did_you_mean, kind_of
 from ...formatting import spellings
+from ...inspection.report.opening import opening
 from ...inspection.text_model import TextModel
 from ...trace import Trace
 from .. import cells, html
@@ -43,6 +44,7 @@ class Explorer(anywidget.AnyWidget):
     def __init__(self, model: Model, text: str | None) -> None:
         self._runs: dict[str, threading.Event] = {}
         self._reader: Reader | None = None
+        begin = None
         if (text is None) != isinstance(model, Trace):
             raise BadType(
                 f"explore got {kind_of(model)} and {kind_of(text)} for a text.",
@@ -61,9 +63,12 @@ class Explorer(anywidget.AnyWidget):
             self._sizes = [(len(layer.heads), layer.queries) for layer in report.layers]
             self._page = html.report_page(report, host="notebook")
             picture = cells.still(report)
+            begin = opening(report)
         super().__init__()
         self.set_trait("text", text or "")
         self.set_trait("picture", picture)
+        if begin is not None:  # the selection with which the page opens
+            self.head, self.query = (begin.head.layer, begin.head.head), begin.query
         self.on_msg(self._receive)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:

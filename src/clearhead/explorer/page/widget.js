@@ -33,6 +33,12 @@ function render({ model, el }) {
     shown = address;
   };
 
+  // The page opens at the selection that Python made before it came.
+  const opened = () => {
+    if (hasPage && shown) frame.contentWindow?.postMessage({ address: shown }, "*");
+  };
+
+  frame.addEventListener("load", opened);
   window.addEventListener("message", fromFrame);
   model.on("msg:custom", fromPython);
   model.on("change:address", chosenInPython);
