@@ -79,7 +79,8 @@ def test_a_descriptor_is_made_of_the_tensor_of_each_call():
     records, started = Records(), []
 
     def run(x):
-        start_recorded(started.append, (Descriptor(x * 2, [16]),), True)
+        args = (Descriptor(x * 2, [16]),)
+        start_recorded(started.append, args, lambda: Compiled(started.append, args, lambda: 0))
         return x + 1
 
     for seed in range(4):
