@@ -32,7 +32,7 @@ BUDGETS = {
     "engines": 4700,  # masked NaN; replays, with groups; statistics and descriptors on a GPU; parts
     "stats": 1090,  # and numbers per key; what varies; groups stored for the core
     "problem": 765,
-    "masks": 1860,  # and groups of keys by id, stored per stream, and for the core; positions of keys
+    "masks": 1860,  # and groups of keys by id, stored per stream, for the core; positions of keys
     "trace": 140,
     "files": 190,  # results, and files written in one move
     "formatting": 115,  # and tokens, with their spelling in a vocabulary

@@ -179,7 +179,7 @@ def _kind(p: Problem, engine: str) -> tuple[Any, ...] | None:
     if not (p.bias is p.sinks is None and not p.dropout and is_undisturbed()):
         return None
     band = p.mask.band(p.grid)
-    return None if band is None else (type(p.mask), band, p.scale, p.softcap, engine)
+    return None if band is None else (type(p.mask), *band, p.scale, p.softcap, engine)
 
 
 def kind_of(

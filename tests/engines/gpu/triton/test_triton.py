@@ -227,7 +227,9 @@ class Launcher:
 
     def __init__(self, version, scratch):
         self.version, self.started, self.called = version, [], 0
-        self.global_scratch_size, self.profile_scratch_size = scratch, 0
+        self.profile_scratch_size = 0
+        if scratch is not None:  # AMD's has none
+            self.global_scratch_size = scratch
         self.launch = lambda *arguments: self.started.append(arguments)
 
     def __call__(self, x, y, z, stream, function, metadata, of_launch, enter, exit, *args):
@@ -240,7 +242,7 @@ class Launcher:
 
 
 @needs_triton
-@pytest.mark.parametrize("version, scratch", [(6, 0), (7, 0), (7, 128)])
+@pytest.mark.parametrize("version, scratch", [(6, 0), (7, 0), (7, None), (7, 128)])
 def test_a_repeated_call_starts_a_kernel_as_tritons_launcher_does(version, scratch, monkeypatch):
     from triton import knobs
 

@@ -52,12 +52,14 @@ def in_c(compiled: Any, programs: int, device: int, args: tuple[Any, ...]) -> Co
     """Return the call by which Triton's launcher starts a compiled kernel.
 
     A copy of the launcher is called, whose own function only stores its arguments. Their order
-    differs by version. If the kernel needs memory for each start, the launcher itself is called.
+    differs by version and device. If the kernel needs memory for each start, the launcher itself is
+    called.
     """
     launcher, stream = compiled.run, partial(current_stream, device)
     of_kernel = STREAM, compiled.function, compiled.packed_metadata
     arguments = programs, 1, 1, *of_kernel, None, None, None, *args  # without hooks
-    if launcher.global_scratch_size or launcher.profile_scratch_size:
+    scratch = (getattr(launcher, f"{x}_scratch_size", 0) for x in ("global", "profile"))
+    if any(scratch) or not hasattr(launcher, "launch"):
         return Compiled(launcher, arguments, stream)
     stored: list[tuple[Any, ...]] = []
     shadow = copy.copy(launcher)
