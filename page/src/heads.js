@@ -3,6 +3,7 @@
 import { headsThatLook } from "./first_edit.js";
 import { shareColour, sideColour } from "./ink.js";
 import { MANY_HEADS, layOutGrid, tileSize } from "./grid.js";
+import { effectOf } from "./labels.js";
 import { button, byId, clip, count, make, percent } from "./marks.js";
 import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
@@ -222,8 +223,10 @@ export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
   const does = it ? [...(writes(it) ? [writingLabel()] : []), ...(isByEntropy(it) ? [] : labelsOf(it))] : [];
   byId("head-title").replaceChildren(placeInWords(layer, head), ...(does.length ? [": ", make("em", {}, does.join(", "))] : []));
-  const [effect, sentence] = effectOf(it), others = othersInWords(it);
-  Object.assign(byId("effect"), { textContent: others ? `${effect}. ${others}` : effect,
+  const why = it && snapshot().data.effects_withheld, effect = effectOf(it), others = othersInWords(it);
+  const short = why ? "without it: not measured" : effect ? `without it: ${effect.without}` : "";
+  const sentence = why || (effect?.sentence ?? "");
+  Object.assign(byId("effect"), { textContent: others ? `${short}. ${others}` : short,
     title: others ? `${sentence} ${STAND_IN}` : sentence });
   const isHeadOff = isOff(layer, head);
   byId("head-lead").classList.toggle("roomy", Boolean(it));
@@ -234,22 +237,6 @@ export function drawHeadLine() {
 function leadOf(it) {
   const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
   return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
-}
-
-// The effect of the head: in short, and as a sentence.
-function effectOf(it) {
-  const why = snapshot().data.effects_withheld;
-  if (it && why) return ["without it: not measured", why];
-  if (it?.effect === undefined) return ["", ""];
-  const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
-  if (metric === "turn") {
-    return [`without it: vectors turn by ${size}`,
-      `Without this head the vectors after the last layer turn by ${size}: the mean of 1 - cosine.`];
-  }
-  const signed = `${it.effect < 0 ? "−" : "+"}${size}`;
-  if (metric !== "loss") return [`without it: ${signed}`, `Without this head ${metric} changes by ${signed}.`];
-  return [`without it: loss ${signed} nats`, "Without this head the mean loss of the next token in this text " +
-    `${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`];
 }
 
 // For a head with a strong label and a small effect: the other heads that look at the same key. A small

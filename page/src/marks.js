@@ -26,6 +26,8 @@ export const button = (attributes, click, ...children) =>
 /** @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);
 
+export const sum = (/** @type {number[]} */ values) => values.reduce((total, value) => total + value, 0);
+
 // Shortens a text by code points, so that no character is split.
 export function clip(text, most) {
   const head = [...text.slice(0, 2 * most + 2)];

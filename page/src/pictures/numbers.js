@@ -1,7 +1,7 @@
 // Numbers: every step of one query, with its exact numbers.
 
 import { keyToken, queryToken } from "../labels.js";
-import { MINUS, bar, button, byId, count, elide, ends, gapRow, largest, make, number, precise, table } from "../marks.js";
+import { MINUS, bar, button, byId, count, elide, ends, gapRow, largest, make, number, precise, sum, table } from "../marks.js";
 import { answered } from "../compute.js";
 import { go, isBeside, keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { chosen, screen, store } from "../store.js";
@@ -186,7 +186,7 @@ function dotProduct(/** @type {Step} */ step) {
     const line = (name, values, kind, end = "") => ({
       kind, cells: [name, ...shown.map((i) => (i === null ? end || "…" : number(values[i])))],
     });
-    const left = rest.reduce((sum, value) => sum + value, 0);
+    const left = sum(rest);
     parts.push(
       table("The dot product of this query and the selected key, feature by feature",
         ["feature", ...shown.map((i) => (i === null ? `${rest.length} more` : String(i)))], [
@@ -216,7 +216,7 @@ function dotProduct(/** @type {Step} */ step) {
 function exponentials(/** @type {Step} */ step) {
   const earlier = earlierPair(step);
   const after = rowOf(step), before = earlier && rowOf(earlier);
-  const total = after.reduce((sum, weight) => sum + weight, 0);
+  const total = sum(after);
   if (before?.every((score) => score === -Infinity)) {
     return [paragraph("This query is fully masked, so every weight is 0.")];
   }
@@ -229,10 +229,10 @@ function exponentials(/** @type {Step} */ step) {
   }
   const shown = largest(after, 12, keyOr());
   const rest = after.map((_, i) => i).filter((i) => !shown.includes(i));
-  const add = (values) => rest.reduce((sum, i) => sum + values[i], 0);
+  const add = (values) => sum(rest.map((i) => values[i]));
   const peak = Math.max(...before.filter((score) => !Number.isNaN(score)));
   const exps = before.map((score) => Math.exp(score - peak));
-  const sum = exps.reduce((all, value) => all + value, 0);
+  const divisor = sum(exps);
   const rows = shown.map((i) => i === null ? gapRow(6) : {
     kind: [i === keyOr() ? "chosen" : "", before[i] === -Infinity ? "masked" : ""].join(" "),
     cells: [keyToken(i), number(before[i]), number(before[i] - peak), number(exps[i]),
@@ -241,16 +241,16 @@ function exponentials(/** @type {Step} */ step) {
   if (rest.length) {
     rows.push({ kind: "", cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
   }
-  rows.push({ kind: "total", cells: ["sum", "", "", number(sum), number(total), ""] });
+  rows.push({ kind: "total", cells: ["sum", "", "", number(divisor), number(total), ""] });
   const parts = [table("From scores to weights",
     ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", "share"], rows)];
   const sinkWeight = 1 - total;
   if (sinkWeight > 1e-4) {
     parts.push(paragraph(`The weights sum to ${number(total)}: a sink, which has no value, `,
-      `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(sum / total)}.`));
+      `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(divisor / total)}.`));
   }
   parts.push(make("p", { class: "sum" }, keyToken(keyOr()), " ",
-    `exp(${number(before[keyOr()] - peak)}) / ${number(sum / total)} = `,
+    `exp(${number(before[keyOr()] - peak)}) / ${number(divisor / total)} = `,
     make("b", {}, number(after[keyOr()]))));
   return parts;
 }

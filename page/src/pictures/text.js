@@ -3,8 +3,8 @@
 
 import { css, inkOn } from "../colours.js";
 import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedColour } from "../ink.js";
-import { keyToken, queryToken } from "../labels.js";
-import { byId, clip, make, number, percent } from "../marks.js";
+import { effectOf, keyToken, queryToken } from "../labels.js";
+import { byId, clip, make, number, percent, sum } from "../marks.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, isByContribution, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
@@ -183,21 +183,11 @@ function inDetail(trace, layer, head, query, to, writer) {
     const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
     words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what the head carries comes from `, ...from));
   }
-  const [caused, title] = causedBy(snapshot().finding(layer, head));
-  if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; it " : "The head ", caused));
-  return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
-}
-
-// What a head causes: in short, and as a sentence; empty if unknown.
-function causedBy(it) {
-  if (it?.effect === undefined) return [];
-  const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
-  if (metric === "loss") {
-    return [`${it.effect < 0 ? "costs" : "saves"} ${size} nats of loss`, "In this text the mean loss of the next token without this head " +
-      `is ${size} nats ${it.effect < 0 ? "smaller" : "larger"}.`];
+  const effect = effectOf(snapshot().finding(layer, head));
+  if (effect && !store.edited) {
+    words.push(make("span", { title: effect.sentence }, words.length ? "; it " : "The head ", effect.causes));
   }
-  return metric === "turn" ? [`turns vectors by ${size}`, "The mean of 1 - cosine, without the head."]
-    : [`changes ${metric} by ${it.effect < 0 ? "" : "−"}${size}`, "The change that the head causes."];
+  return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
 }
 
 const percentOf = (weight) =>
@@ -371,7 +361,7 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
   }
   if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
   // A list of heads names two things on each line, so it is wider.
-  const parts = lists.map(([, lines]) => (lines[0]?.length > 4 ? 1.3 : 1)), all = parts.reduce((sum, part) => sum + part, 0);
+  const parts = lists.map(([, lines]) => (lines[0]?.length > 4 ? 1.3 : 1)), all = sum(parts);
   let above = y, left = x;
   lists.forEach(([title, lines], i) => {
     const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y = above;

@@ -3,7 +3,7 @@
 
 import { css } from "../colours.js";
 import { LEAST, drawSignedBar, shareColour, signedColour } from "../ink.js";
-import { MINUS, button, byId, count, largest, make, number, percent } from "../marks.js";
+import { MINUS, button, byId, count, largest, make, number, percent, sum } from "../marks.js";
 import { Scene, widthOf } from "../scene.js";
 import { keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { screen, stillOnly, walk } from "../store.js";
@@ -163,28 +163,26 @@ function walkBars(/** @type {Scene} */ scene, { trace, head, query, keys, stages
     const zoom = Math.max(0, 2 * p - 1);
     limit = reach(before) ** (1 - zoom) * reach(after) ** zoom;
   } else if (before && !isShare) limit = Math.max(reach(before), reach(after));
+  const rightEnd = bars.x + bars.width + 62;
   keys.forEach((k, i) => {
     const y = rowY(i), height = cellHeight;
+    const write = (text, fill = "ink") => scene.text(text, rightEnd, y + height / 2, { align: "right", fill });
     const isBlocked = after[k] === -Infinity || (isShare && trace.blocked(head, query)[k]);
     let value = after[k];
-    if (name === "scores") {
-      const until = Math.ceil(p * products[i].length);
-      value = products[i].slice(0, until).reduce((sum, x) => sum + x, 0);
-      if (p === 1) value = after[k];
-    } else if (before && Number.isFinite(before[k]) && Number.isFinite(after[k])) {
+    if (name === "scores" && p < 1) value = sum(products[i].slice(0, Math.ceil(p * products[i].length)));
+    else if (before && Number.isFinite(before[k]) && Number.isFinite(after[k])) {
       value = before[k] + (after[k] - before[k]) * shrink;
     }
     if (isBlocked) {
       scene.rect(bars.x, y, bars.width, height * (name === "masked" ? p : 1), { hatch: true });
-      scene.text(isShare ? "0" : p > 0.5 ? MINUS + "∞" : number(before?.[k] ?? 0), bars.x + bars.width + 62, y + height / 2,
-        { align: "right", fill: "soft" });
+      write(isShare ? "0" : p > 0.5 ? MINUS + "∞" : number(before?.[k] ?? 0), "soft");
       return;
     }
     if (isShare) {
       const grown = wasShare ? value : after[k] * p, x0 = bars.x;
       scene.rect(x0, y, bars.width, height, { fill: "rule", opacity: 0.45, radius: 2 });
       scene.rect(x0, y, bars.width * Math.max(0, Math.min(1, grown)), height, { fill: "accent", radius: 2 });
-      scene.text(number(grown), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+      write(number(grown));
       return;
     }
     const size = bars.width / 2 / limit;
@@ -194,20 +192,19 @@ function walkBars(/** @type {Scene} */ scene, { trace, head, query, keys, stages
     }
     scene.rect(Math.min(middle, middle + value * size), y, Math.abs(value * size), height,
       { fill: css(signedColour(Math.sign(value) * 0.8, 1)), radius: 2 });
-    scene.text(number(value), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+    write(number(value));
   });
   if (isShare) {
     // The weights in a row, which fill one bar.
     let x = bars.x;
-    const full = Math.max(1, keys.reduce((sum, k) => sum + Math.max(0, after[k]), 0)); // after dropout more than 1
+    const total = sum(keys.map((k) => Math.max(0, after[k]))); // after dropout more than 1
     for (const k of keys) {
-      const wide = bars.width * Math.max(0, after[k]) * p / full;
+      const wide = bars.width * Math.max(0, after[k]) * p / Math.max(1, total);
       scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))) });
       x += wide;
     }
     scene.rect(bars.x, endY, bars.width, 14, { stroke: "ink" });
-    const total = keys.reduce((sum, k) => sum + Math.max(0, after[k]), 0) * p;
-    scene.text(`Σ ${number(total)}`, bars.x + bars.width + 62, endY + 7, { align: "right", size: 13 });
+    scene.text(`Σ ${number(total * p)}`, rightEnd, endY + 7, { align: "right", size: 13 });
   } else {
     scene.path(`M ${middle} ${rowY(0) - 4} V ${endY - 4}`, { stroke: "soft" });
     if (name === "scaled") {

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 03687dd2d7406f179282b64935718282aeda5968909ada0c705264bb567813f5; do not edit.
+// Made by `make page` from the sources 29a3a8936a1c7c16b22abe0464e3cdb1eb11fd99d3b6e800728f1f112a8aa0ed; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -183,7 +183,7 @@ var clearhead = (() => {
       if (!this.norms || !row || row.some((weight) => weight === void 0)) return null;
       const norms = numbersOf(this.norms), start2 = head * this.size.k;
       const parts = row.map((weight, key) => Math.abs(weight) * norms[start2 + key]);
-      const total = parts.reduce((sum2, part) => sum2 + part, 0);
+      const total = parts.reduce((sum3, part) => sum3 + part, 0);
       return total ? parts.map((part) => part / total) : parts;
     }
     // Why `carried` is null.
@@ -203,7 +203,7 @@ var clearhead = (() => {
           sums[key] += weight || 0;
         });
       }
-      return sums.map((sum2) => sum2 / this.kept.length);
+      return sums.map((sum3) => sum3 / this.kept.length);
     }
     // The keys that the mask blocks for a query, if the page has the masked scores.
     blocked(head, query) {
@@ -478,6 +478,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var button = (attributes, click, ...children) => make("button", { type: "button", click, ...attributes }, ...children);
   var byId = (id) => document.getElementById(id);
+  var sum = (values) => values.reduce((total, value) => total + value, 0);
   function clip(text, most) {
     const head = [...text.slice(0, 2 * most + 2)];
     return head.length > most ? head.slice(0, most).join("") + "…" : text;
@@ -1411,6 +1412,30 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
   var queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
   var keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
+  function effectOf(it) {
+    if (it?.effect === void 0) return null;
+    const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2)), falls = it.effect < 0;
+    if (metric === "turn") {
+      return {
+        without: `vectors turn by ${size}`,
+        causes: `turns vectors by ${size}`,
+        sentence: `Without this head the vectors after the last layer turn by ${size}: the mean of 1 - cosine.`
+      };
+    }
+    const signed = `${falls ? "−" : "+"}${size}`;
+    if (metric === "loss") {
+      return {
+        without: `loss ${signed} nats`,
+        causes: `${falls ? "costs" : "saves"} ${size} nats of loss`,
+        sentence: `Without this head the mean loss of the next token in this text ${falls ? "falls" : "grows"} by ${size} nats.`
+      };
+    }
+    return {
+      without: signed,
+      causes: `changes ${metric} by ${falls ? "" : "−"}${size}`,
+      sentence: `Without this head ${metric} changes by ${signed}.`
+    };
+  }
 
   // src/pictures/zoom.js
   var PART = 32;
@@ -1649,17 +1674,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
       words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what the head carries comes from `, ...from));
     }
-    const [caused, title] = causedBy(snapshot().finding(layer, head));
-    if (caused && !store.edited) words.push(make("span", { title }, words.length ? "; it " : "The head ", caused));
-    return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
-  }
-  function causedBy(it) {
-    if (it?.effect === void 0) return [];
-    const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
-    if (metric === "loss") {
-      return [`${it.effect < 0 ? "costs" : "saves"} ${size} nats of loss`, `In this text the mean loss of the next token without this head is ${size} nats ${it.effect < 0 ? "smaller" : "larger"}.`];
+    const effect = effectOf(snapshot().finding(layer, head));
+    if (effect && !store.edited) {
+      words.push(make("span", { title: effect.sentence }, words.length ? "; it " : "The head ", effect.causes));
     }
-    return metric === "turn" ? [`turns vectors by ${size}`, "The mean of 1 - cosine, without the head."] : [`changes ${metric} by ${it.effect < 0 ? "" : "−"}${size}`, "The change that the head causes."];
+    return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
   }
   var percentOf = (weight) => weight === void 0 ? "less than the stored weights" : weight < LEAST ? "under 1 %" : percent(weight);
   var WORD_SIZES = [26, 22, 18, 16, 14, 13, 12];
@@ -1822,7 +1841,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       ]);
     }
     if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
-    const parts = lists.map(([, lines]) => lines[0]?.length > 4 ? 1.3 : 1), all = parts.reduce((sum2, part) => sum2 + part, 0);
+    const parts = lists.map(([, lines]) => lines[0]?.length > 4 ? 1.3 : 1), all = sum(parts);
     let above = y, left = x;
     lists.forEach(([title, lines], i) => {
       const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y2 = above;
@@ -2111,7 +2130,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const tile2 = sizeIn(group, size2), columns = Math.max(1, Math.floor((room + gap) / (tile2 + gap)));
       return Math.ceil(group.children.length / columns) * (tile2 + gap) + GROUP_GAP;
     };
-    const fits2 = (size2) => groups.reduce((sum2, group) => sum2 + heightOf(group, size2), 0) <= height;
+    const fits2 = (size2) => groups.reduce((sum3, group) => sum3 + heightOf(group, size2), 0) <= height;
     let size = LARGEST_TILE / 2;
     while (size > leastTile() && !fits2(size)) size--;
     grid.classList.remove("labelled");
@@ -2372,9 +2391,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const { layer, head } = state(), it = snapshot().finding(layer, head);
     const does = it ? [...writes(it) ? [writingLabel()] : [], ...isByEntropy(it) ? [] : labelsOf(it)] : [];
     byId("head-title").replaceChildren(placeInWords(layer, head), ...does.length ? [": ", make("em", {}, does.join(", "))] : []);
-    const [effect, sentence] = effectOf(it), others = othersInWords(it);
+    const why = it && snapshot().data.effects_withheld, effect = effectOf(it), others = othersInWords(it);
+    const short2 = why ? "without it: not measured" : effect ? `without it: ${effect.without}` : "";
+    const sentence = why || (effect?.sentence ?? "");
     Object.assign(byId("effect"), {
-      textContent: others ? `${effect}. ${others}` : effect,
+      textContent: others ? `${short2}. ${others}` : short2,
       title: others ? `${sentence} ${STAND_IN}` : sentence
     });
     const isHeadOff = isOff(layer, head);
@@ -2385,21 +2406,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function leadOf(it) {
     const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
     return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
-  }
-  function effectOf(it) {
-    const why = snapshot().data.effects_withheld;
-    if (it && why) return ["without it: not measured", why];
-    if (it?.effect === void 0) return ["", ""];
-    const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2));
-    if (metric === "turn") {
-      return [
-        `without it: vectors turn by ${size}`,
-        `Without this head the vectors after the last layer turn by ${size}: the mean of 1 - cosine.`
-      ];
-    }
-    const signed = `${it.effect < 0 ? "−" : "+"}${size}`;
-    if (metric !== "loss") return [`without it: ${signed}`, `Without this head ${metric} changes by ${signed}.`];
-    return [`without it: loss ${signed} nats`, `Without this head the mean loss of the next token in this text ${it.effect < 0 ? "falls" : "grows"} by ${size} nats.`];
   }
   var STRONG = 0.5;
   var MOST_NAMED2 = 3;
@@ -2719,7 +2725,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         kind,
         cells: [name, ...shown.map((i) => i === null ? end || "…" : number(values[i]))]
       });
-      const left = rest.reduce((sum2, value) => sum2 + value, 0);
+      const left = sum(rest);
       parts.push(
         table(
           "The dot product of this query and the selected key, feature by feature",
@@ -2757,7 +2763,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function exponentials(step) {
     const earlier = earlierPair(step);
     const after = rowOf(step), before = earlier && rowOf(earlier);
-    const total = after.reduce((sum3, weight) => sum3 + weight, 0);
+    const total = sum(after);
     if (before?.every((score) => score === -Infinity)) {
       return [paragraph("This query is fully masked, so every weight is 0.")];
     }
@@ -2773,10 +2779,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     const shown = largest(after, 12, keyOr());
     const rest = after.map((_, i) => i).filter((i) => !shown.includes(i));
-    const add = (values) => rest.reduce((sum3, i) => sum3 + values[i], 0);
+    const add = (values) => sum(rest.map((i) => values[i]));
     const peak = Math.max(...before.filter((score) => !Number.isNaN(score)));
     const exps = before.map((score) => Math.exp(score - peak));
-    const sum2 = exps.reduce((all, value) => all + value, 0);
+    const divisor = sum(exps);
     const rows = shown.map((i) => i === null ? gapRow(6) : {
       kind: [i === keyOr() ? "chosen" : "", before[i] === -Infinity ? "masked" : ""].join(" "),
       cells: [
@@ -2791,7 +2797,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (rest.length) {
       rows.push({ kind: "", cells: [count(rest.length, "more key"), "", "", number(add(exps)), number(add(after)), ""] });
     }
-    rows.push({ kind: "total", cells: ["sum", "", "", number(sum2), number(total), ""] });
+    rows.push({ kind: "total", cells: ["sum", "", "", number(divisor), number(total), ""] });
     const parts = [table(
       "From scores to weights",
       ["key", "x", `x ${MINUS} max`, "exp", "÷ sum = weight", "share"],
@@ -2801,7 +2807,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (sinkWeight > 1e-4) {
       parts.push(paragraph(
         `The weights sum to ${number(total)}: a sink, which has no value, `,
-        `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(sum2 / total)}.`
+        `takes the other ${number(sinkWeight)}. So the sum to divide by is ${number(divisor / total)}.`
       ));
     }
     parts.push(make(
@@ -2809,7 +2815,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       { class: "sum" },
       keyToken(keyOr()),
       " ",
-      `exp(${number(before[keyOr()] - peak)}) / ${number(sum2 / total)} = `,
+      `exp(${number(before[keyOr()] - peak)}) / ${number(divisor / total)} = `,
       make("b", {}, number(after[keyOr()]))
     ));
     return parts;
@@ -3017,32 +3023,26 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const zoom2 = Math.max(0, 2 * p - 1);
       limit = reach(before) ** (1 - zoom2) * reach(after) ** zoom2;
     } else if (before && !isShare) limit = Math.max(reach(before), reach(after));
+    const rightEnd = bars.x + bars.width + 62;
     keys.forEach((k, i) => {
       const y = rowY(i), height = cellHeight;
+      const write2 = (text, fill = "ink") => scene.text(text, rightEnd, y + height / 2, { align: "right", fill });
       const isBlocked = after[k] === -Infinity || isShare && trace.blocked(head, query)[k];
       let value = after[k];
-      if (name === "scores") {
-        const until = Math.ceil(p * products[i].length);
-        value = products[i].slice(0, until).reduce((sum2, x) => sum2 + x, 0);
-        if (p === 1) value = after[k];
-      } else if (before && Number.isFinite(before[k]) && Number.isFinite(after[k])) {
+      if (name === "scores" && p < 1) value = sum(products[i].slice(0, Math.ceil(p * products[i].length)));
+      else if (before && Number.isFinite(before[k]) && Number.isFinite(after[k])) {
         value = before[k] + (after[k] - before[k]) * shrink;
       }
       if (isBlocked) {
         scene.rect(bars.x, y, bars.width, height * (name === "masked" ? p : 1), { hatch: true });
-        scene.text(
-          isShare ? "0" : p > 0.5 ? MINUS + "∞" : number(before?.[k] ?? 0),
-          bars.x + bars.width + 62,
-          y + height / 2,
-          { align: "right", fill: "soft" }
-        );
+        write2(isShare ? "0" : p > 0.5 ? MINUS + "∞" : number(before?.[k] ?? 0), "soft");
         return;
       }
       if (isShare) {
         const grown = wasShare ? value : after[k] * p, x0 = bars.x;
         scene.rect(x0, y, bars.width, height, { fill: "rule", opacity: 0.45, radius: 2 });
         scene.rect(x0, y, bars.width * Math.max(0, Math.min(1, grown)), height, { fill: "accent", radius: 2 });
-        scene.text(number(grown), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+        write2(number(grown));
         return;
       }
       const size = bars.width / 2 / limit;
@@ -3057,19 +3057,18 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         height,
         { fill: css(signedColour(Math.sign(value) * 0.8, 1)), radius: 2 }
       );
-      scene.text(number(value), bars.x + bars.width + 62, y + height / 2, { align: "right" });
+      write2(number(value));
     });
     if (isShare) {
       let x = bars.x;
-      const full = Math.max(1, keys.reduce((sum2, k) => sum2 + Math.max(0, after[k]), 0));
+      const total = sum(keys.map((k) => Math.max(0, after[k])));
       for (const k of keys) {
-        const wide = bars.width * Math.max(0, after[k]) * p / full;
+        const wide = bars.width * Math.max(0, after[k]) * p / Math.max(1, total);
         scene.rect(x, endY, wide, 14, { fill: css(shareColour(Math.max(0.05, after[k]))) });
         x += wide;
       }
       scene.rect(bars.x, endY, bars.width, 14, { stroke: "ink" });
-      const total = keys.reduce((sum2, k) => sum2 + Math.max(0, after[k]), 0) * p;
-      scene.text(`Σ ${number(total)}`, bars.x + bars.width + 62, endY + 7, { align: "right", size: 13 });
+      scene.text(`Σ ${number(total * p)}`, rightEnd, endY + 7, { align: "right", size: 13 });
     } else {
       scene.path(`M ${middle} ${rowY(0) - 4} V ${endY - 4}`, { stroke: "soft" });
       if (name === "scaled") {
@@ -3793,7 +3792,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         const part = (name) => this.weights[`blocks.${layer}.${name}`];
         const { steps, out, v } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
         const norms = this.norms(v, part("attention.out_proj.weight"), tokens.length);
-        x = sum(x, linear(out, part("attention.out_proj.weight"), part("attention.out_proj.bias")));
+        x = sum2(x, linear(out, part("attention.out_proj.weight"), part("attention.out_proj.bias")));
         const hidden = linear(
           this.norm(x, part("norm_2.weight"), part("norm_2.bias")),
           part("feed_forward.W_1.weight"),
@@ -3802,7 +3801,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         hidden.values.forEach((value, i) => {
           hidden.values[i] = gelu(value);
         });
-        x = sum(x, linear(hidden, part("feed_forward.W_2.weight"), part("feed_forward.W_2.bias")));
+        x = sum2(x, linear(hidden, part("feed_forward.W_2.weight"), part("feed_forward.W_2.bias")));
         layers.push({ ...steps, norms: { stored: [this.heads, tokens.length], values: norms } });
       }
       const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
@@ -3949,7 +3948,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     ids.forEach((id, i) => x.values.set(table2.values.subarray(id * table2.columns, (id + 1) * table2.columns), i * table2.columns));
     return x;
   }
-  var sum = (a, b) => ({ ...a, values: a.values.map((value, i) => value + b.values[i]) });
+  var sum2 = (a, b) => ({ ...a, values: a.values.map((value, i) => value + b.values[i]) });
   function linear(x, weight, bias = null) {
     const y = matrix(x.rows, weight.rows);
     for (let r = 0; r < x.rows; r++) {

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 03687dd2d7406f179282b64935718282aeda5968909ada0c705264bb567813f5; do not edit.
+// Made by `make page` from the sources 29a3a8936a1c7c16b22abe0464e3cdb1eb11fd99d3b6e800728f1f112a8aa0ed; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
