@@ -33,7 +33,8 @@ from .devices import CPU
 from .engine import Engine, Results
 from .gpu.flex import Flex
 from .gpu.fused import Fused
-from .gpu.replay import MOST_RECORDS, Records, do_not_record, settings
+from .gpu.recorder import do_not_record
+from .gpu.replay import MOST_RECORDS, Records, settings
 from .gpu.triton import Triton
 from .reference import Steps
 from .sdpa import Sdpa

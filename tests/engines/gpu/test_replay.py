@@ -15,14 +15,14 @@ import torch
 import clearhead as ch
 from clearhead.engines import choice
 from clearhead.engines.gpu import replay
-from clearhead.engines.gpu.replay import (
+from clearhead.engines.gpu.recorder import (
     STREAM,
     Compiled,
     Recorder,
-    Records,
     do_not_record,
     start_recorded,
 )
+from clearhead.engines.gpu.replay import Records
 from clearhead.masks.key_group import duplicate_keys
 from clearhead.problem.check import Options, make_problem
 
@@ -244,11 +244,11 @@ STATISTICS = ["lse"], ["entropy", "max", ch.topk(3)], ["received", ch.pooled(4, 
 
 @contextmanager
 def nothing_repeated():
-    replay._recording.inside = True
+    replay._inside.call = True
     try:
         yield
     finally:
-        replay._recording.inside = False
+        replay._inside.call = False
 
 
 def numbers_of(seen):

@@ -16,7 +16,7 @@ from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..replay import STREAM, Compiled, start_recorded
+from ..recorder import STREAM, Compiled, start_recorded
 
 # A product and a sum may be rounded once. Triton 3.9 does so with a warning, 3.10 only with this
 # option.
