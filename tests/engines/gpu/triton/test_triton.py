@@ -6,6 +6,7 @@ They are interpreted in a separate process, because Triton reads TRITON_INTERPRE
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,9 +40,10 @@ OTHERS = "tests/engines/gpu/test_fused.py", "tests/engines/gpu/test_replay.py"
 EXACT = f"{ALL}::test_engine_is_as_exact_as_torch"
 
 
-def python(*arguments: str, interpret: bool) -> None:
+def python(*arguments: str, interpret: bool, **variables: str) -> None:
     """Run Python in a separate process, and show its output if it fails."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", **SAME_BOTH_WAYS}
+    interpreter = {"TRITON_INTERPRET": "1" if interpret else "0"}
+    environment = {**os.environ, **interpreter, **SAME_BOTH_WAYS, **variables}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
     )
@@ -283,6 +285,24 @@ def test_a_repeated_call_starts_a_kernel_as_tritons_launcher_does(version, scrat
         assert (4, 1, 2048) in arguments
         args = arguments[-3:] if version == 6 else arguments[-1]
         assert args == ((x.data_ptr(), 5, 3, 1, None), 9, 64)
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_repeated_call_gives_the_driver_what_tritons_launcher_gives_it(tmp_path):
+    """Triton's own launcher in C, with a driver that stores what it gets."""
+    here = Path(__file__).parent
+    headers = Path(importlib.util.find_spec("triton").origin).parent / "backends/nvidia/include"
+    library = tmp_path / "libcuda.so.1"
+    compiled = "cc", "-shared", "-fPIC", f"-I{headers}", here / "driver.c", "-o", library
+    subprocess.run([*compiled, "-Wl,-soname,libcuda.so.1"], check=True)
+    (tmp_path / "libcuda.so").symlink_to(library)
+    paths = {
+        "LD_LIBRARY_PATH": str(tmp_path), "TRITON_LIBCUDA_PATH": str(tmp_path),
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+    }  # fmt: skip
+    python(str(here / "start_without_device.py"), str(library), interpret=False, **paths)
 
 
 @needs_triton
