@@ -94,9 +94,11 @@ COMPILE = str(Path(__file__).parent / "compile_kernels.py")
 
 @needs_triton
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("which", ["first", pytest.param("few", marks=pytest.mark.slow)])
-def test_kernels_compile_for_a_gpu(which):
-    python(COMPILE, "90", which, interpret=False)
+@pytest.mark.parametrize("capability, which", [
+    ("90", "first"), *(pytest.param(x, "few", marks=pytest.mark.slow) for x in ("80", "90")),
+])  # fmt: skip
+def test_kernels_compile_for_a_gpu(capability, which):
+    python(COMPILE, capability, which, interpret=False)
 
 
 @pytest.mark.slow
