@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.survey import Table
+from clearhead.survey import Bins, Table
+from clearhead.survey.basic import First
 
 from .models import CONTEXT, MODELS, texts, tokenizer
 
@@ -43,6 +44,37 @@ def test_rows_of_examples(survey, models):
         torch.testing.assert_close(row, exact, rtol=1e-4, atol=1e-6)
         stored = torch.tensor(example["weights"])
         torch.testing.assert_close(row[example["keys"]], stored, rtol=1e-5, atol=1e-7)
+
+
+def test_values_beyond_the_bins_are_in_deciles_and_not_in_quantiles(models, tmp_path):
+    class Scaled(First):
+        name, bins = "scaled", Bins(0.2, 0.4, bounds=(0.0, None))
+
+    metrics, tok = [Scaled(), First()], tokenizer(True)
+    survey = ch.survey(
+        models[0], texts(9), out=tmp_path, tokenizer=tok, context=19, metrics=metrics
+    )
+    of_head = "layer = 1 and head = 2 and metric ="
+    stored = survey.query(
+        f"select distinct text, context, query from examples where {of_head} 'scaled'"
+    )
+    deciles = [survey.examples(1, 2, metric="scaled", decile=i, n=99).rows for i in range(10)]
+    assert {row[6:9] for rows in deciles for row in rows} | {
+        row[6:9] for row in survey.examples(1, 2, metric="scaled", n=99).rows
+    } == set(stored.rows)
+    assert min(row[5] for row in deciles[0]) < 0.2 and max(row[5] for row in deciles[9]) > 0.4
+    names = "q05, q50, q95"
+    (scaled, exact) = (
+        survey.query(f"select {names} from heads where {of_head} '{name}'").rows[0]
+        for name in ("scaled", "first")
+    )
+    for quantile, right in zip(scaled, exact, strict=True):
+        assert (
+            quantile is None
+            if not 0.21 < right < 0.39
+            else quantile == pytest.approx(right, abs=0.01)
+        )
+    assert None in scaled
 
 
 def test_a_metric_without_a_query_has_no_examples(survey):

@@ -67,6 +67,18 @@ def test_added_texts_compute_only_new_shards(alone, tmp_path):
     assert len(unchanged) == len(before) >= 3
 
 
+def test_tables_of_fewer_texts_are_refused(alone, tmp_path):
+    """Stopped after the states of new texts, before their tables."""
+    ch.survey(demo.load(), TEXTS[:9], out=tmp_path, **OPTIONS)
+    setup = steps.make_setup(demo.load(), **OPTIONS)
+    steps.prepare(setup, TEXTS, tmp_path)
+    steps.work(setup, tmp_path)
+    with pytest.raises(ch.BadValue, match=r"tables of the survey in .* are not of all its texts"):
+        ch.Survey.open(tmp_path)
+    merge(tmp_path)
+    assert ch.Survey.open(tmp_path).heads and tables(tmp_path) == alone
+
+
 def test_a_changed_value_is_refused_by_name(tmp_path):
     ch.survey(demo.load(), TEXTS[:3], out=tmp_path, **OPTIONS)
     for change, name in (

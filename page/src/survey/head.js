@@ -62,7 +62,8 @@ function drawHistogram() {
   byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
   const [q05, , q50, , q95] = quantiles;
   byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` +
-    (q50 === null ? "" : `Median ${number(q50, 3)}; 5 % of queries are below ${either(q05)}, 5 % above ${either(q95)}.`);
+    [q50 === null ? "" : `Median ${number(q50, 3)}.`, q05 === null ? "" : `5 % of queries are below ${number(q05, 3)}.`,
+      q95 === null ? "" : `5 % are above ${number(q95, 3)}.`].join(" ");
 }
 
 function drawTokens() {

@@ -229,14 +229,12 @@ class _Uniform:
             counts = metric.counts(call)[:, 0].expand(shape)
             complete = len(own) == collector.requests.count_of(metric)
             baseline = metric.baseline(call) if complete else None
-            if baseline is not None and metric.name in BEHAVIOURS.values():
-                masses[metric.name] = baseline[:, 0].expand(shape)
             self.counts.append(counts)
-            self.sums.append(
-                float("nan")
-                if baseline is None
-                else float(baseline[:, 0].double().expand(shape)[counts].sum())
-            )
+            if baseline is None:
+                self.sums.append(float("nan"))
+                continue
+            masses[metric.name] = of_queries = baseline[:, 0].expand(shape)
+            self.sums.append(float(of_queries[counts].double().sum()))
         missing = torch.full(shape, float("nan"))
         by_class = [
             sum_by_class(masses.get(name, missing), collector.classes, self.chooses)

@@ -1,5 +1,6 @@
 """Select the examples of a decile, by the histogram of all queries of a head."""
 
+import math
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -10,7 +11,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def decile_range(bins: Rows, decile: int) -> tuple[float, float]:
-    """Return the values of a decile of a histogram, to its bins."""
+    """Return the values of a decile of a histogram, to its bins.
+
+    Its first and last bin have the values beyond them too.
+    """
     total = sum(row["count"] for row in bins)
     before, inside = 0, []
     for row in bins:
@@ -18,7 +22,10 @@ def decile_range(bins: Rows, decile: int) -> tuple[float, float]:
         if after > total * decile / 10 and before < total * (decile + 1) / 10:
             inside.append(row)
         before = after
-    return inside[0]["low"], inside[-1]["high"]
+    return (
+        -math.inf if inside[0] is bins[0] else inside[0]["low"],
+        math.inf if inside[-1] is bins[-1] else inside[-1]["high"],
+    )
 
 
 def sample_of_decile(examples: Rows, bins: Rows, decile: int, n: int) -> list[Mapping[str, Any]]:

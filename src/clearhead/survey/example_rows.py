@@ -29,10 +29,12 @@ def weights_of(
             "pass the result of survey.examples(...).",
         )
     rows = examples.to_pylist()
+    of_context: dict[tuple[int, int], list[int]] = {}
+    for i, row in enumerate(rows):
+        of_context.setdefault((row["text"], row["context"]), []).append(i)
     weights = [torch.empty(0)] * len(rows)
-    for text_context in {(row["text"], row["context"]) for row in rows}:
+    for text_context, own in of_context.items():
         shard, index = context(*text_context)
-        own = [i for i, row in enumerate(rows) if (row["text"], row["context"]) == text_context]
         queries = sorted({rows[i]["query"] for i in own})
         layers = sorted({rows[i]["layer"] for i in own})
         with watch(reader.module, stats=[], layers=layers, exact_rows=queries) as recording:

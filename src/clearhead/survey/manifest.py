@@ -134,7 +134,13 @@ def must_continue(
     )
     for name in {**known, **new}:
         if known.get(name) != new.get(name):
-            raise _other(out, name, known.get(name), new.get(name))
+            raise BadValue(
+                f"The survey in {str(out)!r} has {name} {known.get(name)!r}, and this run "
+                f"{new.get(name)!r}.",
+                "one survey has one model, tokenizer, set of settings and versions, so that its "
+                "numbers belong together.",
+                "use the same value, or another folder as out=.",
+            )
 
 
 def must_have_added(old: Manifest, new: Manifest, out: Path) -> None:
@@ -186,15 +192,6 @@ def machines_that_differ(one: Manifest, other: Manifest) -> list[str]:
     """Return the values of the machines of two surveys that differ, with their names."""
     a, b = (_flat({name: survey.fixed[name] for name in MACHINE}) for survey in (one, other))
     return [f"{name} {value!r} and {b[name]!r}" for name, value in a.items() if value != b[name]]
-
-
-def _other(out: Path, name: str, known: Any, value: Any) -> BadValue:
-    return BadValue(
-        f"The survey in {str(out)!r} has {name} {known!r}, and this run {value!r}.",
-        "one survey has one model, tokenizer, set of settings and versions, so that its numbers "
-        "belong together.",
-        "use the same value, or another folder as out=.",
-    )
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

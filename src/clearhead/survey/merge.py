@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
+from ..files import atomic_io
 from ..formatting import quantity
 from . import corpus, mixes, state
 from .corpus import read_shard
@@ -24,7 +25,7 @@ from .intervals import interval
 from .manifest import Manifest, read_manifest
 from .metric import Bins
 from .state import State, is_readable, read_state
-from .tables import SCHEMA, Columns, write_table
+from .tables import MERGED, SCHEMA, Columns, write_table
 from .token_counts import QUERY, merged
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -55,6 +56,7 @@ def merge(out: Path) -> Path:
     write_table(out, "histograms", _histograms(folded, manifest))
     write_table(out, "heads", _heads(out, manifest, folded))
     _write_roles(out, manifest, folded)
+    atomic_io.write_json(out / MERGED, [entry.file for entry in manifest.shards])
     return out
 
 
@@ -79,16 +81,15 @@ def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
     last: OfText | None = None
     for shard in states(out, manifest):
         for row, text in enumerate(shard.texts.tolist()):
-            sums = [layer.sums[row] for layer in shard.layers]
-            queries = [layer.queries[row] for layer in shard.layers]
-            looks = [layer.looks[row] for layer in shard.layers]
+            parts = [
+                [getattr(layer, name)[row] for layer in shard.layers] for name in OfText._fields[1:]
+            ]
             if last is not None and last.text == text:
-                sums = [a + b for a, b in zip(last.sums, sums, strict=True)]
-                queries = [a + b for a, b in zip(last.queries, queries, strict=True)]
-                looks = [a + b for a, b in zip(last.looks, looks, strict=True)]
+                pairs = zip(last[1:], parts, strict=True)
+                parts = [[a + b for a, b in zip(*pair, strict=True)] for pair in pairs]
             elif last is not None:
                 yield last
-            last = OfText(text, sums, queries, looks)
+            last = OfText(text, *parts)
     if last is not None:
         yield last
 
@@ -311,7 +312,7 @@ def _moments(out: Path, manifest: Manifest) -> list[_Moments]:
 def quantiles(counts: Tensor, bins: Bins) -> dict[str, float]:
     """Return quantiles from a histogram, interpolated in their bins, and the width of the median's.
 
-    They are NaN for a metric that is 0 or 1.
+    They are NaN for a metric that is 0 or 1, and in a bin that has values beyond it too.
 
     >>> quantiles(torch.tensor([1, 1, 0, 2]), Bins(0, 4, 4))["q50"]
     2.0
@@ -319,13 +320,18 @@ def quantiles(counts: Tensor, bins: Bins) -> dict[str, float]:
     if bins.count < 3:  # of yes or no
         return {**dict.fromkeys(QUANTILES, math.nan), "bin_width": math.nan}
     edges, cumulative = bins.edges(), counts.cumsum(0).tolist()
+    least, most = bins.limits
+    is_open = {
+        0: least is None or least < bins.low,
+        bins.count - 1: most is None or most > bins.high,
+    }
     result: dict[str, float] = {}
     for name, fraction in QUANTILES.items():
         target = fraction * cumulative[-1]
         index = next(i for i, total in enumerate(cumulative) if total >= target and counts[i])
         before = cumulative[index] - int(counts[index])
         within = (target - before) / int(counts[index])
-        low, high = edges[index], edges[index + 1]
+        low, high = math.nan if is_open.get(index) else edges[index], edges[index + 1]
         result[name] = low + within * (high - low)
         if name == "q50":
             result["bin_width"] = high - low

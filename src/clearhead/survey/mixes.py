@@ -202,7 +202,6 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """Return the rows of the table `mixes`; `heads` has layer and head of each."""
     rows = []
-    numbers = dict(zip(NUMBERS, range(len(NUMBERS)), strict=True))
     for n, (layer, head) in enumerate(heads):
         for c, name in enumerate(CLASS_NAMES):
             if not shares.queries[n, c]:
@@ -212,7 +211,7 @@ def rows_of(
                 mean, low, high = float(shares.share[n, c, k]), math.nan, math.nan
                 if texts > 1:
                     low, high = interval(mean, float(shares.variance[n, c, k]), texts, (0.0, 1.0))
-                v = numbers.get(k)
+                v = NUMBERS.index(k) if k in NUMBERS else None
                 alone, chance, of_behaviour = (
                     math.nan if v is None else float(x[n, c, v])
                     for x in (shares.alone, shares.chance, p)

@@ -58,13 +58,7 @@ def work_on_ray(
     with needs("ray", "a survey on a cluster needs Ray."):
         import ray
         from ray.util import ActorPool
-    reader, threads = setup.reader, setup.threads
-    if reader.path is None and reader.text_model is None:
-        raise BadType(
-            f"A cluster was requested for a {reader.name} in memory.",
-            "each actor loads the model from its folder.",
-            "save the model and its tokenizer into a folder, and pass the folder.",
-        )
+    path, threads = setup.path_for("A cluster was", "each actor"), setup.threads
     manifest = read_manifest(out)
     entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
     own = not ray.is_initialized()
@@ -75,7 +69,6 @@ def work_on_ray(
         actor = ray.remote(num_cpus=threads, max_restarts=RESTARTS, max_task_retries=RESTARTS)(
             Worker
         )
-        path = None if reader.path is None else reader.path.resolve()
         actors = [actor.remote(load, path, out.resolve(), setup.entries) for _ in range(count)]
         total = sum(entry.tokens for entry in entries)
         with token_progress(total, progress) as advance:

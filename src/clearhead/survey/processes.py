@@ -70,20 +70,14 @@ def worker_command(setup: Setup, out: Path) -> list[str]:
 
     Raises `BadType` for a model in memory, and for metrics that have no name to import.
     """
-    reader = setup.reader
-    if reader.path is None and reader.text_model is None:
-        raise BadType(
-            f"Several workers were requested for a {reader.name} in memory.",
-            "each worker is a process, which loads the model from its folder.",
-            "save the model and its tokenizer into a folder, and pass the folder.",
-        )
+    path = setup.path_for("Several workers were", "each worker is a process, which")
     if unnamed := [entry for entry in setup.entries if not isinstance(entry, str)]:
         raise BadType(
             f"Several workers were requested with the metric {unnamed[0]!r}.",
             "each worker is a process, which imports metrics by name.",
             'define it in a module, and pass "module:name".',
         )
-    model = [] if reader.path is None else ["--model", str(reader.path)]
+    model = [] if path is None else ["--model", str(path)]
     return [sys.executable, "-m", "clearhead", "survey", "work", str(out), *model]
 
 

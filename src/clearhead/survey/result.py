@@ -37,7 +37,7 @@ class Survey:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._connection = open_tables(folder)
+        self._connection = open_tables(folder, [entry.file for entry in manifest.shards])
         self._shards: dict[str, Shard] = {}
 
     @classmethod
@@ -103,6 +103,7 @@ class Survey:
 
     def histogram(self, layer: int, head: int, metric: str) -> Table:
         """Return the histogram of a metric over the queries of a head; empty bins are left out."""
+        self.must_have(metric)
         return self.of_head("histograms", layer, head, metric)
 
     def tokens(self, layer: int, head: int) -> Table:
@@ -123,6 +124,7 @@ class Survey:
         """
         rule = "n is the number of examples, 1 or more."
         n = as_count("n", n, rule, "pass for example n=8.", least=1)
+        self.must_have(metric)
         table = self.of_head("examples", layer, head, metric, "stratum, rank")
         rows = table.to_pylist()
         if decile is None:
@@ -299,7 +301,6 @@ class Survey:
         parameters: list[Any] = [layer, head]
         where = "layer = ? and head = ?"
         if metric is not None:
-            self.must_have(metric)
             where, parameters = f"{where} and metric = ?", [*parameters, metric]
         last = f" order by {order}" if order else ""
         rows = self.query(f"select * from {table} where {where}{last}", parameters)
@@ -320,5 +321,5 @@ class Survey:
             raise BadValue(
                 f"metric is {metric!r}.",
                 f"this survey has {', '.join(names)}.",
-                did_you_mean(metric, names) or "use one of these.",
+                did_you_mean(str(metric), names) or "use one of these.",
             )

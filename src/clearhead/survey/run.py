@@ -78,8 +78,7 @@ def survey(
     connect().close()  # DuckDB is needed at the end, and its absence is an error now
     setup = make_setup(model, context, seed, metrics, tokenizer, threads, shard_tokens)
     folder, rank = Path(out), rank_of_environment()
-    hint = "pass for example workers=2."
-    workers = as_count("workers", workers, "a survey has workers.", hint, least=1)
+    workers = as_count("workers", workers, "a survey has workers.", "pass workers=2.", least=1)
     prepare(setup, texts, folder, tokens=tokens)
     if ray is not None:
         work_on_ray(setup, folder, *ray, progress)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from ..errors import BadValue, as_count, writable_folder
+from ..errors import BadType, BadValue, as_count, writable_folder
 from ..formatting import quantity
 from . import corpus, state
 from .collect import state_of
@@ -60,11 +60,18 @@ class Setup(NamedTuple):
     def fixed(self) -> dict[str, Any]:
         return fixed_values(self.reader, self.metrics, self.settings, self.threads)
 
-    @property
-    def names(self) -> list[str] | None:
-        """The names of the metrics and sets; None with an object, which no other process has."""
-        names = [entry for entry in self.entries if isinstance(entry, str)]
-        return names if len(names) == len(self.entries) else None
+    def path_for(self, requested: str, worker: str) -> Path | None:
+        """Return the path from which workers load the model; None for the included model.
+
+        Raises `BadType` for a model in memory.
+        """
+        if self.reader.path is None and self.reader.text_model is None:
+            raise BadType(
+                f"{requested} requested for a {self.reader.name} in memory.",
+                f"{worker} loads the model from its folder.",
+                "save the model and its tokenizer into a folder, and pass the folder.",
+            )
+        return None if self.reader.path is None else self.reader.path.resolve()
 
     def must_fit(self, out: Path) -> Manifest:
         """Return the manifest of a survey that this setup can continue.
@@ -88,9 +95,8 @@ def make_setup(
     """Check the arguments of a survey. The arguments are those of `survey`."""
     reader = open_reader(model, tokenizer)
     longest = reader.longest
-    rule = "a context has 2 tokens or more" + (
-        "." if longest is None else f", and the model has positions for {longest}."
-    )
+    most = "" if longest is None else f", and the model has positions for {longest}"
+    rule = f"a context has 2 tokens or more{most}."
     default = min(CONTEXT, longest or CONTEXT)
     hint = f"pass for example context={default}."
     size = default if context is None else context
@@ -174,7 +180,9 @@ def prepare(
     }
     if isinstance(texts, (RandomRepeats, Needles)):
         about |= texts.described()
-    new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), shards, setup.names)
+    names = [entry for entry in setup.entries if isinstance(entry, str)]
+    requested = names if len(names) == len(setup.entries) else None
+    new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), shards, requested)
     if old is not None:
         must_have_added(old, new, out)
     new.write(out)

@@ -4,8 +4,9 @@ The same rows give the same bytes with one version of DuckDB: rows are in the or
 DuckDB runs on one thread, and codec and row groups are fixed. All sums are computed before.
 """
 
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,10 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
         "high": ("DOUBLE", "upper end of the interval"),
         "mean_of_texts": ("DOUBLE", "mean of the means of texts, each text alike"),
         "sd_of_texts": ("DOUBLE", "standard deviation of the means of texts; NULL for one text"),
-        "q05": ("DOUBLE", "quantile over queries, within bin_width; NULL for 0 or 1"),
+        "q05": (
+            "DOUBLE",
+            "quantile over queries, within bin_width; NULL for 0 or 1, and beyond bins",
+        ),
         "q25": ("DOUBLE", "quantile over queries, within bin_width"),
         "q50": ("DOUBLE", "quantile over queries, within bin_width"),
         "q75": ("DOUBLE", "quantile over queries, within bin_width"),
@@ -50,8 +54,8 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
         "head": ("SMALLINT", "as in heads"),
         "metric": ("VARCHAR", "as in heads"),
         "bin": ("SMALLINT", "number of the bin, from 0; bins without a query are left out"),
-        "low": ("DOUBLE", "lower edge of the bin"),
-        "high": ("DOUBLE", "upper edge of the bin"),
+        "low": ("DOUBLE", "lower edge of the bin; the first one has all lower values too"),
+        "high": ("DOUBLE", "upper edge of the bin; the last one has all higher values too"),
         "count": ("BIGINT", "number of queries"),
     },
     "examples": {
@@ -130,6 +134,7 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 FOLDER = "tables"
+MERGED = f"{FOLDER}/merged.json"  # the files of the shards of all tables, written after them
 ROW_GROUP = 65536
 Columns = Mapping[str, "np.ndarray | list[Any]"]
 
@@ -233,16 +238,19 @@ def _quoted(path: Path) -> str:
     return str(path).replace("'", "''")
 
 
-def open_tables(out: Path) -> Any:
-    """Return a connection with a view of each table. Raises `BadValue` if one is missing."""
-    connection = connect()
+def open_tables(out: Path, shards: Sequence[str]) -> Any:
+    """Return a connection with a view of each table.
+
+    Raises `BadValue` unless the tables are of these shards, which texts that are added change.
+    """
+    merged, connection = out / MERGED, connect()
+    if not merged.is_file() or json.loads(merged.read_text(encoding="utf-8")) != list(shards):
+        raise BadValue(
+            f"The tables of the survey in {str(out)!r} are not of all its texts.",
+            "tables are written when all shards are finished.",
+            f"run the same survey again, or: clearhead survey merge {out}",
+        )
     for name in SCHEMA:
         path = out / FOLDER / f"{name}.parquet"
-        if not path.is_file():
-            raise BadValue(
-                f"The survey in {str(out)!r} has no table {name!r}.",
-                "tables are written when all shards are finished.",
-                f"run the survey to its end, or: clearhead survey merge {out}",
-            )
         connection.execute(f"create view {name} as select * from read_parquet('{_quoted(path)}')")
     return connection

@@ -126,7 +126,8 @@ def _rows(file: Path, name: str) -> Iterator[Text]:
             [str(file)],
         )
     except duckdb.Error as error:
-        yield Text(name, None, f"it has no column {COLUMN!r} that can be read: {_short(error)}")
+        why = " ".join(str(error).split())[:200]
+        yield Text(name, None, f"it has no column {COLUMN!r} that can be read: {why}")
         return
     number = 0
     while batch := rows.fetchmany(1000):
@@ -136,7 +137,3 @@ def _rows(file: Path, name: str) -> Iterator[Text]:
             else:
                 yield Text(f"{name}:{number}", None, f"the row has no string in {COLUMN!r}")
             number += 1
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

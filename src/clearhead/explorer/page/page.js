@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 29a3a8936a1c7c16b22abe0464e3cdb1eb11fd99d3b6e800728f1f112a8aa0ed; do not edit.
+// Made by `make page` from the sources 1fedee7f20d94c6559db15301d74adc0abec315a98b0bdd944f7998eb196456c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

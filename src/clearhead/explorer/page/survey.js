@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 29a3a8936a1c7c16b22abe0464e3cdb1eb11fd99d3b6e800728f1f112a8aa0ed; do not edit.
+// Made by `make page` from the sources 1fedee7f20d94c6559db15301d74adc0abec315a98b0bdd944f7998eb196456c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -401,7 +401,11 @@ var clearhead = (() => {
     byId("histogram").replaceChildren(...bars);
     byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
     const [q05, , q50, , q95] = quantiles;
-    byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` + (q50 === null ? "" : `Median ${number(q50, 3)}; 5 % of queries are below ${either(q05)}, 5 % above ${either(q95)}.`);
+    byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` + [
+      q50 === null ? "" : `Median ${number(q50, 3)}.`,
+      q05 === null ? "" : `5 % of queries are below ${number(q05, 3)}.`,
+      q95 === null ? "" : `5 % are above ${number(q95, 3)}.`
+    ].join(" ");
   }
   function drawTokens() {
     const parts = (
