@@ -113,8 +113,9 @@ template <class... Sizes> NewTensor new_tensor(nb::handle like, Element element,
 
 // Computes the output, if it is wanted, and statistics of the rows, and adds sums of weights to the
 // tensors of `sums`, unless that is None. Bit i of `rows` requests member i of `RowStats`
-// (fields.h). Returns (code, out, rows, top_scores, top_keys, group_sums). The requested members
-// are (n, B, H, Tq) in their order; what is not requested is None. `n_top` is -1 without a list.
+// (fields.h). Returns (code, out, rows, top_scores, top_keys, group_sums). One requested member is
+// (B, H, Tq), n are (n, B, H, Tq) in their order; what is not requested is None. `n_top` is -1
+// without a list.
 nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool output, nb::handle args,
                             int64_t rows, int64_t n_top, nb::handle top_offsets, bool top_weights,
                             nb::handle groups_of_statistics, nb::handle sums) {
@@ -136,7 +137,9 @@ nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool outpu
     const auto of_each_row = [&](float* to) { return TensorView{to, p.H * p.Tq, p.Tq, 1}; };
     TensorView* members[] = {&s.max, &s.sum, &s.moment, &s.largest, &s.lse, &s.entropy};
     if (rows) {
-      of_rows = new_tensor(q, float32, int64_t(__builtin_popcountll(rows)), p.B, p.H, p.Tq);
+      const int64_t n = __builtin_popcountll(rows);
+      of_rows = n == 1 ? new_tensor(q, float32, p.B, p.H, p.Tq)
+                       : new_tensor(q, float32, n, p.B, p.H, p.Tq);
       float* to = (float*)of_rows.memory.data;
       for (int i = 0; i < 6; i++)
         if (rows >> i & 1) *members[i] = of_each_row(to), to += p.B * p.H * p.Tq;

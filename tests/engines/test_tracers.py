@@ -207,6 +207,22 @@ def test_a_log_sum_exp_compiles_once_for_every_length():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_groups_of_keys_break_a_graph_no_more_often_than_other_statistics():
+    """A statistic stores the sizes that it was checked for, but not while torch compiles."""
+
+    def frames(*stats):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        look = lambda q: ch.look(q, q, q, mask=ch.causal, stats=stats).out + 1  # noqa: E731
+        compiled = torch.compile(look, backend="eager", dynamic=True)
+        for length in (5, 6, 7):
+            q = torch.randn(1, 2, length, 8)
+            assert torch.equal(compiled(q), look(q))
+        return torch._dynamo.utils.counters["frames"]["total"]
+
+    assert frames(ch.mass({"first": ch.prefix(1), "span": (0, 2)})) == frames("entropy")
+
+
 def test_layers_with_a_cache_or_relative_positions_compile_for_any_length():
     layer = ch.nn.MultiHeadAttention(16, heads=2, causal=True)
     relative = ch.nn.MultiHeadAttention(

@@ -18,6 +18,7 @@ from ..masks.values import shared_offset
 from ..problem.biases import Alibi, TensorBias
 from ..problem.problem import Problem
 from ..stats import Statistic
+from ..stats.per_key import PerKey
 from ..stats.statistic import RowStatistic
 from ..torch_state import (
     compiles_transform,
@@ -125,7 +126,7 @@ def in_kernels(statistic: Statistic) -> bool:
 
     Their lists of `topk` would leave out a key whose number is NaN.
     """
-    if statistic.name == "topk" and statistic.factors is not None and statistic.factors.has_nan:
+    if statistic.by is not None and statistic.name == "topk" and cast(PerKey, statistic.by).has_nan:
         return False
     if statistic.sweep == "first":
         return cast(RowStatistic, statistic).accumulator in ACCUMULATORS

@@ -156,8 +156,10 @@ class Look(ShownInNotebook, Savable):
     @cached
     def _results(self) -> dict[str, Result]:
         """The statistics, which the first access finishes if the core computed them."""
-        back = self._computed.problem.shape_back
-        return {name: map_tensors(x, back) for name, x in self._computed.finish().items()}
+        problem, results = self._computed.problem, self._computed.finish()
+        if problem.input_dims == 4:
+            return results
+        return {name: map_tensors(x, problem.shape_back) for name, x in results.items()}
 
     @property
     def names(self) -> tuple[str, ...]:

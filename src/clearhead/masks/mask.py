@@ -84,7 +84,7 @@ class Mask(ShownInNotebook, Exports):
                 return tensors[0]._version
             return tuple([x._version for x in tensors])
         except AttributeError:  # the first call
-            object.__setattr__(self, "_tensors", tuple(_tensors_of(self)))
+            object.__setattr__(self, "_tensors", tuple(tensors_of(self)))
             return self.version()
         except RuntimeError:  # an inference tensor
             return object()
@@ -414,16 +414,16 @@ def common_align(mask: Mask, grid: Grid) -> int | Tensor | None:
     return align if isinstance(align, Tensor) else offset  # type: ignore[return-value]  # a tuple only of a tensor
 
 
-def _tensors_of(x: object) -> Iterator[Tensor]:
+def tensors_of(x: object) -> Iterator[Tensor]:
     """Yield all tensors of a mask and of its parts."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, tuple):
         for part in x:
-            yield from _tensors_of(part)
+            yield from tensors_of(part)
     elif isinstance(x, Mask):
         for field in fields(x):  # type: ignore[arg-type]  # every mask is a dataclass
-            yield from _tensors_of(getattr(x, field.name))
+            yield from tensors_of(getattr(x, field.name))
 
 
 def _check_mask(other: object, sign: str) -> Mask:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue, whole_number
 from ..masks import Grid, Mask, everything, prefix
 from ..masks.key_group import GroupMask, KeyGroup, key_groups
+from ..masks.mask import tensors_of
 from ..problem.online_softmax import MASKED, WeightedSum
 from ..problem.problem import Problem
 from .per_key import VALUE, Numbers
@@ -20,7 +21,7 @@ Groups = Mapping[str, "Mask | tuple[int, int]"]
 
 
 # Attributes of a group statistic that follow from its groups, and are not saved.
-FOLLOWING = {"_with_tensors", "_fits", "_core"}
+FOLLOWING = {"_tensors", "_fits", "_core"}
 
 
 class GroupStatistic(RowStatistic):
@@ -48,21 +49,26 @@ class GroupStatistic(RowStatistic):
         return {name: x for name, x in self.__dict__.items() if name not in FOLLOWING}
 
     @cached_property
-    def _with_tensors(self) -> list[Mask]:
-        """The masks whose tensors may be changed in place."""
-        return [mask for mask in self.masks if mask.version() != ()]
+    def _tensors(self) -> list[Tensor]:
+        return [x for mask in self.masks for x in tensors_of(mask)]
 
     def _depends_on(self, grid: Grid) -> tuple[object, ...]:
-        """Return what checks and key groups depend on besides the rules of the masks."""
-        return grid, *[mask.version() for mask in self._with_tensors]
+        """Return what checks and key groups depend on: sizes, and how often each tensor of a mask
+        was changed in place. It equals no other for inference tensors, whose changes torch does not
+        count."""
+        try:
+            return grid, [x._version for x in self._tensors]
+        except RuntimeError:
+            return grid, object()
 
     def check(self, grid: Grid) -> None:
         for mask in self.masks:
             mask.check(grid)
 
     def must_fit(self, grid: Grid) -> None:
-        known = self._depends_on(grid)
-        if self.__dict__.get("_fits") == known:
+        # A graph cannot store what was checked, and would break here.
+        known = None if torch.compiler.is_compiling() else self._depends_on(grid)
+        if known is not None and self.__dict__.get("_fits") == known:
             return
         super().must_fit(grid)
         for mask in self.masks:
@@ -74,7 +80,8 @@ class GroupStatistic(RowStatistic):
                     "a span (lo, hi) of keys ends at most at the last key.",
                     f"end it at {grid.Tk}, or leave the group out.",
                 )
-        self.__dict__["_fits"] = known
+        if known is not None:
+            self.__dict__["_fits"] = known
 
     def with_masks(self, change: Callable[[Mask], Mask]) -> "GroupStatistic":
         groups = {name: change(cast(Mask, mask)) for name, mask in self.groups.items()}

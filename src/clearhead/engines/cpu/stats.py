@@ -7,6 +7,7 @@ one.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,7 +18,8 @@ from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
 from ...stats.group_statistics import GroupStatistic
-from ...stats.row_statistics import Entropy, Moment
+from ...stats.per_key import PerKey
+from ...stats.row_statistics import Effective, Entropy, Moment
 from ...stats.statistic import (
     WeightStatistic,
     finish_rows,
@@ -82,12 +84,15 @@ class CoreResults(NamedTuple):
 
     def finish(self) -> dict[str, Result]:
         """Return the statistics by name. Most are views of the tensors of the core."""
-        return {s.name: self._finished(s) for s in self.statistics}
+        rows: Sequence[Tensor] = ()
+        if self.rows is not None:
+            rows = self.rows.unbind() if self.rows.dim() == 4 else [self.rows]
+        return {s.name: self._finished(s, rows) for s in self.statistics}
 
-    def _finished(self, s: Statistic) -> Result:
+    def _finished(self, s: Statistic, rows: Sequence[Tensor]) -> Result:
         if s.name in NEEDS:
-            row = _row(NEEDS[s.name], self.requested, cast(Tensor, self.rows))
-            return s.of_entropy(row) if isinstance(s, Entropy) else row
+            row = rows[(self.requested & (BITS[NEEDS[s.name]] - 1)).bit_count()]
+            return cast(Effective, s).of_entropy(row) if s.name == "effective" else row
         if isinstance(s, topk):
             return s.padded(cast(Tensor, self.top_weights), cast(Tensor, self.top_keys))
         if isinstance(s, GroupStatistic):
@@ -121,11 +126,6 @@ def core_results(
     )
     check(code)
     return CoreResults(p, statistics, requested, sums, *computed)
-
-
-def _row(name: str, requested: int, rows: Tensor) -> Tensor:
-    """Select a statistic from those that were `requested`, (n, B, H, Tq)."""
-    return rows[(requested & (BITS[name] - 1)).bit_count()]
 
 
 def core_stats(
@@ -181,15 +181,15 @@ def _groups(s: GroupStatistic, p: Problem, *, finished: bool) -> Groups:
 def _sums_by_statistic(sums: Tensor, statistics: tuple[Statistic, ...]) -> dict[str, Tensor]:
     """Split the sums over the groups of all statistics, (B, H, Tq, groups)."""
     grouped = [s for s in statistics if isinstance(s, GroupStatistic)]
-    parts = sums.split([len(s.masks) for s in grouped], -1)
+    parts = [sums] if len(grouped) == 1 else sums.split([len(s.masks) for s in grouped], -1)
     return {s.name: part for s, part in zip(grouped, parts, strict=True)}
 
 
 def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
     """Return the numbers by which a statistic multiplies weights, (B, H, Tk), for the core."""
-    if statistic.factors is None:
+    if (factors := statistic.by) is None:
         return None
-    x = statistic.factors.of(p)
+    x = cast(PerKey, factors).of(p)
     return x if x.stride(2) == 1 or x.shape[2] <= 1 else x.contiguous()
 
 
