@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead.engines.gpu.replay import PLAIN_CALLS, Records
 from clearhead.engines.gpu.triton.start import start
@@ -32,9 +33,9 @@ class Pair(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["n"])
-def kernel(x, pair, none, scale, n, one, A: tl.constexpr, N: tl.constexpr):
+def kernel(x, pair, none, scale, n, one, tile, A: tl.constexpr, N: tl.constexpr):
     at = tl.arange(0, N)
-    tl.store(x + at, tl.load(pair.at + at) * scale + n + one + pair.step)
+    tl.store(x + at, (tl.load(pair.at + at) + tile.load([0])) * scale + n + one + pair.step)
 
 
 def stored() -> tuple[bytes, list[int]]:
@@ -48,12 +49,14 @@ def stored() -> tuple[bytes, list[int]]:
 
 
 def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    start(kernel, PROGRAMS, 0, x, Pair(y, 48, None), None, 2.5, 33, 1, N=16, A=True, warps=WARPS)
+    pair, tile = Pair(y, 48, None), TensorDescriptor(y, [16], [1], [16])
+    start(kernel, PROGRAMS, 0, x, pair, None, 2.5, 33, 1, tile, N=16, A=True, warps=WARPS)
     return x
 
 
-# What the kernel takes: x, y, the step, the scale and n, which is not compiled in. 1 is.
-SIZES = [8, 8, 4, 4, 4]
+# What the kernel takes: x, y, the step, the scale, n, which is not compiled in (1 is), and the
+# descriptor, whose first bytes are the address in driver.c, with its size and stride.
+SIZES = [8, 8, 4, 4, 4, 128, 4, 8]
 driver.set_active(
     SimpleNamespace(
         launcher_cls=CudaLauncher,
@@ -76,9 +79,10 @@ numbers = torch.tensor([48, 33], dtype=torch.int32).numpy().tobytes()
 assert numbers[:4] in plain[0] and numbers[4:] in plain[0]
 assert plain[1] == [PROGRAMS, 32 * WARPS, plain[1][2], STREAM, 5]
 assert repeated == plain, (plain, repeated)
+assert plain[0].count(y.data_ptr().to_bytes(8, "little")) == 2
 other = torch.zeros(16)
-records.call(call, (other, y))
+records.call(call, (x, other))
 assert stored()[0] == plain[0].replace(
-    x.data_ptr().to_bytes(8, "little"), other.data_ptr().to_bytes(8, "little")
+    y.data_ptr().to_bytes(8, "little"), other.data_ptr().to_bytes(8, "little")
 )
 print(triton.__version__, "right")
