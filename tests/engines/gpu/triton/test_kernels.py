@@ -301,6 +301,21 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_the_first_kernel_of_a_backward_pass_lowers_its_flag(monkeypatch):
+    """Its memory is not cleared before, which would be a kernel more."""
+    from clearhead.engines.gpu.triton import launch_backward
+
+    seen, run = [], launch_backward._start
+    monkeypatch.setattr(
+        launch_backward, "_start", lambda *args: (seen.append(args[3].item()), run(*args))[1]
+    )
+    fill = lambda x, *size, **how: x.new_full(size if type(size[0]) is int else size[0], 7, **how)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "new_empty", fill)
+    q, k, v = (x.requires_grad_() for x in draw(H=1, Tq=5, Tk=5))
+    triton(q, k, v, mask=ch.causal).sum().backward()
+    assert seen == [0, 0]
+
+
 def test_ranges_that_all_queries_share_need_no_tree():
     """The queries that see a tile are those of the general algorithm for the same ranges row by
     row."""

@@ -40,14 +40,17 @@ from .tile import (
 
 @triton.jit(do_not_specialize=["count"])
 def row_products(
-    dout, out, dlse, lse, top, share, delta, flag, natural, H, Tq, count,
+    dout, out, dlse, lse, top, share, delta, flag, lowered, natural, H, Tq, count,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Compute delta = Σ dO O - dlse of each row. A program computes M rows, and reads (M, Dv)
-    twice. With `lse`, it becomes `top`, and every `share` 1, which give the same weights."""
+    twice. With `lse`, it becomes `top`, and every `share` 1, which give the same weights. The flag
+    `lowered` of later kernels becomes 0."""
     if flag is not None:  # on the device: 0 where another kernel's gradients hold (repair.py)
         if tl.load(flag) == 0:
             return
+    if lowered is not None:
+        tl.store(lowered, 0)
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     real = row < count
     at = tl.minimum(row, count - 1)

@@ -120,18 +120,20 @@ def gradients(
     if top is None or share is None:
         all_lse, top, share = lse.contiguous(), torch.empty_like(delta), torch.empty_like(delta)
     saved = top.contiguous(), share.contiguous(), delta
+    flag = None if again is None else again.flag
+    if again is None and hides_keys(rule, sizes):
+        flag = q.new_empty(1, dtype=torch.int32)
     with on_device(q):
         start(
             row_products, math.ceil(B * H * Tq / 32), q.get_device(),
             rows(dout), rows(out), None if dlse is None else dlse.float().contiguous(), all_lse,
-            *saved, None if again is None else again.flag, of_kernel.natural, H, Tq, B * H * Tq,
+            *saved, *((None, flag) if again is None else (flag, None)), of_kernel.natural,
+            H, Tq, B * H * Tq,
             DV=DV, BLOCK_DV=head_block(DV), M=32,
         )  # fmt: skip
         if Tk:
-            tensors, flag = (q, k, v, dout), None if again is None else again.flag
+            tensors = q, k, v, dout
             if again is None:
-                if hides_keys(rule, sizes):
-                    flag = q.new_zeros(1, dtype=torch.int32)
                 dk, dv = _start(
                     tensors, saved, (dq, dk, dv), flag, rule, of_kernel, seen, for_all
                 )  # fmt: skip
