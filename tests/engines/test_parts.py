@@ -73,6 +73,47 @@ def test_they_are_those_of_the_dense_matrix(case, level):
         check(module.largest_parts(problem, inputs, x, n), dense(problem, inputs, x))
 
 
+def apart(v):  # so norms of values are far above their parts
+    return v + 30 * torch.randn(v.shape[-1], generator=torch.Generator().manual_seed(4))
+
+
+TEXTS = {
+    "random": lambda q, k, v: (q, k, v),
+    "values with a large mean": lambda q, k, v: (q, k, apart(v)),
+    "values of which the squares are 0": lambda q, k, v: (q, k, v * 1e-25),
+    "scores that rise with each key": lambda q, k, v: (
+        q * 0 + 1, k + torch.linspace(0, 4, 700)[:, None], v
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("level", LEVELS, indirect=True)
+def test_they_are_those_of_long_texts(text, level):
+    """After the first blocks of keys, the core multiplies only keys that may enter a list."""
+    seed = torch.Generator().manual_seed(5)
+    q, x = (torch.randn(1, 3, 700, 16, generator=seed) for _ in range(2))
+    k, v = (torch.randn(1, 1, 700, 16, generator=seed) for _ in range(2))
+    q, k, v = TEXTS[text](q, k, v)
+    options = Options(scale=None, dropout=None, seed=None, mask=ch.causal, bias=None, softcap=None,
+                      sinks=None)  # fmt: skip
+    problem, inputs = make_problem(q, k, v, options)
+    for n in (1, 5, 40):
+        check(module.largest_parts(problem, inputs, x, n), dense(problem, inputs, x))
+
+
+@pytest.mark.parametrize("level", LEVELS, indirect=True)
+def test_a_list_does_not_depend_on_other_queries(level):
+    problem, inputs, x = problem_of("nothing")
+    options = Options(scale=None, dropout=None, seed=None, mask=None, bias=None, softcap=None,
+                      sinks=None)  # fmt: skip
+    x[:, :, ::2] *= 1000  # other queries find other keys
+    alone, of_one = make_problem(inputs.q[:, :, 7:8], inputs.k, inputs.v, options)
+    want = module.largest_parts(problem, inputs, x, 5)
+    found = module.largest_parts(alone, of_one, x[:, :, 7:8].contiguous(), 5)
+    assert all(torch.equal(a, b[:, :, 7:8]) for a, b in zip(found, want, strict=True))
+
+
 @pytest.mark.parametrize("level", LEVELS, indirect=True)  # torch.topk takes any of equal numbers
 def test_of_equal_parts_the_first(level):
     problem, inputs, x = problem_of("causal")
