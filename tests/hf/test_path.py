@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -331,3 +332,14 @@ def test_errors_have_three_parts(wrong, kind, says):
 
 def to(receiver, of="query"):
     return ch.edits.path(ch.edits.ablate(layers=[0], heads=[1]), receiver, of)
+
+
+def test_a_receiver_in_a_layer_that_does_not_exist():
+    model, (mine, _) = model_of("llama"), inputs("llama", 0, "none")
+    far = ch.edits.path(ch.edits.ablate(layers=[0], heads=[1]), (LAYERS + 2, 0), "query")
+    for layer in (0, LAYERS + 1):  # with layers between sender and receiver, and without
+        far = replace(far, sender=ch.edits.ablate(layers=[layer], heads=[1]))
+        with pytest.raises(BadValue) as error:
+            far.as_patch(model, mine)
+        assert "path got receiver=(6, 0).\n  Rule: a layer is an attention call" in str(error.value)
+        assert "layers 0 to 3" in str(error.value) and "in one of these" in str(error.value)

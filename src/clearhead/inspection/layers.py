@@ -36,6 +36,10 @@ def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> B
     )
 
 
+class MissingLayer(BadValue):
+    """A layer that is named made no attention call while the model ran."""
+
+
 def warn_if_compiled(model: nn.Module, stacklevel: int) -> None:
     """Warn if a part of the model is compiled, because attention in a graph is not recorded."""
     if compiled := compiled_parts(model):

@@ -38,6 +38,7 @@ from ..stats.per_key import RELATIVE_VALUE
 from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from .layers import (
     Layers,
+    MissingLayer,
     is_selected,
     module_hooks,
     never_called,
@@ -212,7 +213,7 @@ class Watcher:
             warn_if_compiled(self.model, stacklevel=5)
         if self.running.ran and (missing := never_called(self.layers, self.running.names)):
             layers, last = list(self.layers or ()), len(self.running.names) - 1
-            raise BadValue(
+            raise MissingLayer(
                 f"watch got layers={layers!r}; {missing[0]!r} called no attention.",
                 f"a layer is an attention call of a module; the {type(self.model).__name__} has "
                 + (f"layers 0 to {last}." if last else "only layer 0."),

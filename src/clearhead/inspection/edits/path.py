@@ -10,6 +10,7 @@ from ...errors import BadType, BadValue, kind_of, whole_number
 from ...nn.token_ids import run
 from ...problem.problem import Problem
 from ..copies import fresh
+from ..layers import MissingLayer
 from ..recording import Recording
 from .edit import Edit
 from .patch import patch
@@ -159,7 +160,20 @@ def without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list[
     """Replace each path in a list of edits by a `patch`, and keep the others.
 
     All paths share the unedited run. Paths of different texts also share the run of their senders.
+    Raises `BadValue` for a receiver in a layer that the model does not have.
     """
+    try:
+        return _without_paths(edits, model, inputs)
+    except MissingLayer as error:
+        receivers = [edit.one_receiver() for edit in edits if isinstance(edit, path)]
+        raise BadValue(
+            f"path got receiver={max(receivers)}.",
+            error.rule,
+            "pass a receiver in one of these layers.",
+        ) from None
+
+
+def _without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list[Edit]:
     from ..intervene import intervene  # which imports the edits
     from ..watch import watch
 
