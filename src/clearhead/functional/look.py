@@ -16,7 +16,7 @@ from ..formatting import ShownInNotebook
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
-from ..problem.problem import Inputs, Problem, cached
+from ..problem.problem import Inputs, Problem
 from ..stats import (
     DEFAULT_STATISTICS,
     Result,
@@ -27,7 +27,7 @@ from ..stats import (
     parse_stats,
 )
 from ..stats.parse import how_to_request, must_fit
-from ..torch_state import loadable
+from ..torch_state import is_undisturbed, loadable
 from .ambient import ambient
 from .attention import compute, is_plain_call
 from .sharding import must_not_be_sharded
@@ -144,8 +144,8 @@ class Look(ShownInNotebook, Savable):
     ) -> None:
         self.out = problem.shape_back(out)
         self._about: str | Problem = problem
+        self._results: dict[str, Result] | CoreResults = statistics
         if isinstance(statistics, CoreResults):
-            self._computed = statistics
             return
         if torch.compiler.is_compiling():
             # A description with the sizes would compile a graph for each length.
@@ -153,18 +153,23 @@ class Look(ShownInNotebook, Savable):
         back = problem.shape_back
         self._results = {name: map_tensors(x, back) for name, x in statistics.items()}
 
-    @cached
-    def _results(self) -> dict[str, Result]:
-        """The statistics, which the first access finishes if the core computed them."""
-        problem, results = self._computed.problem, self._computed.finish()
-        if problem.input_dims == 4:
-            return results
-        return {name: map_tensors(x, problem.shape_back) for name, x in results.items()}
+    def _finished(self) -> dict[str, Result]:
+        """Return the statistics. The first access finishes those that the core computed."""
+        computed = self._results
+        if not isinstance(computed, CoreResults):
+            return computed
+        problem, results = computed.problem, computed.finish()
+        if problem.input_dims < 4:
+            results = {name: map_tensors(x, problem.shape_back) for name, x in results.items()}
+        # A tensor made under a transform of torch.func, or by a tracer, is of no use after it.
+        if not torch.compiler.is_compiling() and is_undisturbed():
+            self._results = results
+        return results
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the statistics."""
-        return tuple(self._results)
+        return tuple(self._finished())
 
     @property
     def about(self) -> str:
@@ -174,10 +179,10 @@ class Look(ShownInNotebook, Savable):
         return self._about
 
     def __getstate__(self) -> dict[str, object]:
-        return {"out": self.out, "_results": self._results, "_about": self.about}
+        return {"out": self.out, "_results": self._finished(), "_about": self.about}
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
-        results = {} if name.startswith("_") else self._results
+        results = {} if name.startswith("_") else self._finished()
         if name in results:
             return results[name]
         if new := renamed(name, results):
@@ -205,7 +210,7 @@ class Look(ShownInNotebook, Savable):
         `BadValue` if no such statistic was requested, and `Missing` without pandas.
         """
         columns: dict[str, Tensor] = {}
-        for name, result in self._results.items():
+        for name, result in self._finished().items():
             if isinstance(result, TopWeights):
                 columns[f"{name} weight"] = result.weights[..., 0]
                 columns[f"{name} key"] = result.keys[..., 0]
@@ -230,7 +235,7 @@ class Look(ShownInNotebook, Savable):
     def table(self) -> list[tuple[str, str, str]]:
         """Return name, shape and summary of the output and of every statistic."""
         lines = [("out", self.out)]
-        for name, result in self._results.items():
+        for name, result in self._finished().items():
             if isinstance(result, TopWeights):
                 lines += [(name, result.weights)]
             elif isinstance(result, dict):

@@ -185,6 +185,51 @@ def test_a_look_that_was_not_read_is_copied_and_saved(copy, tmp_path):
         _ = look().max
 
 
+@pytest.mark.parametrize(
+    "look", [ch.look, partial(ch.look, engine="cpu")], ids=["plain", "checked"]
+)
+def test_a_look_has_the_numbers_of_its_call(look):
+    """They do not follow a change of `by` between the call and the first access."""
+    q, k, v = (torch.randn(2, 3, 5, 8) for _ in range(3))
+    w = (q.double() @ k.double().mT / math.sqrt(8)).softmax(-1)
+    by = torch.rand(5)
+    expected = (w * by).sum(2)
+    seen = look(q, k, v, stats=[ch.received(by=by), ch.weighted(by), ch.pooled(1, 1, by=by)])
+    by.fill_(100.0)
+    assert torch.allclose(seen.received.double(), expected, atol=1e-5)
+    assert torch.allclose(seen.weighted["all"].sum(-1).double(), expected.sum(-1), atol=1e-5)
+    assert torch.allclose(seen.pooled[..., 0, 0].double(), expected.sum(-1) / 5, atol=1e-5)
+
+
+def read_in_inference_mode(look):
+    with torch.inference_mode():
+        _ = look.effective
+
+
+def read_in_a_transform(look):
+    torch.func.grad(lambda x: (x * look.effective).sum())(torch.ones(()))
+
+
+@pytest.mark.parametrize("read", [read_in_inference_mode, read_in_a_transform])
+def test_statistics_do_not_depend_on_where_they_are_first_read(read):
+    q, k, v = inputs(1, 2, 5, 8)
+    stats = ["effective", "lse", "received", ch.value_weighted({"first": (0, 1)}, by=torch.ones(5))]
+    look, other = (ch.look(q, k, v, stats=stats) for _ in range(2))
+    read(look)
+    factor = torch.ones((), requires_grad=True)
+    for name in other.names:
+        for x, y in zip(*(parts(getattr(of, name)) for of in (look, other)), strict=True):
+            assert x.data_ptr() and torch.equal(x, y)
+            (gradient,) = torch.autograd.grad((factor * x).sum(), factor)
+            assert torch.allclose(gradient, y.sum())
+
+
+def test_a_compiled_function_reads_a_look():
+    look = ch.look(*inputs(1, 2, 5, 8), stats=["effective"])
+    read = torch.compile(lambda look, x: look.effective * x, backend="eager", fullgraph=True)
+    assert torch.equal(read(look, torch.ones(1)), look.effective)
+
+
 class Exchanged(torch.overrides.TorchFunctionMode):
     """A mode that returns other tensors than torch's functions: of another dtype, or shorter."""
 

@@ -20,10 +20,7 @@ from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
 from ...stats.group_statistics import GroupStatistic
 from ...stats.per_key import PerKey
 from ...stats.row_statistics import Effective, Entropy, Moment
-from ...stats.statistic import (
-    WeightStatistic,
-    finish_rows,
-)
+from ...stats.statistic import WeightStatistic, finish_rows
 from ...stats.top_scores import TopScores
 from ..operators import KernelArgs, with_rows
 from .call import args_of, check
@@ -75,7 +72,8 @@ class CoreResults(NamedTuple):
     problem: Problem
     statistics: tuple[Statistic, ...]
     requested: int  # the bits of `rows`
-    sums: Sums | None
+    summed: dict[str, Result]  # the statistics of the second sweep, finished
+    inference: bool  # was the call in inference mode?
     out: Tensor | None
     rows: Tensor | None
     top_weights: Tensor | None
@@ -83,7 +81,11 @@ class CoreResults(NamedTuple):
     group_sums: Tensor | None
 
     def finish(self) -> dict[str, Result]:
-        """Return the statistics by name. Most are views of the tensors of the core."""
+        """Return the statistics by name, which follow from the tensors of the core alone."""
+        compiling = torch.compiler.is_compiling()
+        if not compiling and torch.is_inference_mode_enabled() is not self.inference:
+            with torch.inference_mode(self.inference):
+                return self.finish()
         rows: Sequence[Tensor] = ()
         if self.rows is not None:
             rows = self.rows.unbind() if self.rows.dim() == 4 else [self.rows]
@@ -98,8 +100,7 @@ class CoreResults(NamedTuple):
         if isinstance(s, GroupStatistic):
             sums = _sums_by_statistic(cast(Tensor, self.group_sums), self.statistics)
             return s.of_sums(sums[s.name])
-        total = _sum_of(s, self.problem, cast(Sums, self.sums))
-        return cast(WeightStatistic, s).finish(total, self.problem.grid, None)
+        return self.summed[s.name]
 
 
 def core_results(
@@ -125,7 +126,12 @@ def core_results(
         *tensors, output, args, requested, n, offsets, True, groups, sums
     )
     check(code)
-    return CoreResults(p, statistics, requested, sums, *computed)
+    summed = {}
+    if sums is not None:  # finished now, because a caller may change the numbers `by` in place
+        second = (s for s in statistics if isinstance(s, WeightStatistic))
+        summed = {s.name: s.finish(_sum_of(s, p, sums), p.grid, None) for s in second}
+    inference = torch.is_inference_mode_enabled()
+    return CoreResults(p, statistics, requested, summed, inference, *computed)
 
 
 def core_stats(
