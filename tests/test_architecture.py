@@ -27,9 +27,9 @@ BUDGETS = {
     "hf": 1745,  # GGUF files, which transformers misreads; output projections, NaN; tokens; cache
     "distributed": 2490,
     "nn": 1145,
-    "functional": 1187,  # a look is finished when read, in the mode of its call; numbers of keys over ranks
+    "functional": 1187,  # a look is finished when read, as in its call; numbers over ranks
     "testing": 140,
-    "engines": 4710,  # masked NaN; replays, with groups; statistics, numbers of their call; descriptors; parts
+    "engines": 4710,  # masked NaN; replays; statistics on a GPU, and as in their call; parts
     "stats": 1095,  # and numbers per key; what varies; groups stored for the core
     "problem": 765,
     "masks": 1860,  # and groups of keys by id, stored per stream, for the core; positions of keys

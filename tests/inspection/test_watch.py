@@ -196,6 +196,29 @@ def test_only_modules_that_may_call_attention_have_hooks():
         assert count(model.plain) == 2
 
 
+def test_torch_modules_that_may_call_attention_later_have_hooks(monkeypatch):
+    """A container may get children, and the class may have another `forward`."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.filled, self.replaced = torch.nn.Sequential(), torch.nn.Identity()
+
+        def forward(self, x):
+            return self.replaced(self.filled(x))
+
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            return ch.attention(x, x, x)
+
+    monkeypatch.setattr(torch.nn.Identity, "forward", Attention.forward)
+    model = Model()
+    with ch.watch(model) as recording:
+        model.filled.append(Attention())
+        model(torch.randn(5, 8))
+    assert [call.module for call in recording] == ["filled", "replaced"]
+
+
 def test_a_failing_layer_does_not_leave_its_name_behind():
     layers, x = model(), torch.randn(2, 7, 12)
     with ch.watch(layers) as recording:

@@ -229,9 +229,14 @@ def module_hooks(
 
 
 def _calls_nothing(module: nn.Module) -> bool:
-    """Is it a module of torch that calls no other module, and no function of a user?"""
+    """Is it a module of torch that calls no other module, and no function of a user?
+
+    A container may get children later.
+    """
+    of = type(module)
     return (
-        type(module).__module__.startswith("torch.nn.modules.")
+        all(x.__module__.startswith("torch.nn.modules.") for x in (of, of.forward))
+        and not of.__module__.endswith(".container")
         and next(module.children(), None) is None
         and "forward" not in vars(module)
         and not (module._forward_hooks or module._forward_pre_hooks)
