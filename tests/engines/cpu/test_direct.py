@@ -224,6 +224,18 @@ def test_statistics_do_not_depend_on_where_they_are_first_read(read):
             assert torch.allclose(gradient, y.sum())
 
 
+def test_a_change_of_a_statistic_in_place_concerns_no_other():
+    stats = ["entropy", "lse", "max", ch.mass({"first": (0, 1), "other": (1, 5)})]
+    look = ch.look(*inputs(1, 2, 5, 8), stats=stats)
+    factor, expected = torch.ones((), requires_grad=True), look.lse.sum().item()
+    product = (factor * look.lse).sum()
+    for x in (look.entropy, look.mass["first"]):
+        x.mul_(factor)
+    look.max.zero_()
+    (gradient,) = torch.autograd.grad(product, factor)
+    assert gradient.item() == pytest.approx(expected)
+
+
 def test_a_compiled_function_reads_a_look():
     look = ch.look(*inputs(1, 2, 5, 8), stats=["effective"])
     read = torch.compile(lambda look, x: look.effective * x, backend="eager", fullgraph=True)

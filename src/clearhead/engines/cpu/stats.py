@@ -8,6 +8,7 @@ one.
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from ...masks.key_group import GroupMask
 from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
-from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
+from ...stats import Partial, Result, Statistic, exact_rows, map_tensors, pooled, topk
 from ...stats.group_statistics import GroupStatistic
 from ...stats.per_key import PerKey
 from ...stats.row_statistics import Effective, Entropy, Moment
@@ -89,7 +90,9 @@ class CoreResults(NamedTuple):
         rows: Sequence[Tensor] = ()
         if self.rows is not None:
             rows = self.rows.unbind() if self.rows.dim() == 4 else [self.rows]
-        return {s.name: self._finished(s, rows) for s in self.statistics}
+        # Not as views of one tensor, whose changes in place autograd counts or refuses together.
+        own = attrgetter("data")
+        return {s.name: map_tensors(self._finished(s, rows), own) for s in self.statistics}
 
     def _finished(self, s: Statistic, rows: Sequence[Tensor]) -> Result:
         if s.name in NEEDS:
