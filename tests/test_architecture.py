@@ -23,7 +23,7 @@ BUDGETS = {
     "explorer": 3415,  # and the page of a survey, with vectors and links; what heads carry
     "survey": 3920,  # moves, forgets, budgets, needles; repeats; what differs; vectors; mixes, NaN
     "demo": 475,  # and where its page begins
-    "inspection": 6510,  # attribution, circuits, rotations, roles, far tails, probe, paths, next id
+    "inspection": 6532,  # attribution, circuits, rotations, roles, probe, paths, next id, guards
     "hf": 1745,  # GGUF files, which transformers misreads; output projections, NaN; tokens; cache
     "distributed": 2490,
     "nn": 1145,

@@ -519,6 +519,16 @@ def test_a_reentrant_checkpoint_of_a_run_before_the_block_is_not_edited(edit):
         inside.backward()
 
 
+@pytest.mark.parametrize("name", OF_ALL_ALIKE)
+def test_a_checkpoint_that_is_not_reentrant_recomputes_no_edited_layer_after_the_block(name):
+    model = Shared(checkpointed(False))
+    x = torch.randn(2, 7, 15, dtype=torch.float64, requires_grad=True)
+    with intervene(model, OF_ALL_ALIKE[name]()):
+        loss = model(x).square().sum()
+    with pytest.raises(BadValue, match="use_reentrant=False recomputes layers after the with"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("name", [*OF_ONE_LAYER, *OF_ALL_ALIKE])
 def test_a_model_that_is_checkpointed_as_a_whole_counts_its_layers_again(name):
     edits = {**OF_ONE_LAYER, **OF_ALL_ALIKE}[name]()

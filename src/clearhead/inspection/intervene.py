@@ -257,6 +257,8 @@ class _Editor(Editor):
     def _at(self, site: EditSite, problem: Problem, inputs: Inputs) -> EditedCall:
         applied = {number: self.edits[number] for number in in_order(self.edits, problem, site)}
         unchanged = set()
+        if applied and torch.is_grad_enabled() and not in_backward():
+            self.reentrant.guard()
         for edit in applied.values():
             problem, inputs = edit.edit_inputs(problem, inputs, site)
         for number, edit in applied.items():
