@@ -79,7 +79,7 @@ def effects(
             receiver; "receivers" also moves the receiver, over those that it names.
         exact: compute exact effects, by running every edit.
         estimate: compute estimates, from one gradient. `exact` or `estimate` may be False.
-        at_once: the number of copies of the batch that run together; None means up to 4096 tokens.
+        at_once: the number of copies of the batch that run together; None means up to 512 tokens.
         to: a file to which each exact effect is appended as a line of JSON. If it has effects of an
             earlier call with the same model, weights, inputs and metric, equal edits of the same
             name are not run again. Two functions are the same metric if their code and everything
