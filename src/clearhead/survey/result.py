@@ -21,7 +21,7 @@ from .manifest import Manifest, read_manifest
 from .merge import missing_shards
 from .reader import Reader, open_reader
 from .roles import Roles, roles_of
-from .tables import SCHEMA, Table, open_tables
+from .tables import SCHEMA, Table, content_digest, open_tables
 from .vectors import HeadVectors, OnContext, chosen_examples, read_vectors
 
 if TYPE_CHECKING:
@@ -90,6 +90,14 @@ class Survey:
                 f"a query is SQL of DuckDB over {', '.join(SCHEMA)}.",
                 "see the columns in clearhead.survey.tables.SCHEMA.",
             ) from error
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the rows of all tables, as 64 hexadecimal digits.
+
+        Two surveys with the same rows have the same digest, also if other versions of DuckDB wrote
+        their files with other bytes.
+        """
+        return content_digest(self._connection)
 
     @property
     def heads(self) -> Table:

@@ -4,6 +4,7 @@ The same rows give the same bytes with one version of DuckDB: rows are in the or
 DuckDB runs on one thread, and codec and row groups are fixed. All sums are computed before.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -254,3 +255,14 @@ def open_tables(out: Path, shards: Sequence[str]) -> Any:
         path = out / FOLDER / f"{name}.parquet"
         connection.execute(f"create view {name} as select * from read_parquet('{_quoted(path)}')")
     return connection
+
+
+def content_digest(connection: Any) -> str:
+    """Return a digest of the rows of all tables, in order."""
+    digest = hashlib.sha256()
+    for name in SCHEMA:
+        digest.update(name.encode())
+        rows = connection.execute(f"select * from {name}")
+        while part := rows.fetchmany(ROW_GROUP):
+            digest.update(repr(part).encode())
+    return digest.hexdigest()
