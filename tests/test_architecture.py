@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 # with a reason in the commit.
 BUDGETS = {
     "explorer": 3415,  # and the page of a survey, with vectors and links; what heads carry
-    "survey": 3935,  # moves, forgets, budgets, needles; repeats; differences; vectors; mixes, digest
+    "survey": 3935,  # moves, forgets, budgets, needles; repeats; differences; vectors; mixes, NaN
     "demo": 475,  # and where its page begins
     "inspection": 6532,  # attribution, circuits, rotations, roles, probe, paths, next id, guards
     "hf": 1745,  # GGUF files, which transformers misreads; output projections, NaN; tokens; cache
