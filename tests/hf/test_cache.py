@@ -216,3 +216,15 @@ def test_models_that_it_cannot_serve():
         )
     with pytest.raises(BadValue, match="default cache has a LinearAttentionAndFullAttentionLayer"):
         hf.cache(hybrid)
+
+
+def test_a_cache_of_a_model_with_fewer_layers():
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 32}
+    small, large = (
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=n, **sizes))
+        for n in (1, 3)
+    )
+    with pytest.raises(BadValue, match="of a LlamaForCausalLM with 1 layer, and has more"):
+        large(torch.arange(9)[None], past_key_values=hf.cache(small))

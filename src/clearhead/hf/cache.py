@@ -1,7 +1,8 @@
 """Make a cache of transformers that does not copy the stored keys and values at every step."""
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BadType, BadValue, kind_of
 from .register import transformers
@@ -25,7 +26,8 @@ def cache(model: Any) -> "DynamicCache | EncoderDecoderCache":
 
     Raises `BadValue` for a model that does not use transformers' default cache or that stores
     anything else in a layer of attention, `BadType` for any other object, and `Missing` if
-    transformers is not installed.
+    transformers is not installed. A model with more layers than `model` raises `BadValue` when it
+    runs with the cache.
     """
     library = transformers()
     if not isinstance(model, library.PreTrainedModel):
@@ -45,6 +47,7 @@ def cache(model: Any) -> "DynamicCache | EncoderDecoderCache":
         )
     own = library.DynamicCache(config=model.config)
     own.layers = [_appending(layer, name) for layer in own.layers]
+    own.layer_class_to_replicate = partial(_no_more_layers, name, len(own.layers))
     if not model.config.is_encoder_decoder:
         return own
     return library.EncoderDecoderCache(own, library.DynamicCache(config=model.config))
@@ -66,4 +69,13 @@ def _appending(layer: Any, model: str) -> Any:
         f"cache got {model}, whose default cache has a {kind.__name__}.",
         "it replaces layers that store keys and values, all of them or those of a sliding window.",
         "generate with transformers' default cache, without past_key_values.",
+    )
+
+
+def _no_more_layers(model: str, count: int) -> NoReturn:
+    """Take the place of the class from which a cache of transformers makes a layer it lacks."""
+    raise BadValue(
+        f"A model got the cache of a {model} with {count} layer{'s' * (count != 1)}, and has more.",
+        "a cache has the layers of the model that it is made for.",
+        "pass cache(model) of the model that generates.",
     )
