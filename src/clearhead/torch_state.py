@@ -26,6 +26,7 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils import checkpoint
 
 TRACING_MODES = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 PRE_DISPATCH = DispatchKey.PreDispatch  # where make_fx(pre_dispatch=True) and torch.export record
@@ -203,7 +204,8 @@ def in_autograd_function() -> bool:
 def running_functions() -> Iterator[tuple[Any, str]]:
     """Yield the contexts of the autograd functions that run, the innermost first.
 
-    Each is with the name of the method that runs, "forward" or "backward".
+    Each is with the name of the method that runs, "forward" or "backward". A checkpoint with
+    ``use_reentrant=False`` that recomputes its layers is (None, "recompute_fn").
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -212,6 +214,8 @@ def running_functions() -> Iterator[tuple[Any, str]]:
             first = frame.f_locals.get(code.co_varnames[0])
             if isinstance(first, FunctionCtx):
                 yield first, code.co_name
+        elif code.co_name == "recompute_fn" and code.co_filename == checkpoint.__file__:
+            yield None, code.co_name
         frame = frame.f_back
 
 

@@ -500,6 +500,34 @@ def test_a_reentrant_checkpoint_computes_again_the_calls_that_it_made(name, whol
         torch.testing.assert_close(gradients(Shared(how), edits, around=how), right)
 
 
+class Stacked(nn.Module):
+    """Three blocks in one checkpoint, `outer`, each of which is in another, `inner`."""
+
+    def __init__(self, outer, inner):
+        super().__init__()
+        torch.manual_seed(0)
+        self.outer, self.inner = outer, inner
+        blocks = (ch.nn.TransformerBlock(15, 3, causal=True) for _ in range(3))
+        self.blocks = nn.ModuleList(blocks).double()
+
+    def all(self, x):
+        for block in self.blocks:
+            x = self.inner(block, x)
+        return x
+
+    def forward(self, x):
+        return self.outer(self.all, x)
+
+
+@pytest.mark.parametrize("name", OF_ONE_LAYER)
+@pytest.mark.parametrize("reentrant", [(False, True), (True, False), (False, False)])
+def test_checkpoints_of_two_kinds_in_each_other(reentrant, name):
+    edits = OF_ONE_LAYER[name]()
+    model = Stacked(*map(checkpointed, reentrant))
+    right = gradients(Stacked(*[lambda part, x: part(x)] * 2), edits)
+    torch.testing.assert_close(gradients(model, edits), right)
+
+
 @pytest.mark.parametrize("edit", [ch.edits.scale(3.0), ch.edits.knock_out(ch.prefix(1))])
 def test_a_reentrant_checkpoint_of_a_run_before_the_block_is_not_edited(edit):
     model, unedited = Shared(checkpointed(True)), Shared()

@@ -5,6 +5,7 @@ calls that it makes in its forward pass are noted with the context, in order, an
 makes the same calls again.
 """
 
+from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -93,9 +94,14 @@ def _frame_of_checkpoint() -> Any:
 
 
 def running_checkpoints() -> list[tuple[Any, bool]]:
-    """Return the checkpoints on the stack, innermost first, and whether each recomputes."""
+    """Return the checkpoints on the stack, innermost first, and whether each recomputes.
+
+    Without those around a checkpoint with ``use_reentrant=False`` that recomputes: in their
+    backward pass, the calls are its own.
+    """
+    inside = takewhile(lambda running: running[0] is not None, running_functions())
     return [
         (function, name == "backward")
-        for function, name in running_functions()
+        for function, name in inside
         if getattr(type(function), "_forward_cls", None) is CheckpointFunction
     ]
