@@ -330,6 +330,16 @@ def test_errors_have_three_parts(wrong, kind, says):
     assert error.value.rule.endswith(".") and error.value.hint.endswith(".")
 
 
+def test_runs_that_differ_are_refused():
+    """With dropout, the receiver would read the noise between two runs."""
+    model = model_of("gpt2").train()
+    try:
+        with pytest.raises(BadValue, match=r"draws random numbers(.|\n)*model\.eval\(\)"):
+            to((2, 0)).as_patch(model, torch.tensor([[3, 4, 5]]))
+    finally:
+        model.eval()
+
+
 def to(receiver, of="query"):
     return ch.edits.path(ch.edits.ablate(layers=[0], heads=[1]), receiver, of)
 

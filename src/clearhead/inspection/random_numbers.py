@@ -35,6 +35,6 @@ def _states(devices: list[int]) -> list[Tensor]:
 def _not_repeatable(model: nn.Module, why: str) -> BadValue:
     return BadValue(
         f"Two runs of the {type(model).__name__} differ: {why}.",
-        "an effect compares two runs that differ only in an edit.",
+        "only what is equal in every run of a model can be compared or split.",
         "call model.eval(); if it still draws random numbers, pass them as an input.",
     )

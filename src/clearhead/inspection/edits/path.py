@@ -11,6 +11,7 @@ from ...nn.token_ids import run
 from ...problem.problem import Problem
 from ..copies import fresh
 from ..layers import MissingLayer
+from ..random_numbers import no_random_numbers
 from ..recording import Recording
 from .edit import Edit
 from .patch import patch
@@ -149,9 +150,10 @@ class path(Edit):
 
         It runs the model twice; once if no layer is between sender and receiver. `inputs` are those
         of `effects`. Raises what `intervene` raises, and `BadValue` for inputs that cannot be
-        copied.
+        copied, or a model that draws random numbers.
         """
-        (edit,) = without_paths([self], model, inputs)
+        with no_random_numbers(model):
+            (edit,) = without_paths([self], model, inputs)
         assert isinstance(edit, patch)
         return edit
 
