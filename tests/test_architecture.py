@@ -23,20 +23,20 @@ BUDGETS = {
     "explorer": 3415,  # and the page of a survey, with vectors and links; what heads carry
     "survey": 3935,  # moves, forgets, budgets, needles; repeats; differences; vectors; mixes, NaN
     "demo": 475,  # and where its page begins
-    "inspection": 6532,  # attribution, circuits, rotations, roles, probe, paths, next id, guards
+    "inspection": 6550,  # attribution, circuits, rotations, roles, probe, paths, dtypes, guards
     "hf": 1747,  # GGUF files, which transformers misreads; output projections, NaN; tokens; caches
     "distributed": 2490,
     "nn": 1145,
     "functional": 1187,  # a look is finished when read, as in its call; numbers over ranks
     "testing": 140,
     "engines": 4710,  # masked NaN; replays; statistics on a GPU, and as in their call; parts
-    "stats": 1095,  # and numbers per key; what varies; groups stored for the core
+    "stats": 1096,  # and numbers per key; what varies; groups stored for the core
     "problem": 765,
     "masks": 1860,  # and groups of keys by id, stored per stream, for the core; positions of keys
     "trace": 140,
     "files": 190,  # results, and files written in one move
     "formatting": 115,  # and tokens, with their spelling in a vocabulary
-    "torch_state": 180,
+    "torch_state": 186,  # autocast; recomputing checkpoints of both kinds
     "errors": 240,
 }
 # The 20th entry is survey/, which nothing else could hold.

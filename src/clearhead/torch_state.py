@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -181,6 +181,13 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     if not is_autocast(device):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def own_dtypes() -> Iterator[None]:
+    """Disable autocast for all devices, in a block or a decorated function."""
+    with torch._C._DisableAutocast():
+        yield
 
 
 def in_backward() -> bool:

@@ -184,6 +184,20 @@ def test_the_scores_of_a_run_are_those_of_the_rotated_qk(kind):
     assert float(ratio.abs().max()) < 1e-3
 
 
+def test_autocast_changes_nothing():
+    model = build(CONFIGS["llama"])
+    right = ch.circuits(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ch.circuits(model)
+        for numbers in (
+            lambda x: x.composition("K"), lambda x: x.copying(), lambda x: x.qk(1, 2, 3).dense(),
+        ):  # fmt: skip
+            ours = numbers(found)
+            with torch.autocast("cpu", enabled=False):
+                assert torch.equal(ours, numbers(right))
+        assert found.ov(0, 1).norm() == right.ov(0, 1).norm()
+
+
 def test_factored_matrices():
     found = ch.circuits(build(CONFIGS["gpt2"])).ov(2, -1)
     dense = found.dense().detach().double()

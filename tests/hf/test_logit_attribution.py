@@ -258,6 +258,21 @@ def test_a_model_in_bfloat16():
     assert torch.allclose(rounded.heads, exact.heads, atol=0.1 * float(exact.heads.abs().max()))
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_under_autocast_the_parts_of_the_rounded_run_are_exact(kind):
+    config, _ = MODELS[kind]
+    model = build(config)
+    exact = ch.logit_attribution(model, ids(), 5)
+    sources = exact.sources(1, 2, -1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(exact.sources(1, 2, -1), sources)
+        rounded = ch.logit_attribution(model, ids(), 5)
+        assert rounded.heads.dtype == torch.float32 and rounded.check() < 0.03
+        total = rounded.sources(1, 2, -1).sum()
+    assert torch.allclose(rounded.heads, exact.heads, atol=0.1 * float(exact.heads.abs().max()))
+    assert torch.allclose(total, rounded.heads[1, 2, -1], atol=0.03 * float(sources.abs().sum()))
+
+
 def test_a_transform_before_the_unembedding_is_refused():
     config = transformers.BertConfig(**SMALL, intermediate_size=37)
     model = build(config, "AutoModelForMaskedLM")

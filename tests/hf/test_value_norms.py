@@ -192,6 +192,20 @@ def test_an_encoder_its_decoder_and_cross_attention():
         check_varies(varied[call], of_call, wrote)
 
 
+def test_under_autocast_the_norms_are_those_of_the_rounded_values():
+    """The call has rounded queries, keys and values; nothing else is rounded."""
+    module = Gated(gated=False)
+    x = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(6)).bfloat16().float()
+    stats = [ch.weighted("value"), "varying"]
+    with torch.no_grad(), ch.watch(module, stats=stats) as right:
+        module(x)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with ch.watch(module, stats=stats) as seen:
+            module(x)
+    torch.testing.assert_close(seen[0].weighted["all"], right[0].weighted["all"])
+    torch.testing.assert_close(seen[0].varying, right[0].varying)
+
+
 def test_a_constant_output_does_not_vary_and_the_gradient_is_that_of_autograd():
     x = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
     module = Gated(gated=False).double()

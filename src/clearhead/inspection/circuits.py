@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import BadType, BadValue, as_index, whole_number
 from ..functional.sharding import must_not_be_sharded
+from ..torch_state import own_dtypes
 from .attention_weights import ModelWeights, read_weights
 from .intervene import refuse_compiled
 from .layers import must_be_module
@@ -27,10 +28,12 @@ class Factored(NamedTuple):
     left: Tensor
     right: Tensor
 
+    @own_dtypes()
     def dense(self) -> Tensor:
         """Compute the matrix, (d, d)."""
         return self.left @ self.right
 
+    @own_dtypes()
     def norm(self) -> float:
         """Compute the Frobenius norm."""
         return float(_product_norm(self.left, self.right))
@@ -101,6 +104,7 @@ class Circuits:
         at = self._at(layer, head)
         return Factored(self.W_Q[at], self._keys(at[0], offset)[at[1]].mT)
 
+    @own_dtypes()
     def copying(self) -> Tensor:
         """Compute how much a head raises the logit of the token that it reads, (L, H).
 
@@ -122,6 +126,7 @@ class Circuits:
         scores = values.real.sum(-1) / values.abs().sum(-1).clamp(min=1e-30)
         return scores.to(self.W_Q.dtype)
 
+    @own_dtypes()
     def composition(self, kind: Kind, offset: int | None = None) -> Tensor:
         """Compute how much of a head's output a later head reads, (L, H, L, H).
 
@@ -205,6 +210,7 @@ class Circuits:
         )
 
 
+@own_dtypes()
 def circuits(model: nn.Module) -> Circuits:
     """Read the QK and OV circuits of every head from the weights of a model.
 

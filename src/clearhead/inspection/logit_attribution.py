@@ -13,6 +13,7 @@ from ..errors import BadType, BadValue, kind_of
 from ..functional.ambient import ambient
 from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
+from ..torch_state import own_dtypes
 from .copies import fresh
 from .direct_paths import DirectPaths, Part
 from .intervene import refuse_compiled
@@ -99,7 +100,7 @@ def logit_attribution(
     others = [*paths.others, *paths.biases]
     leaves = [*(part.written for part in paths.heads), *(part.written for part in others)]
     gradients = torch.autograd.grad((stream * direction).sum(), leaves, allow_unused=True)
-    with torch.no_grad():
+    with torch.no_grad(), own_dtypes():
         bias = None
         if unembedding.bias is not None:
             bias = wanted.of_words(unembedding.bias, stream.dtype) * unembedding.scale
@@ -212,7 +213,7 @@ def _check_reached(
 
 def _check_sum(model: nn.Module, attribution: LogitAttribution, paths: DirectPaths) -> None:
     """Raise `BadValue` unless the parts sum to the logit."""
-    dtypes = {part.call.z.dtype for part in paths.heads}
+    dtypes = {x.dtype for part in paths.heads for x in (part.call.z, part.written)}
     tolerance = max(_TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in dtypes))
     residue = attribution.check()
     if residue <= tolerance:

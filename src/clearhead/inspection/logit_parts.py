@@ -14,6 +14,7 @@ from ..engines import largest_parts
 from ..errors import BadValue, as_count, as_index
 from ..functional.matrix import Matrix
 from ..problem.problem import Inputs, Problem, repeat_heads
+from ..torch_state import own_dtypes
 
 
 class Source(NamedTuple):
@@ -82,6 +83,7 @@ class LogitAttribution:
         residue = (parts.sum(0) - self.logit.double()).abs()
         return float((residue / parts.abs().sum(0).clamp(min=1e-30)).max())
 
+    @own_dtypes()
     def sources(self, layer: int, head: int, query: int) -> Tensor:
         """Split the part of a head at a query by source token, (Tk,).
 
@@ -99,6 +101,7 @@ class LogitAttribution:
         self._check_sum(layer, head, slice(query, query + 1), parts.sum(), parts.abs().sum())
         return parts
 
+    @own_dtypes()
     def largest_sources(self, n: int = 5) -> LargestSources:
         """Find the n largest sources of every head at every query, without a matrix of all pairs.
 

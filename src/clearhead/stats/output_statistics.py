@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..masks import Grid
+from ..torch_state import own_dtypes
 from .statistic import Statistic
 
 
@@ -31,6 +32,7 @@ class Varying(Statistic):
             'use watch(model, stats=["varying"]).',
         )
 
+    @own_dtypes()
     def of_output(
         self, out: Tensor, root: Tensor, counts: Tensor, over_ranks: Callable[[Tensor], Tensor]
     ) -> Tensor:
