@@ -192,6 +192,28 @@ def test_an_encoder_its_decoder_and_cross_attention():
         check_varies(varied[call], of_call, wrote)
 
 
+def test_a_cache_without_the_first_token_has_no_relative_values():
+    ch.hf.register()
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(num_key_value_heads=G, sliding_window=4, **SIZES)
+    model = transformers.MistralForCausalLM(config).eval()
+    model.set_attn_implementation("clearhead")
+    ids = torch.randint(0, 99, (2, 9), generator=torch.Generator().manual_seed(7))
+    cache = transformers.DynamicCache(config=config)
+    stats = [ch.topk(2, by="relative_value"), ch.value_weighted(GROUPS)]
+    with torch.no_grad(), ch.watch(model, stats=stats) as seen:
+        model(ids[:, :3], past_key_values=cache)
+        model(ids[:, 3:4], past_key_values=cache)
+    with torch.no_grad(), ch.watch(model, stats=stats) as right:
+        model(ids[:, :4])
+    torch.testing.assert_close(seen[3].topk.weights, right[1].topk.weights[:, :, 3:])
+    with pytest.raises(ch.BadValue, match="has dropped the first tokens"), torch.no_grad():
+        with ch.watch(model, stats=stats):
+            model(ids[:, 4:], past_key_values=cache)
+    with torch.no_grad(), ch.watch(model, stats=stats[1:]):
+        model(ids[:, -1:], past_key_values=cache)
+
+
 def test_under_autocast_the_norms_are_those_of_the_rounded_values():
     """The call has rounded queries, keys and values; nothing else is rounded."""
     module = Gated(gated=False)

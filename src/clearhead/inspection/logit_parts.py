@@ -43,7 +43,9 @@ class Source(NamedTuple):
 
 class LargestSources(NamedTuple):
     """The largest parts of each head at each query, by absolute value, and the tokens that they
-    come from, (L, H, T, n) both; -1 where a query sees fewer. NaN is above all numbers."""
+    come from, (L, H, T, n) both; -1 where a query sees fewer. NaN is above all numbers.
+
+    Tokens are keys of the call, without those that a cache has dropped."""
 
     parts: Tensor
     keys: Tensor

@@ -278,8 +278,16 @@ def _with_norms(
     statistics: tuple[Statistic, ...], root: Tensor, p: Problem, inputs: Inputs, at: Positions
 ) -> tuple[Statistic, ...]:
     """Return the statistics with the norms of the call's values that they name."""
-    first = per_text(lambda key: min(max(-key, 0), p.Tk - 1), at.first_key)
     named = dict.fromkeys(map(_norm_of, statistics))  # in the same order on all ranks
+    dropped = per_text(lambda key: max(key, 0), at.first_key)
+    if RELATIVE_VALUE in named and dropped != 0:
+        raise BadValue(
+            f"A statistic has by={RELATIVE_VALUE!r}, and the cache has dropped the first tokens of "
+            "a text.",
+            "values are relative to that of the text's first token.",
+            'run the text without a cache, or pass by="value".',
+        )
+    first = per_text(lambda key: min(max(-key, 0), p.Tk - 1), at.first_key)
     numbers = {
         norm: of_all_tokens(norms(root, p, inputs, first if norm == RELATIVE_VALUE else None))
         for norm in named
