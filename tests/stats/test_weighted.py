@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
+from clearhead import torch_state
 from clearhead.stats.per_key import PerKey
 
 B, H, G, TQ, TK, D = 2, 6, 2, 37, 45, 16
@@ -178,12 +179,25 @@ def test_partial_results_merge_if_their_numbers_are_equal():
         (lambda: ch.value_weighted({"a": ch.prefix(1)}, by=None), ch.BadType, "by got None"),
         (lambda: ch.weighted(torch.tensor(1.0)), ch.BadValue, r"shape \(\)"),
         (lambda: ch.topk(2, by=-torch.ones(TK)), ch.BadValue, "negative"),
+        (lambda: ch.topk(2, by=torch.ones(TK, device="meta")), ch.BadValue, "cannot be read now"),
+        (lambda: torch.vmap(lambda n: ch.topk(2, by=n))(torch.ones(2, TK)), ch.BadValue, "read"),
         (lambda: ch.weighted(torch.ones(TK), {}), ch.BadType, "named groups"),
     ],
 )
 def test_wrong_numbers_are_refused(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+def test_numbers_are_not_read_while_a_graph_is_captured(monkeypatch):
+    """On a CPU, as during a capture, which reading would end."""
+    n = torch.ones(TK)
+    before = ch.topk(2, by=n)
+    monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
+    for make in (lambda: ch.topk(2, by=n), lambda: ch.value_weighted(GROUPS, by=n)):
+        with pytest.raises(ch.BadValue, match="make the statistic before"):
+            make()
+    assert replace(before, n=3).by == before.by  # its numbers have been checked
 
 
 @pytest.mark.parametrize(

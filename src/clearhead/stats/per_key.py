@@ -8,6 +8,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue, kind_of
 from ..masks import Grid
 from ..problem.problem import Problem
+from ..torch_state import has_values
 
 # A user passes numbers, or the name of numbers that `watch` computes.
 Numbers: TypeAlias = "Tensor | PerKey | str | None"
@@ -47,6 +48,13 @@ class PerKey:
                 f"{argument} got a tensor of shape {tuple(numbers.shape)}.",
                 "by= has one number for every key: (Tk,), (H, Tk) or (B, H, Tk).",
                 "drop the other dimensions.",
+            )
+        if positive and not torch.compiler.is_compiling() and not has_values(numbers):
+            raise BadValue(
+                f"{argument} got numbers that cannot be read now.",
+                "they are checked for negative numbers and NaN, which needs their values; meta "
+                "tensors, torch.func.vmap and the capture of a CUDA graph have none.",
+                "make the statistic before, from a tensor that has values.",
             )
         if positive and bool((numbers < 0).any()):
             raise BadValue(
