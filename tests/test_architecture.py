@@ -30,7 +30,7 @@ BUDGETS = {
     "functional": 1187,  # a look is finished when read, as in its call; numbers over ranks
     "testing": 140,
     "engines": 4710,  # masked NaN; replays; statistics on a GPU, and as in their call; parts
-    "stats": 1103,  # and numbers per key, or why they cannot be read; what varies; stored groups
+    "stats": 1104,  # and numbers per key, or why they cannot be read; what varies; stored groups
     "problem": 765,
     "masks": 1860,  # and groups of keys by id, stored per stream, for the core; positions of keys
     "trace": 140,
