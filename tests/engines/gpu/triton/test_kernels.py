@@ -770,6 +770,45 @@ def test_a_cuda_graph_replays_statistics():
         assert torch.equal(getattr(seen, name), getattr(again, name)), name
 
 
+def without_waiting(call):
+    """Return `call()`; no operation of torch in it makes the host wait for a GPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        result = call()
+    names = {event.name.removeprefix("aten::") for event in profile.events()}
+    assert "new_empty" in names
+    assert not names & {
+        "item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "bincount",
+        "masked_select", "lift_fresh", "_unique2", "repeat_interleave",
+    }  # fmt: skip
+    return result
+
+
+IDS = torch.arange(53) // 7, torch.arange(37) // 7
+KEEP = torch.ones(37, 53).tril(30).bool()
+BIAS = torch.linspace(-3.0, 3.0, 53).masked_fill(~KEEP, float("-inf"))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="profiled on a CPU")
+@pytest.mark.parametrize("keywords", [
+    lambda: {"bias": BIAS, "mask": ch.Causal(align="end")},
+    lambda: {"sinks": torch.linspace(-1.0, 1.0, 2), "dropout": 0.2},
+    lambda: {"bias": ch.alibi(align="end"), "softcap": 5.0, "dropout": 0.2, "seed": 3},
+    lambda: {"mask": ch.documents(IDS[0], queries=IDS[1]) & ch.Causal(align="end")},
+    lambda: {"mask": ch.dense(keep=KEEP) | ch.prefix(2)},
+], ids=["bias", "sinks", "alibi", "documents", "dense"])  # fmt: skip
+def test_a_training_step_does_not_wait_for_the_device(keywords, monkeypatch):
+    """As in a capture, where masks and biases are made too."""
+
+    def step():
+        tensors = [x.requires_grad_() for x in draw()]
+        out = ch.attention(*tensors, engine="triton", **keywords())
+        return torch.autograd.grad(out, tensors, out.detach())
+
+    step()
+    monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
+    assert all(x.isfinite().all() for x in without_waiting(step))
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="profiled on a CPU")
 @pytest.mark.parametrize("mask", [
     ch.Causal(align="end"),
@@ -789,14 +828,7 @@ def test_statistics_do_not_wait_for_the_device(mask, monkeypatch):
     asked = {"mask": mask, "stats": wanted, "engine": "triton"}
     first = ch.look(q, k, v, **asked)
     monkeypatch.setattr(torch_state, "_is_captured", lambda x: True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        seen = ch.look(q, k, v, **asked)
-    names = {event.name.removeprefix("aten::") for event in profile.events()}
-    assert "new_empty" in names
-    assert not names & {
-        "item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "bincount",
-        "masked_select", "lift_fresh", "_unique2", "repeat_interleave",
-    }  # fmt: skip
+    seen = without_waiting(lambda: ch.look(q, k, v, **asked))
     for name in ("entropy", "received", "pooled", "exact_rows"):
         assert torch.equal(getattr(seen, name), getattr(first, name)), name
 
