@@ -32,10 +32,14 @@ template <class A, int R> class Decode {
   static constexpr int PER_UNIT = A::PER_UNIT, PER_WEIGHT = Values::PER_UNIT;
   static constexpr int U = W / R;  // keys per vector of scores
   static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
-  static constexpr int KEYS_PER_STEP = R == 1 ? 1 : U;  // keys whose products are computed together
+  // Keys whose products are computed together. A key of one row is one chain of additions. With
+  // short vectors its latency would limit 16-bit types, so there a step has two keys.
+  static constexpr int KEYS_PER_STEP = R > 1 ? U : W < 16 && sizeof(E) == 2 ? 2 : 1;
   static constexpr int KEY_BLOCK = 1024;                // keys between two updates of the maximum
   static constexpr int EDGE_BLOCK = 64;         // the same, if some row does not see every key
-  static constexpr int PIECE = 64 / sizeof(E);  // keys whose values stay in L1 across columns
+  // Keys whose values stay in L1 across columns. Short vectors take more passes over them, and each
+  // pass has instructions of its own, so with several rows a piece is longer.
+  static constexpr int PIECE = (W < 16 && R > 1 ? 128 : 64) / sizeof(E);
   static constexpr int64_t AHEAD = 16384;       // bytes between the prefetch of a row and its use
   // Vectors of values that are summed together: as many as the registers hold, with one value for
   // each and a weight. With 32 registers, few rows of float32 are limited by memory, which is read
@@ -295,14 +299,19 @@ template <class A, int R> class Decode {
   }
   float weight(int r, int k) const { return s_[k / U * W + r * U + k % U]; }
 
+  // FULL: the last column is full. With short vectors, testing that at every key takes 5 % of the
+  // time.
   void piece(int64_t j, int width, int k, int n) {
     static constexpr auto pieces = []<int... i>(std::integer_sequence<int, i...>) {
-      return Table<void (Decode::*)(int64_t, int, int), sizeof...(i)>{{&Decode::columns<i + 1>...}};
-    }(std::make_integer_sequence<int, COLUMNS>());
-    (this->*pieces.entry[width - 1])(j, k, n);
+      return Table<void (Decode::*)(int64_t, int, int), sizeof...(i)>{
+          {&Decode::columns<i % COLUMNS + 1, W < 16 && i >= COLUMNS>...}};
+    }(std::make_integer_sequence<int, 2 * COLUMNS>());
+    const bool full = W < 16 && p_.Dv >= (j + width) * W;
+    (this->*pieces.entry[full * COLUMNS + width - 1])(j, k, n);
   }
-  template <int N> void columns(int64_t j, int k, int n) {
+  template <int N, bool FULL> void columns(int64_t j, int k, int n) {
     int tail = int(p_.Dv - (j + N - 1) * W);
+    if constexpr (FULL) tail = W;
     F sum[R][N];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
