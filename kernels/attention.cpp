@@ -254,8 +254,10 @@ Code check(const Problem& p) {
 
 bool (*interrupted)() = nullptr;
 
-Code attend(const Problem& p) {
-  if (Code code = check(p)) return code;
+Code attend(const Problem& given) {
+  if (Code code = check(given)) return code;
+  Problem p = given;
+  if (!p.out.data) p.Dv = 0;  // so that no value is read, and no output written
   const Level* with = level();
   if (!with) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;

@@ -28,6 +28,10 @@ constexpr Fields FIELDS[] = {
 
 constexpr int64_t ANY = -1;  // any size of a dimension
 
+inline bool is_contiguous(const MatrixView& x, int64_t columns) {
+  return !x.data || columns <= 1 || x.x == 1;
+}
+
 // The members of a tuple, one after the other. Throws a Code. None is a view without data.
 class Members {
  public:
@@ -63,11 +67,11 @@ class Members {
     if (x.sizes[3] != size || (size > 1 && x.strides[3] != 1)) throw BAD_TENSOR;
     return {x.data, x.strides[0], x.strides[1], x.strides[2]};
   }
-  // Numbers (b, h, q, n) with any strides; n is returned in `count`, if that is not null.
+  // Numbers (b, h, rows, columns) with any strides. Returns in `count` the one of any size.
   MatrixView matrix(int64_t element, int64_t rows, int64_t columns, int64_t* count = nullptr) {
     Tensor x;
     if (!read(next(), element, &x)) return {};
-    if (count && x.dims == 4) *count = x.sizes[3];
+    if (count && x.dims == 4) *count = x.sizes[rows == ANY ? 2 : 3];
     fit(x, {p_.B, p_.H, rows, columns});
     return {x.data, x.strides[0], x.strides[1], x.strides[2], x.strides[3]};
   }
@@ -190,7 +194,12 @@ inline WeightSums read_weight_sums(nanobind::handle from, const Problem& p) {
   s.map = x.matrix(FLOAT32, s.map_rows, s.map_cols);
   s.map_factors = x.keys();
   s.exact_row = x.indices();
-  s.exact = x.matrix(FLOAT32, ANY, p.Tk);
+  int64_t exact_rows = 0;
+  s.exact = x.matrix(FLOAT32, ANY, p.Tk, &exact_rows);
+  if (!is_contiguous(s.map, s.map_cols) || !is_contiguous(s.exact, p.Tk)) throw BAD_TENSOR;
+  if (exact_rows && !s.exact_row) throw BAD_TENSOR;
+  for (int64_t q = 0; s.exact_row && q < p.Tq; q++)
+    if (s.exact_row[q] >= exact_rows) throw BAD_TENSOR;
   return s;
 }
 
@@ -201,8 +210,8 @@ inline LargestParts read_largest_parts(nanobind::handle from, const Problem& p) 
   l.parts = x.matrix(FLOAT32, p.Tq, ANY, &l.n);
   int64_t n_keys = 0;
   l.keys = x.matrix(INT64, p.Tq, ANY, &n_keys);
-  const bool contiguous = l.n == 1 || (l.parts.x == 1 && l.keys.x == 1);
-  if (n_keys != l.n || !contiguous) throw BAD_TENSOR;
+  if (n_keys != l.n || !is_contiguous(l.parts, l.n) || !is_contiguous(l.keys, l.n))
+    throw BAD_TENSOR;
   return l;
 }
 
@@ -222,6 +231,7 @@ inline Gradients read_gradients(nanobind::handle from, const Problem& p) {
   g.dk = x.vectors(x.next(), p.dtype, p.G, p.Tk, p.D);
   g.dv = x.vectors(x.next(), p.dtype, p.G, p.Tk, p.Dv);
   g.dbias = x.matrix(FLOAT32, p.Tq, p.Tk);
+  if (g.dbias.x && !is_contiguous(g.dbias, p.Tk)) throw BAD_TENSOR;  // 0: summed over the keys
   g.of_these_keys = x.flag();
   return g;
 }

@@ -255,6 +255,19 @@ def test_the_gradient_of_a_log_sum_exp_comes_from_the_core(monkeypatch):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
+def test_a_bias_gradient_of_another_layout_is_refused(monkeypatch):
+    core_backward = backward.core.backward
+
+    def with_columns_first(*x):
+        return core_backward(*x[:-1], x[-1]._replace(dbias=x[-1].dbias.mT.contiguous().mT))
+
+    monkeypatch.setattr(backward, "core", SimpleNamespace(backward=with_columns_first))
+    bias = torch.zeros(2, 3, 4, requires_grad=True)
+    out = ch.attention(*make_qkv(1, 2, 2, 3, 4, 8), bias=bias, engine="cpu")
+    with pytest.raises(RuntimeError, match="refused"):
+        out.sum().backward()
+
+
 @pytest.mark.parametrize("sinks", [False, True])
 def test_the_log_sum_exp_has_a_gradient(sinks, level):
     q, k, v = (x.requires_grad_() for x in make_qkv(1, 4, 2, 31, 57, 8))

@@ -25,7 +25,8 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.engines import cpu
-from clearhead.engines.cpu import extension, operator
+from clearhead.engines.cpu import call, extension, operator
+from clearhead.engines.cpu.stats import Sums
 from clearhead.problem.check import Options, make_problem
 from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
 from tests.fresh_process import run_program
@@ -591,6 +592,37 @@ def test_the_operator_keeps_torch_rules():
     rule = (0.3, 0.0, 0, 0, lo, lo + 7, None, None, None, 0, draw(2), 0.0, None)
     for lse in (False, True):
         torch.library.opcheck(torch.ops.clearhead.attend.default, (q, k, v, *rule, lse))
+
+
+@pytest.mark.parametrize("Tk", [5, 5000])  # the second is split
+def test_the_log_sum_exp_without_the_output(level, Tk):
+    q, k, v = make_qkv(1, 2, 1, 1, Tk, 8)
+    lse = torch.empty(1, 2, 1, dtype=torch.float64)
+    args = call.args_of(cpu_problem(q, k, v)[0])
+    assert core.attend(q, k, v, None, lse, None, args) == 0
+    true = torch.logsumexp(q.double() @ k.double().mT / 8**0.5, -1)
+    torch.testing.assert_close(lse, true, rtol=1e-6, atol=1e-6)
+
+
+def test_memory_of_another_layout_is_refused():
+    """The core writes rows of sums and gradients as contiguous numbers."""
+    q, k, v = make_qkv(1, 2, 2, 3, 4, 8)
+    args = call.args_of(cpu_problem(q, k, v)[0])
+    rows, row = torch.zeros(1, 2, 3), torch.tensor([0, -1, 1])
+    sums = Sums(rows, rows, exact_row=row, exact=torch.zeros(1, 2, 2, 4))
+    changed = [
+        {"exact": torch.zeros(1, 2, 4, 2).mT},
+        {"exact": torch.zeros(1, 2, 2, 1)},
+        {"exact": torch.zeros(1, 2, 1, 4)},  # row 1 is outside
+        {"exact": None},
+        {"exact_row": None},
+        {"map_rows": 2, "map_cols": 3, "map": torch.zeros(1, 2, 3, 2).mT},
+        {"map_rows": 2, "map_cols": 3, "map": torch.zeros(1, 2, 2, 1)},
+    ]
+    assert core.sum_weights(q, k, v, args, sums) == 0
+    for fields in changed:
+        code = core.sum_weights(q, k, v, args, sums._replace(**fields))
+        assert core.describe(code).startswith("a tensor has another"), fields
 
 
 def test_threads_are_torchs_own(threads, monkeypatch):
