@@ -500,6 +500,26 @@ def test_a_reentrant_checkpoint_computes_again_the_calls_that_it_made(name, whol
         torch.testing.assert_close(gradients(Shared(how), edits, around=how), right)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda recording: ch.edits.freeze(recording),
+        lambda recording: ch.edits.ablate(by="mean", over=recording),
+        lambda _: ch.edits.temperature(0.5),
+    ],
+)
+def test_an_edit_computes_without_autocast(make):
+    """Attention keeps the dtype of three equal tensors, and so do edits."""
+    model, given = Model(mask=END), tensors(torch.float32)
+    recording = ch.watch(model, stats=[], exact_rows=range(Tq), outputs=True)
+    with torch.no_grad(), recording as seen:
+        model(*tensors(torch.float32, seed=1))
+    with torch.no_grad(), intervene(model, [make(seen)]):
+        right = model(*given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert all(map(torch.equal, model(*given), right))
+
+
 class Stacked(nn.Module):
     """Three blocks in one checkpoint, `outer`, each of which is in another, `inner`."""
 

@@ -9,12 +9,12 @@ from clearhead.errors import BadType, BadValue
 B, T, d = 2, 7, 12
 
 
-def record(rows=range(T), layers=3):
+def record(rows=range(T), layers=3, dtype=torch.float64):
     torch.manual_seed(0)
     blocks = (ch.nn.TransformerBlock(d, 3, causal=True) for _ in range(layers))
-    model = torch.nn.Sequential(*blocks).double().eval()
+    model = torch.nn.Sequential(*blocks).to(dtype).eval()
     with torch.no_grad(), ch.watch(model, exact_rows=rows) as seen:
-        model(torch.randn(B, T, d, dtype=torch.float64))
+        model(torch.randn(B, T, d, dtype=dtype))
     return seen
 
 
@@ -29,6 +29,13 @@ def test_by_hand(residual):
     torch.testing.assert_close(found, right)
     torch.testing.assert_close(found.sum(-1), torch.ones(B, T).double())
     torch.testing.assert_close(ch.rollout(seen, [2, -1], residual=residual), right[:, [2, -1]])
+
+
+def test_autocast_changes_nothing():
+    recording = record(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ch.rollout(recording)
+    assert torch.equal(found, ch.rollout(recording))
 
 
 def test_rows_in_any_order_and_only_those_asked_for_of_the_last_layer():

@@ -13,7 +13,7 @@ from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic
-from ..torch_state import no_autocast
+from ..torch_state import is_autocast, no_autocast
 from .ambient import ALONE, Ambient, EditedCall, ambient, visible
 
 
@@ -133,6 +133,9 @@ def compute(
     statistics: tuple[Statistic, ...] = (),
 ) -> Computed:
     """Apply the editors of `around`, choose an engine, compute, and call the listeners."""
+    if torch._C._is_any_autocast_enabled() and is_autocast(problem.device):
+        with no_autocast(problem.device):
+            return compute(problem, inputs, engine, around, statistics)
     if not around.is_hooked and (kind := kind_of(problem, engine, statistics)) is not None:
         return Computed(problem, *replay(kind, problem, inputs, engine, statistics))
     edits: list[EditedCall] = []
@@ -145,11 +148,7 @@ def compute(
         seen = visible(edits, problem, inputs)
     if statistics:
         computed = seen
-    if torch._C._is_any_autocast_enabled():  # a context manager takes as long as a small call
-        with no_autocast(problem.device):
-            out, stats = answer(chosen, *computed, statistics)
-    else:
-        out, stats = answer(chosen, *computed, statistics)
+    out, stats = answer(chosen, *computed, statistics)
     assert out is not None
     for edit in edits:
         out = edit.output(out, problem, inputs, chosen.name)

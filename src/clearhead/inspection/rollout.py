@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ..errors import BadType, BadValue, as_index, as_number, kind_of
 from ..masks.text_positions import Positions
+from ..torch_state import own_dtypes
 from .recording import Call, Recording
 
 
+@own_dtypes()
 def rollout(
     recording: Recording, rows: Sequence[int] | None = None, *, residual: float = 0.5
 ) -> Tensor:

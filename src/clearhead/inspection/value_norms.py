@@ -20,7 +20,6 @@ from ..functional.sharding import over_ranks, token_positions
 from ..hf.projections import OutputProjection, output_projection
 from ..masks.text_positions import PerText
 from ..problem.problem import Inputs, Problem
-from ..torch_state import own_dtypes
 
 
 class _Layer(NamedTuple):
@@ -81,7 +80,6 @@ def _version(parameter: Tensor) -> int:
 
 
 @torch.no_grad()
-@own_dtypes()
 def norms(root: Tensor, p: Problem, inputs: Inputs, first: PerText | None = None) -> Tensor:
     """Compute |v W_O|, (B, H, k), from the root of W_O, of the keys that are here.
 

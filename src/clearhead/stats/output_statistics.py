@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..masks import Grid
-from ..torch_state import own_dtypes
 from .statistic import Statistic
 
 
@@ -32,7 +31,6 @@ class Varying(Statistic):
             'use watch(model, stats=["varying"]).',
         )
 
-    @own_dtypes()
     def of_output(
         self, out: Tensor, root: Tensor, counts: Tensor, over_ranks: Callable[[Tensor], Tensor]
     ) -> Tensor:

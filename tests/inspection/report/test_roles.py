@@ -78,6 +78,13 @@ def head_of(q, k, tokens, **keywords):
     return report(calls, torch.zeros(1), tokens=tokens)[0, 0]
 
 
+def test_autocast_changes_nothing():
+    q, k = normal(40, 8), normal(40, 8, seed=4)
+    right = head_of(q, k, None, mask=ch.causal)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert head_of(q, k, None, mask=ch.causal) == right
+
+
 @pytest.mark.parametrize(("votes", "words", "p"), [(7, 11, 0.3), (2, 5, 0.1), (19, 23, 0.6)])
 def test_the_bound_on_votes_holds(votes, words, p):
     exact = sum(
