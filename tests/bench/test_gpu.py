@@ -1,5 +1,5 @@
 """The benchmark of a GPU, where there is none: it refuses, and its logic runs on a CPU by a false
-clock. Nothing was yet measured on a GPU."""
+clock."""
 
 import subprocess
 import sys
