@@ -24,7 +24,7 @@ BUDGETS = {
     "survey": 3935,  # moves, forgets, budgets, needles; repeats; differences; vectors; mixes, NaN
     "demo": 475,  # and where its page begins
     "inspection": 6560,  # attribution, circuits, rotations, roles, probe, paths, dtypes, guards
-    "hf": 1747,  # GGUF files, which transformers misreads; output projections, NaN; tokens; caches
+    "hf": 1755,  # GGUF files, which transformers misreads; output projections, NaN; tokens; caches
     "distributed": 2490,
     "nn": 1145,
     "functional": 1187,  # a look is finished when read, as in its call; numbers over ranks

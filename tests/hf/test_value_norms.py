@@ -317,6 +317,32 @@ def test_weights_that_change_inside_the_block_count():
     assert not torch.allclose(before[:, 0], after[:, 0])
 
 
+def _new_parameter(module):
+    module.o_proj.weight = torch.nn.Parameter(torch.randn(5, 12))
+
+
+def _new_data(module):
+    module.o_proj.weight.data = torch.randn(5, 12)
+
+
+@pytest.mark.parametrize("replace", [_new_parameter, _new_data])
+def test_weights_that_are_replaced_inside_the_block_count(replace):
+    x = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(2))
+    module, stats = Gated(gated=False), [ch.value_weighted(GROUPS)]
+    with torch.no_grad(), ch.watch(module, stats=stats) as both:
+        module(x)
+        replace(module)
+        module(x)
+    with torch.no_grad(), ch.watch(module, stats=stats) as right:
+        module(x)
+    assert torch.equal(both[1].value_weighted["near"], right[0].value_weighted["near"])
+    with pytest.raises(ch.BadValue, match="did not run"):
+        with torch.no_grad(), ch.watch(module, stats=stats):
+            module(x)
+            module.o_proj = torch.nn.Linear(12, 5)  # the block does not see it run
+            module(x)
+
+
 class Gated(torch.nn.Module):
     """Attention with a gate between the heads and their projection."""
 

@@ -129,6 +129,13 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
     return OutputProjection(weight.reshape(heads, size, -1), bias, runs, parameter)
 
 
+def projection_parameter(model: nn.Module, name: str, heads: int, size: int) -> Tensor | None:
+    """Return the tensor that `output_projection` reads now; None for a layer without projection."""
+    _, linear = next(iter(_candidates(model, name, heads * size)), (None, None))
+    weight = getattr(linear, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) else None
+
+
 def without_projection(model: nn.Module) -> str | None:
     """Return why a transformers model has no usable output projection, without running it.
 

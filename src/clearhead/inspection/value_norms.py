@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import BadValue
 from ..functional.sharding import over_ranks, token_positions
-from ..hf.projections import OutputProjection, output_projection
+from ..hf.projections import OutputProjection, output_projection, projection_parameter
 from ..masks.text_positions import PerText
 from ..problem.problem import Inputs, Problem
 
@@ -26,6 +26,11 @@ class _Layer(NamedTuple):
     root: Tensor  # (H, Dv, Dv): |v W_O| = |v root|
     parameter: Tensor  # of the model, which holds W_O
     version: int  # of the parameter, which a step of training changes in place
+
+    def differs(self, parameter: Tensor) -> bool:
+        """Was the parameter changed or replaced?"""
+        is_other = parameter.data_ptr() != self.parameter.data_ptr()
+        return is_other or self.version != _version(parameter)
 
 
 class ValueNorms:
@@ -46,7 +51,8 @@ class ValueNorms:
         Raises `BadValue` if the output projection of the module is not found.
         """
         layer = self._layers.get(name)
-        if layer is None or layer.version != _version(layer.parameter):
+        now = projection_parameter(self._model, name, p.H, p.Dv)
+        if layer is None or (now is not None and layer.differs(now)):
             projection = output_projection(self._model, name, p.H, p.Dv)
             projection.must_be_finite()
             weight = projection.weight.double()
