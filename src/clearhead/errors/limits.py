@@ -26,7 +26,7 @@ MOST_MASK_LETTERS = 4096
 ENDS_AT_ONCE = 2**22  # ends of key ranges that are sorted: 100 MB
 STRIP_CELLS = 2**21  # cells of rows of a matrix: 8 MB
 ROLE_CELLS = 2**22  # weights in which a report looks for roles: 16 MB
-TOKENS_AT_ONCE = 512  # tokens in the copies that effects run together; more are no faster
+TOKENS_AT_ONCE = 512  # tokens in the copies that effects run together; more are not faster
 MASK_QUERIES_AT_ONCE = 256  # queries of a mask of bits that a metric reads
 
 # Results stored for later calls.

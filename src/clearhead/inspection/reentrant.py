@@ -86,8 +86,8 @@ def _frame_of_checkpoint() -> Any:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) or ()
     for hook in hooks:
         code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None)
-        held = dict(zip(code.co_freevars, cells, strict=True)) if code and cells else {}
-        frame = held["frame"].cell_contents if "frame" in held else None
+        variables = dict(zip(code.co_freevars, cells, strict=True)) if code and cells else {}
+        frame = variables["frame"].cell_contents if "frame" in variables else None
         if isinstance(frame, _CheckpointFrame):
             return frame
     return None
