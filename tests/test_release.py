@@ -1,6 +1,10 @@
 """The version has one source, and what repeats it agrees with it."""
 
-from importlib.metadata import version as installed
+import re
+from importlib.metadata import PackageNotFoundError, metadata, version as installed
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import clearhead as ch
 from tests import release
@@ -19,3 +23,25 @@ def test_another_tag_and_an_open_changelog_are_refused():
 
 def test_the_installed_package_has_a_version():
     assert installed("clearhead")
+
+
+def test_every_pinned_version_exists_for_the_pythons_of_ci():
+    """Read from the metadata of those that are installed."""
+    workflow = (release.ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    pythons = set(re.findall(r'"(3\.\d+)"', workflow))
+    assert "3.10" in pythons and "3.14" in pythons
+    missing, read = [], 0
+    for line in (release.ROOT / "constraints.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        try:
+            needs = SpecifierSet(metadata(pin.name).get("Requires-Python") or "")
+        except PackageNotFoundError:
+            continue
+        read += 1
+        for python in pythons:
+            used = pin.marker is None or pin.marker.evaluate({"python_version": python})
+            if used and f"{python}.9" not in needs:
+                missing.append(f"{line} does not run on Python {python}")
+    assert read > 20 and not missing, missing
