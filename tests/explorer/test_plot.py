@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead import demo
 from clearhead.explorer import plot, text
 from clearhead.explorer.plot.canvas import drawable
 from clearhead.inspection.report import Report
@@ -35,6 +36,20 @@ def labels(axis) -> list[str]:
 
 def cells(ax) -> np.ma.MaskedArray:
     return ax.images[0].get_array()
+
+
+def test_the_parts_of_a_logit_are_those_of_one_position():
+    teller = demo.load()
+    ids = torch.tensor(teller.encode("Long ago there lived a funny mouse.").ids)
+    parts = ch.logit_attribution(teller.model, ids)
+    figure = plot.attribution(parts, position=3)
+    heads, mlps = figure.axes[:2]
+    np.testing.assert_allclose(cells(heads), parts.heads[:, :, 3], rtol=1e-6)
+    np.testing.assert_allclose([bar.get_width() for bar in mlps.patches], parts.mlps[:, 3])
+    title = f"position 3: logit {float(parts.logit[3]):.2f}, embedding"
+    assert figure.get_suptitle().startswith(title)
+    with pytest.raises(ch.BadValue, match="Position 99 was requested"):
+        plot.attribution(parts, position=99)
 
 
 def test_a_heat_map_holds_the_weights_of_one_head_and_its_tokens():

@@ -1,5 +1,6 @@
 """Draw figures with matplotlib: heat maps, every head, the chain of steps, a model."""
 
+from .attribution import attribution
 from .canvas import can_draw
 from .effects import effects
 from .figures import heads, heatmap, save, steps, suffix_of
@@ -7,6 +8,7 @@ from .report import entropy_by_layer, model, received
 from .scaling import scaling
 
 __all__ = [
+    "attribution",
     "can_draw",
     "effects",
     "entropy_by_layer",
