@@ -1,6 +1,8 @@
 """The version has one source, and what repeats it agrees with it."""
 
 import re
+import subprocess
+import textwrap
 from importlib.metadata import PackageNotFoundError, metadata, version as installed
 
 from packaging.requirements import Requirement
@@ -45,3 +47,17 @@ def test_every_pinned_version_exists_for_the_pythons_of_ci():
             if used and f"{python}.9" not in needs:
                 missing.append(f"{line} does not run on Python {python}")
     assert read > 20 and not missing, missing
+
+
+def test_ci_lets_each_torch_bring_its_own_triton(tmp_path):
+    """torch 2.10 requires Triton 3.6, and newer ones another."""
+    workflow = (release.ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    step = textwrap.dedent(
+        re.search(r"TORCH:.*?run: \|\n(.*?)\n      - run:", workflow, re.DOTALL)[1]
+    )
+    (tmp_path / "constraints.txt").write_text((release.ROOT / "constraints.txt").read_text())
+    for torch, pins in (("2.10.0", ["torch==2.10.0"]), ("newest", [])):
+        subprocess.run(["sh", "-ec", step], cwd=tmp_path, env={"TORCH": torch}, check=True)
+        lines = (tmp_path / "constraints.txt").read_text().splitlines()
+        assert [x for x in lines if x.startswith(("torch==", "triton=="))] == pins
+        assert len(lines) > 100
