@@ -20,7 +20,8 @@
 namespace clearhead::CLEARHEAD_LEVEL {
 
 // Unrolled steps of the loop over D. With short vectors, the loop itself takes a tenth of the time.
-constexpr int D_UNROLL = W < 16 ? 4 : 1;
+constexpr bool SHORT = W < 16;
+constexpr int D_UNROLL = SHORT ? 4 : 1;
 
 template <class A, int R> class Decode {
   using Unit = typename A::Unit;
@@ -34,13 +35,13 @@ template <class A, int R> class Decode {
   static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
   // Keys whose products are computed together. A key of one row is one chain of additions. With
   // short vectors its latency would limit 16-bit types, so there a step has two keys.
-  static constexpr int KEYS_PER_STEP = R > 1 ? U : W < 16 && sizeof(E) == 2 ? 2 : 1;
-  static constexpr int KEY_BLOCK = 1024;                // keys between two updates of the maximum
-  static constexpr int EDGE_BLOCK = 64;         // the same, if some row does not see every key
+  static constexpr int KEYS_PER_STEP = R > 1 ? U : SHORT && sizeof(E) == 2 ? 2 : 1;
+  static constexpr int KEY_BLOCK = 1024;  // keys between two updates of the maximum
+  static constexpr int EDGE_BLOCK = 64;   // the same, if some row does not see every key
   // Keys whose values stay in L1 across columns. Short vectors take more passes over them, and each
   // pass has instructions of its own, so with several rows a piece is longer.
-  static constexpr int PIECE = (W < 16 && R > 1 ? 128 : 64) / sizeof(E);
-  static constexpr int64_t AHEAD = 16384;       // bytes between the prefetch of a row and its use
+  static constexpr int PIECE = (SHORT && R > 1 ? 128 : 64) / sizeof(E);
+  static constexpr int64_t AHEAD = 16384;  // bytes between the prefetch of a row and its use
   // Vectors of values that are summed together: as many as the registers hold, with one value for
   // each and a weight. With 32 registers, few rows of float32 are limited by memory, which is read
   // best in one pass over wide columns. With 16 registers they would be limited by sums that are
@@ -302,11 +303,12 @@ template <class A, int R> class Decode {
   // FULL: the last column is full. With short vectors, testing that at every key takes 5 % of the
   // time.
   void piece(int64_t j, int width, int k, int n) {
+    static constexpr auto in_full = [](int i) { return SHORT && i >= COLUMNS; };
     static constexpr auto pieces = []<int... i>(std::integer_sequence<int, i...>) {
       return Table<void (Decode::*)(int64_t, int, int), sizeof...(i)>{
-          {&Decode::columns<i % COLUMNS + 1, W < 16 && i >= COLUMNS>...}};
+          {&Decode::columns<i % COLUMNS + 1, in_full(i)>...}};
     }(std::make_integer_sequence<int, 2 * COLUMNS>());
-    const bool full = W < 16 && p_.Dv >= (j + width) * W;
+    const bool full = SHORT && p_.Dv >= (j + width) * W;
     (this->*pieces.entry[full * COLUMNS + width - 1])(j, k, n);
   }
   template <int N, bool FULL> void columns(int64_t j, int k, int n) {
