@@ -179,7 +179,7 @@ class Look(ShownInNotebook, Savable):
         return self._about
 
     def __getstate__(self) -> dict[str, object]:
-        return {"out": self.out, "_results": self._finished(), "_about": self.about}
+        return {"out": self.out, "_about": self.about, "_results": self._finished()}
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
         results = {} if name.startswith("_") else self._finished()
