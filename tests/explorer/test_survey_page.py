@@ -245,11 +245,8 @@ def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browse
     assert code == 2 and "was given without --survey" in errors
 
 
-def test_vectors_on_the_served_page(stories, browser):
+def test_vectors_on_the_served_page(stories, vectors_page):
     from clearhead.explorer.serve import Reader
-    from clearhead.explorer.serve.server import app
-    from clearhead_cli.serve import _listen
-    from tests.explorer.serve.test_served_page import opened_page
 
     reader = Reader(storyteller.load(), stories)
     with pytest.raises(BadValue, match="has no survey"):
@@ -261,36 +258,30 @@ def test_vectors_on_the_served_page(stories, browser):
         some = exact if part["all"] else exact.without_first()
         points = torch.tensor(part["points"], dtype=torch.float64)
         torch.testing.assert_close(points, some.pca(part["name"]).points, rtol=1e-4, atol=1e-9)
-    listener = _listen(0)
-    shown = html.survey_page(stories, host="server")
-    served = app(reader, "", "token", listener.getsockname()[1], shown)
-    with opened_page(browser, served, listener) as page:
-        page.evaluate("clearhead.go({ at: 11 })")
-        page.locator("#vectors-compute").click()
-        page.wait_for_selector("#cloud circle")
-        assert page.locator("#cloud circle").count() == len(exact.examples)
-        assert page.locator("#cloud-vectors option").all_text_contents() == [
-            "queries", "keys", "values", "outputs, before the output projection"
-        ]  # fmt: skip
-        shares = exact.pca("q").shares.tolist()
-        assert f"component 1 {shares[0]:.0%}".replace("%", " %") in page.text_content("#shares")
-        page.locator("#cloud-0").dispatch_event("pointermove", {"movementX": 1})
-        row = exact.examples.to_pylist()[0]
-        words = f"“{row['query_token']}” ({row['token_class']}) looks at “{row['key_token']}”"
-        assert words in page.text_content("#vectors-example")
-        assert page.text_content("#vectors-example .query") == row["query_token"]
-        page.locator("#legend button").first.click()
-        assert 0 < page.locator("#cloud circle.dim").count() < len(exact.examples)
-        page.select_option("#cloud-examples", "others")
-        page.select_option("#cloud-vectors", "k")
-        few = exact.without_first()
-        assert page.locator("#cloud circle").count() == len(few.examples) < len(exact.examples)
-        page.evaluate("clearhead.go({ at: 10 })")
-        assert page.locator("#vectors").is_hidden() and "vectors=" not in page.url
-        assert page.text_content("#vectors-compute") == "Compute for layer 1, head 2"
-        page.go_back()
-        page.wait_for_selector("#cloud circle")
-        assert page.locator("#cloud circle").count() == len(few.examples)
+    page = vectors_page
+    assert page.locator("#cloud circle").count() == len(exact.examples)
+    assert page.locator("#cloud-vectors option").all_text_contents() == [
+        "queries", "keys", "values", "outputs, before the output projection"
+    ]  # fmt: skip
+    shares = exact.pca("q").shares.tolist()
+    assert f"component 1 {shares[0]:.0%}".replace("%", " %") in page.text_content("#shares")
+    page.locator("#cloud-0").dispatch_event("pointermove", {"movementX": 1})
+    row = exact.examples.to_pylist()[0]
+    words = f"“{row['query_token']}” ({row['token_class']}) looks at “{row['key_token']}”"
+    assert words in page.text_content("#vectors-example")
+    assert page.text_content("#vectors-example .query") == row["query_token"]
+    page.locator("#legend button").first.click()
+    assert 0 < page.locator("#cloud circle.dim").count() < len(exact.examples)
+    page.select_option("#cloud-examples", "others")
+    page.select_option("#cloud-vectors", "k")
+    few = exact.without_first()
+    assert page.locator("#cloud circle").count() == len(few.examples) < len(exact.examples)
+    page.evaluate("clearhead.go({ at: 10 })")
+    assert page.locator("#vectors").is_hidden() and "vectors=" not in page.url
+    assert page.text_content("#vectors-compute") == "Compute for layer 1, head 2"
+    page.go_back()
+    page.wait_for_selector("#cloud circle")
+    assert page.locator("#cloud circle").count() == len(few.examples)
 
 
 TOUCH_BESIDE_THE_LAST = """(points, distance) => {
