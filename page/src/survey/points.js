@@ -1,26 +1,15 @@
 // The points of a picture: to point at, to click, and to reach by keys. They are the options of a list box.
 
-import { byId } from "../marks.js";
+import { byId, makeSvg } from "../marks.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const FINGER = 20; // pixels from a point to a touch
 const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-export function element(tag, attributes, text = "") {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  made.append(text);
-  return made;
-}
-
 /** Returns the point of a number at a place. Its title is its name for a screen reader.
  * @param {Element} frame @param {number} number @param {number[]} place @param {string} fill */
-export function pointOf(frame, number, [cx, cy], fill, title, isChosen) {
-  const point = element("circle", { id: `${frame.id}-${number}`, role: "option", "aria-selected": isChosen, cx, cy, fill,
-    r: isChosen ? 8 : 5 });
-  point.append(element("title", {}, title));
-  return point;
-}
+export const pointOf = (frame, number, [cx, cy], fill, title, isChosen) =>
+  makeSvg("circle", { id: `${frame.id}-${number}`, role: "option", "aria-selected": String(isChosen), cx, cy, fill,
+    r: isChosen ? 8 : 5 }, makeSvg("title", {}, title));
 
 /** Shows a picture with its points, of which the active one stays active. */
 export function showPoints(frame, picture) {

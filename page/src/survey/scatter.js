@@ -1,9 +1,9 @@
 // The scatter of all heads: two numbers as axes, a third one as colour.
 
 import { css, mixed } from "../colours.js";
-import { byId, make, number } from "../marks.js";
+import { byId, make, makeSvg, number } from "../marks.js";
 import { go } from "./address.js";
-import { element, listenToPoints, pointOf, showPoints } from "./points.js";
+import { listenToPoints, pointOf, showPoints } from "./points.js";
 import { axes, chosen, survey, theme, valueOn, words } from "./store.js";
 
 const SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
@@ -36,15 +36,15 @@ export function drawScatter() {
   const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
   const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
 
-  const picture = element("svg", { width, height });
+  const picture = makeSvg("svg", { width, height });
   for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
-    picture.append(element("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
+    picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
   }
   for (const value of [bottom, (bottom + top) / 2, top]) {
-    picture.append(element("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
-    picture.append(element("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
+    picture.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
+    picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
   }
-  picture.append(element("text", { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
+  picture.append(makeSvg("text", { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
     words(chosen.x)));
 
   const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));

@@ -3,10 +3,10 @@
 import { css, mixed } from "../colours.js";
 import { errorWords, serverLines } from "../hosts/server_lines.js";
 import { parse } from "../json.js";
-import { byId, count, make, number, percent } from "../marks.js";
+import { byId, count, make, makeSvg, number, percent } from "../marks.js";
 import { go } from "./address.js";
 import { article } from "./examples.js";
-import { element, listenToPoints, pointOf, showPoints } from "./points.js";
+import { listenToPoints, pointOf, showPoints } from "./points.js";
 import { chosen, head, screen, survey, theme } from "./store.js";
 import { COMPONENTS, EXAMPLES, SHADES, examplesOf, nameOf, partNames, partOf, setVectors, settleVectors, shadeOf, titleOf,
   vectorsOf } from "./vector_data.js";
@@ -138,11 +138,11 @@ function drawCloud() {
   const scale = Math.min((width / 2 - 30) / most[0], (height / 2 - 26) / most[1]);
   const x = (value) => width / 2 + value * scale, y = (value) => height / 2 - value * scale;
   const inks = survey.inks.sequential[theme.isDark ? "dark" : "light"];
-  const picture = element("svg", { width, height });
+  const picture = makeSvg("svg", { width, height });
   picture.append(
-    element("line", { x1: 0, x2: width, y1: y(0), y2: y(0) }), element("line", { x1: x(0), x2: x(0), y1: 0, y2: height }),
-    ...(a in shares ? [element("text", { x: width - 4, y: y(0) - 5, "text-anchor": "end" }, `${a + 1}: ${percent(shares[a])}`)] : []),
-    ...(b in shares ? [element("text", { x: x(0) + 5, y: 14 }, `${b + 1}: ${percent(shares[b])}`)] : []),
+    makeSvg("line", { x1: 0, x2: width, y1: y(0), y2: y(0) }), makeSvg("line", { x1: x(0), x2: x(0), y1: 0, y2: height }),
+    ...(a in shares ? [makeSvg("text", { x: width - 4, y: y(0) - 5, "text-anchor": "end" }, `${a + 1}: ${percent(shares[a])}`)] : []),
+    ...(b in shares ? [makeSvg("text", { x: x(0) + 5, y: 14 }, `${b + 1}: ${percent(shares[b])}`)] : []),
   );
   const { groups } = SHADES[chosen.shade], examples = examplesOf(data), drawn = examples.map((example, i) => {
     const value = shadeOf(data, example), isChosen = nameOf(data, example) === chosen.example;

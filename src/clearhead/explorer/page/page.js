@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 1fedee7f20d94c6559db15301d74adc0abec315a98b0bdd944f7998eb196456c; do not edit.
+// Made by `make page` from the sources 34be5ae9c1210cf7bb62e5be3f71e61ea8c3d4a901fc07c8d47ff54294c37b3b; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 1fedee7f20d94c6559db15301d74adc0abec315a98b0bdd944f7998eb196456c; do not edit.
+// Made by `make page` from the sources 34be5ae9c1210cf7bb62e5be3f71e61ea8c3d4a901fc07c8d47ff54294c37b3b; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -29,13 +29,14 @@ var clearhead = (() => {
 
   // src/marks.js
   var make = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
-  function filled(element2, attributes, children) {
+  var makeSvg = (tag, attributes = {}, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  function filled(element, attributes, children) {
     for (const [name, value] of Object.entries(attributes)) {
-      if (typeof value === "function") element2.addEventListener(name, value);
-      else if (value !== false && value !== void 0) element2.setAttribute(name, value);
+      if (typeof value === "function") element.addEventListener(name, value);
+      else if (value !== false && value !== void 0) element.setAttribute(name, value);
     }
-    element2.append(...children.flat());
-    return element2;
+    element.append(...children.flat());
+    return element;
   }
   var byId = (id) => document.getElementById(id);
   function clip(text, most) {
@@ -512,28 +513,17 @@ var clearhead = (() => {
   }
 
   // src/survey/points.js
-  var SVG = "http://www.w3.org/2000/svg";
   var FINGER = 20;
   var DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  function element(tag, attributes, text = "") {
-    const made = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-    made.append(text);
-    return made;
-  }
-  function pointOf(frame, number2, [cx, cy], fill, title, isChosen) {
-    const point = element("circle", {
-      id: `${frame.id}-${number2}`,
-      role: "option",
-      "aria-selected": isChosen,
-      cx,
-      cy,
-      fill,
-      r: isChosen ? 8 : 5
-    });
-    point.append(element("title", {}, title));
-    return point;
-  }
+  var pointOf = (frame, number2, [cx, cy], fill, title, isChosen) => makeSvg("circle", {
+    id: `${frame.id}-${number2}`,
+    role: "option",
+    "aria-selected": String(isChosen),
+    cx,
+    cy,
+    fill,
+    r: isChosen ? 8 : 5
+  }, makeSvg("title", {}, title));
   function showPoints(frame, picture) {
     picture.setAttribute("role", "presentation");
     frame.replaceChildren(picture);
@@ -622,15 +612,15 @@ var clearhead = (() => {
     const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
-    const picture = element("svg", { width, height });
+    const picture = makeSvg("svg", { width, height });
     for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
-      picture.append(element("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
+      picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
     }
     for (const value of [bottom, (bottom + top) / 2, top]) {
-      picture.append(element("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
-      picture.append(element("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
+      picture.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
+      picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
     }
-    picture.append(element(
+    picture.append(makeSvg(
       "text",
       { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
       words(chosen.x)
@@ -791,12 +781,12 @@ var clearhead = (() => {
     const scale = Math.min((width / 2 - 30) / most[0], (height / 2 - 26) / most[1]);
     const x = (value) => width / 2 + value * scale, y = (value) => height / 2 - value * scale;
     const inks = survey.inks.sequential[theme.isDark ? "dark" : "light"];
-    const picture = element("svg", { width, height });
+    const picture = makeSvg("svg", { width, height });
     picture.append(
-      element("line", { x1: 0, x2: width, y1: y(0), y2: y(0) }),
-      element("line", { x1: x(0), x2: x(0), y1: 0, y2: height }),
-      ...a in shares ? [element("text", { x: width - 4, y: y(0) - 5, "text-anchor": "end" }, `${a + 1}: ${percent(shares[a])}`)] : [],
-      ...b in shares ? [element("text", { x: x(0) + 5, y: 14 }, `${b + 1}: ${percent(shares[b])}`)] : []
+      makeSvg("line", { x1: 0, x2: width, y1: y(0), y2: y(0) }),
+      makeSvg("line", { x1: x(0), x2: x(0), y1: 0, y2: height }),
+      ...a in shares ? [makeSvg("text", { x: width - 4, y: y(0) - 5, "text-anchor": "end" }, `${a + 1}: ${percent(shares[a])}`)] : [],
+      ...b in shares ? [makeSvg("text", { x: x(0) + 5, y: 14 }, `${b + 1}: ${percent(shares[b])}`)] : []
     );
     const { groups } = SHADES[chosen.shade], examples = examplesOf(data), drawn = examples.map((example, i) => {
       const value = shadeOf(data, example), isChosen = nameOf(data, example) === chosen.example;
