@@ -385,8 +385,9 @@ def test_on_a_narrow_screen_choosing_a_head_slides_to_its_picture(visit):
     tab.locator("#swipe button", has_text="Heads").click()
     tab.wait_for_function("() => byId('picture').getBoundingClientRect().x < 0")
     tab.locator("#grid .tile").nth(5).click()
-    assert 0 <= tab.locator("#picture").bounding_box()["x"] < 390
-    assert tab.locator("#swipe [aria-pressed=true]").text_content() == "Picture"
+    tab.locator("#swipe [aria-pressed=true]", has_text="Picture").wait_for()
+    tab.wait_for_function("() => byId('picture').getBoundingClientRect().x >= 0")
+    assert tab.locator("#picture").bounding_box()["x"] < 390
 
 
 @pytest.mark.parametrize(
