@@ -262,6 +262,59 @@ def test_a_model_without_logits_has_no_copying():
         found.copying()
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])  # gpt2 also adds positions
+def test_an_adapter_beside_the_embedding_leaves_no_table(kind):
+    """The rows of the table alone would give another copying score."""
+    model = build(CONFIGS[kind])
+    table = model.get_input_embeddings()
+    rows = ch.circuits(model).W_E
+    model.set_input_embeddings(Adapted(table, nn.Embedding(97, 32)))
+    found = ch.circuits(model)
+    assert rows is not None and found.W_E is None
+    with pytest.raises(BadValue, match="merge adapters"):
+        found.copying()
+
+
+def test_a_change_of_the_logits_is_refused():
+    model = build(CONFIGS["llama"])
+    forward = model.forward
+
+    def changed(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits.flip(-1)
+        return output
+
+    model.forward = changed
+    with pytest.raises(BadValue, match="not those of its last linear module"):
+        ch.circuits(model)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rotation_of_the_length_of_the_text_is_named(kind):
+    """At 24 tokens it differs from that of 8, which the run of `circuits` has."""
+    same = {k: x for k, x in GROUPED.items() if k != "head_dim"} | {"num_hidden_layers": 1}
+    rope = {"rope_type": kind, "rope_theta": 1e4}
+    if kind == "dynamic":
+        rope |= {"factor": 4.0}
+        config = transformers.LlamaConfig(**same, max_position_embeddings=16, rope_parameters=rope)
+    else:
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0,
+                 "original_max_position_embeddings": 16}  # fmt: skip
+        config = transformers.Phi3Config(
+            **same, original_max_position_embeddings=16, max_position_embeddings=64,
+            rope_parameters=rope,
+        )  # fmt: skip
+    model = build(config)
+    ids = torch.arange(3, 27)[None]
+    calls = []
+    with torch.no_grad(), listening(lambda *call: calls.append(call)):
+        model(ids[:, :8])
+        model(ids)
+    short, long = (inputs.q[0, :, 7].double() for _, inputs, _ in calls)
+    assert (short - long).abs().max() > 1e-2 * long.abs().max()
+    assert f"is '{kind}'" in " ".join(ch.circuits(model).inexact)
+
+
 def test_what_does_not_fit_is_refused():
     found = ch.circuits(build(CONFIGS["gpt2"]))
     with pytest.raises(BadValue, match="'O' was requested"):
@@ -275,17 +328,20 @@ def test_what_does_not_fit_is_refused():
     assert "largest compositions" in repr(found)
 
 
+class Adapted(nn.Module):
+    """A module and an adapter beside it."""
+
+    def __init__(self, base, more):
+        super().__init__()
+        self.base, self.more = base, more
+
+    def forward(self, x):
+        return self.base(x) + self.more(x)
+
+
 def test_an_adapter_before_attention_is_refused():
-    class Adapted(nn.Module):
-        def __init__(self, base):
-            super().__init__()
-            self.base, self.more = base, nn.Linear(32, 48)
-
-        def forward(self, x):
-            return self.base(x) + self.more(x)
-
     model = build(CONFIGS["llama"])
     attention = model.model.layers[1].self_attn
-    attention.q_proj = Adapted(attention.q_proj)
+    attention.q_proj = Adapted(attention.q_proj, nn.Linear(32, 48))
     with pytest.raises(BadValue, match=r"The queries of model\.layers\.1\.self_attn are not"):
         ch.circuits(model)

@@ -7,21 +7,22 @@ names of modules or on the order in a fused projection.
 Letters: T tokens, H query heads, G key heads, D head size, Dv value size, d model size.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadValue
-from ..hf.projections import input_width, matrix_of, readable_matrix
+from ..hf.projections import input_width, matrix_of
 from ..nn.token_ids import run_with_known_ids
 from ..problem.problem import Problem
 from .layers import no_attention_call
 from .metrics import logits_of
 from .norms import Norm, is_norm, read_norm
 from .recorded_run import AttentionCall, ModuleRun, RecordedRun
-from .rotations import Rotary, rotations_of
+from .rotations import Rotary, growing_rotations, rotations_of
+from .unembedding import find_unembedding
 
 _IDS = 8  # the number of ids of the run
 
@@ -47,7 +48,8 @@ class HeadWeights(NamedTuple):
 class ModelWeights(NamedTuple):
     """The layers, the rows of embedding and unembedding, (words, d), and the final norm.
 
-    `embedding`, `unembedding` and `final_norm` are None in a model without them.
+    `embedding`, `unembedding` and `final_norm` are None in a model without them, and
+    `embedding` if the stream begins with anything else than its rows, as with an adapter.
     """
 
     layers: tuple[HeadWeights, ...]
@@ -70,11 +72,12 @@ def read_weights(model: nn.Module) -> ModelWeights:
             "the heads of a circuit read and write one residual stream.",
             "pass its encoder: model.get_encoder().",
         )
-    run, output = _recorded(model)
+    run, output = _recorded(model, _ids(model))
     with torch.no_grad():
         layers = tuple(run.layer(call) for call in run.calls)
         unembedding, final_norm = run.unembedding(output)
-    return ModelWeights(layers, run.embedding, unembedding, final_norm, run.embedding_norms())
+    inexact = (*run.embedding_norms(), *growing_rotations(model))
+    return ModelWeights(layers, _embedding(run), unembedding, final_norm, inexact)
 
 
 def rotary_of_layer(model: nn.Module, layer: int) -> Rotary | None:
@@ -85,30 +88,48 @@ def rotary_of_layer(model: nn.Module, layer: int) -> Rotary | None:
     """
     if not rotations_of(model):
         return None
-    for name, module in model.named_modules():
-        types = getattr(module, "rope_type", None)  # one, or one for each kind of layer
-        for kind in types.values() if isinstance(types, Mapping) else [types]:
-            if kind in ("dynamic", "longrope"):
-                raise BadValue(
-                    f"The rotation of {name} is {kind!r}.",
-                    "its frequencies depend on the length of the text.",
-                    "use the vectors after rotation.",
-                )
-    run, _ = _recorded(model)
+    if growing := growing_rotations(model):
+        raise BadValue(
+            f"In the {type(model).__name__}, {growing[0]}.",
+            "a rotation by the position alone has the same frequencies in every text.",
+            "use the vectors after rotation.",
+        )
+    run, _ = _recorded(model, _ids(model))
     with torch.no_grad():
         return run.queries(run.calls[layer]).rotary
 
 
-def _recorded(model: nn.Module) -> "tuple[_Run, Any]":
-    """Run a model on a few ids. Returns what is recorded, and the output."""
+def _ids(model: nn.Module) -> Tensor:
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     ids = torch.arange(min([_IDS, *tables])).flip(0)  # which differ from the positions
-    run = _Run(model, ids.to(next(model.parameters()).device))
+    return ids.to(next(model.parameters()).device)
+
+
+def _recorded(model: nn.Module, ids: Tensor) -> "tuple[_Run, Any]":
+    """Run a model on a few ids. Returns what is recorded, and the output."""
+    run = _Run(model, ids)
     with torch.no_grad(), run.recorded():
         output = run_with_known_ids(model, run.ids[None])
     if not run.calls:
         raise no_attention_call(model, "circuits needs the attention calls of a model.")
     return run, output
+
+
+@torch.no_grad()
+def _embedding(run: "_Run") -> Tensor | None:
+    """Return the table of embeddings, if its rows are what the tokens write into the stream.
+
+    A run with other ids at the same positions shows it, because positions add the same to both.
+    """
+    rows, first = run.embedding, run.stream()
+    if rows is None or rows.shape[1] != first.shape[1] or run.embedding_norms():
+        return rows
+    if _proportional(rows[run.ids].double(), first.double(), first.dtype):
+        return rows
+    other, _ = _recorded(run.model, run.ids.roll(1))
+    of_rows = rows[run.ids].double() - rows[other.ids].double()
+    of_stream = first.double() - other.stream().double()
+    return rows if _proportional(of_rows, of_stream, first.dtype) else None
 
 
 class _Call(NamedTuple):
@@ -177,6 +198,12 @@ class _Run(RecordedRun):
         return HeadWeights(
             module, q.weight, W_K, W_V, projection.weight, norm, q.rotary, tuple(inexact)
         )
+
+    def stream(self) -> Tensor:
+        """Return the input of the first layer, before its norm, (T, d)."""
+        x = self.queries(self.calls[0]).input
+        norm = self._norm_with_output(x)
+        return x if norm is None else norm.inputs[0].reshape(x.shape)
 
     def queries(self, call: _Call) -> _Matrix:
         """Find the matrix of the queries, and their norm and rotation."""
@@ -252,7 +279,7 @@ class _Run(RecordedRun):
             return None, None
         ran = self._norm_with_output(last.inputs[0].flatten(0, -2))
         norm = None if ran is None else _norm_of(ran)
-        return readable_matrix(last.module, last.name)[0].T.float(), norm
+        return find_unembedding(self.model, last, logits).rows.float(), norm
 
     def embedding_norms(self) -> tuple[str, ...]:
         """Describe norms between embedding and first layer, which the matrices leave out."""

@@ -61,9 +61,11 @@ class Circuits:
     """The matrices of every head, in fp32, with the norms before them folded in.
 
     W_Q and W_K are (L, H, d, D), W_V is (L, H, d, Dv), W_O is (L, H, Dv, d). `W_E`, (words, d), and
-    `W_U`, (d, words), are embedding and unembedding; None for a model without them. `modules` names
-    the module of each layer. `inexact` lists what the matrices leave out: the scale of a norm of
-    queries and keys (Qwen3), and a norm after attention (Gemma 2), which depend on the text.
+    `W_U`, (d, words), are embedding and unembedding; None for a model without them, and `W_E` if a
+    token writes anything else into the stream, as with an adapter. `modules` names the module of
+    each layer. `inexact` lists what the matrices leave out: the scale of a norm of
+    queries and keys (Qwen3), a norm after attention (Gemma 2), and the frequencies of a rotation in
+    long texts (Phi-3), which depend on the text.
     """
 
     W_Q: Tensor
@@ -99,7 +101,8 @@ class Circuits:
         """Return ``W_Q W_K^T``, the score of a query (left) and a key, without biases and scale.
 
         `offset` is the distance from the query back to the key, for models that rotate queries and
-        keys. None means no rotation, as at offset 0.
+        keys. None means no rotation, as at offset 0. Rotations that depend on the length of the
+        text, which `inexact` names, are those of a short one.
         """
         at = self._at(layer, head)
         return Factored(self.W_Q[at], self._keys(at[0], offset)[at[1]].mT)
@@ -116,9 +119,10 @@ class Circuits:
         """
         if self.W_E is None or self.W_U is None:
             raise BadValue(
-                "copying() got a model without a table of embeddings or without logits.",
+                "copying() got a model without logits, or whose tokens do not write the rows of a "
+                "table into the stream.",
                 "a head copies if it raises the logit of the token that it reads.",
-                "pass the model with its head for the next token.",
+                "pass the model with its head for the next token, and merge adapters into weights.",
             )
         back = self.W_U @ self.W_E  # (d, d): from the stream to words, and to the stream
         inner = (self.W_O @ back @ self.W_V).double()

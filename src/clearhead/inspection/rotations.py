@@ -1,5 +1,6 @@
 """Rotations of queries and keys by their positions (rotary positions), as data."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -47,3 +48,16 @@ def rotations_of(model: nn.Module) -> list[Rotary]:
             distinct.append(x)
     # NanoChat rotates in the other direction.
     return [Rotary(y, paired) for x in distinct for y in (x, -x) for paired in (False, True)]
+
+
+def growing_rotations(model: nn.Module) -> tuple[str, ...]:
+    """Describe the rotations whose frequencies depend on the length of the text."""
+    growing: dict[str, None] = {}
+    for name, module in model.named_modules():
+        types = getattr(module, "rope_type", None)  # one, or one for each kind of layer
+        for kind in types.values() if isinstance(types, Mapping) else [types]:
+            if kind in ("dynamic", "longrope"):
+                growing[
+                    f"the rotation {name} is {kind!r}, with other frequencies in long texts"
+                ] = None
+    return tuple(growing)
