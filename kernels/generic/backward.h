@@ -55,6 +55,10 @@ template <class A> class Backward : BlockScores<A> {
       Base::value_tile_for, Base::visible_to, Base::PER_UNIT, Base::WEIGHT_STRIDE;
   // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, 2026-11-21).
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
+  // The most queries and keys of a short head. Without packing, forward and backward take 0.84 of
+  // the time at 16 tokens, 0.9 at 64, 0.96 at 128 and 1.0 at 192 (bench/LOG.md, 2026-11-27).
+  static constexpr int64_t SHORT = 128;
+  static constexpr bool ROWS_ARE_UNITS = sizeof(E) == sizeof(Unit);  // float32
 
  public:
   static int64_t rows(const Problem& p) {
@@ -129,10 +133,16 @@ template <class A> class Backward : BlockScores<A> {
     key_pairs_ = PER_UNIT == 1 ? (Unit*)dp_ : arena.allocate<Unit>(QUERY_BLOCK * WEIGHT_STRIDE);
     cap_slope_ = logits_.capped() ? arena.allocate<float>(QUERY_BLOCK * SCORE_STRIDE) : nullptr;
     for (float& x : ones_) x = 1;
+    if (is_short()) {
+      all_s_ = arena.allocate<float>(all_rows * SCORE_STRIDE);
+      all_dp_ = arena.allocate<float>(all_rows * SCORE_STRIDE);
+    }
   }
 
   void compute(const BackwardTask& task) {
     find_ranges({task.key, task.key_end});
+    if constexpr (ROWS_ARE_UNITS)
+      if (is_short() && g_.key_splits == 1 && task.queries == p_.Tq && compute_unpacked()) return;
     const bool first = task.query == 0;  // the first chunk of queries writes, and others add
     clear(dq_, n_rows_ * keys_.stride());
     if (!hull_.empty()) pack_queries();
@@ -155,6 +165,83 @@ template <class A> class Backward : BlockScores<A> {
     }
     if (first) clear_key_grads({max(task.key, hull_.hi), task.key_end});
     write_query_grads(task.split);
+  }
+
+  // Whether packing q, dO and the rows of k would cost more than it gains.
+  bool is_short() const {
+    return ROWS_ARE_UNITS && max(p_.Tq, p_.Tk) <= SHORT && p_.D % W == 0 && p_.Dv % W == 0;
+  }
+  // Computes the gradients of a short head from the rows of q, k and dO where they are, and stores
+  // them from registers; each sum has the order of the packed one. Returns false, without an
+  // effect, if a row has NaN or infinity, which times the 0 of a hidden cell would be NaN.
+  bool compute_unpacked() {
+    const int64_t b = task_.b, h = task_.head, rows = n_rows_, keys = p_.Tk;
+    const E *q = row_at<E>(p_.q, b, h, 0), *k = key_row(p_.k, 0);
+    const E* dout = row_at<E>(g_.dout, b, h, 0);
+    if (has_nonfinite(q, p_.q.t, rows, p_.D) || has_nonfinite(k, p_.k.t, keys, p_.D) ||
+        has_nonfinite(dout, g_.dout.t, rows, p_.Dv))
+      return false;
+    hull_ = key_block_ = {0, keys};
+    pack_panels(p_.k, p_.D, k_);
+    pack_panels(p_.v, p_.Dv, v_);
+    for (int64_t i = 0; i < n_blocks_; i++) {
+      s_ = all_s_ + i * QUERY_BLOCK * SCORE_STRIDE;
+      dp_ = all_dp_ + i * QUERY_BLOCK * SCORE_STRIDE;
+      sees_block(i);  // sets the ranges of the rows
+      lo_ = 0, hi_ = int(keys);
+      Base::template scores<true>(i);
+      for (int r = 0; r < rows_of(i); r += SCORE_ROWS)
+        Base::template value_scores<true>(i * QUERY_BLOCK + r, min(SCORE_ROWS, rows_of(i) - r),
+                                          (const Unit*)dout, v_, dp_ + r * SCORE_STRIDE, g_.dout.t);
+      logit_gradients(i);
+    }
+    float* dk = row_at(g_.head_dk, b, h, 0);
+    float* dv = row_at(g_.head_dv, b, h, 0);
+    const float scale = float(p_.scale);
+    for (int64_t key = 0; key < keys; key += VALUE_ROWS) {
+      const int n = int(min<int64_t>(VALUE_ROWS, keys - key));
+      KeyRange queries = {0, 0};  // those that see one of these keys
+      for (int64_t r = 0; r < rows; r++)
+        if (!row_[r].in_block.intersect({key, key + n}).empty())
+          queries = {queries.empty() ? r : queries.lo, r + 1};
+      int64_t r = queries.lo, end;
+      do {  // sums over one query block at a time; without queries, stores zeros
+        end = min(r / QUERY_BLOCK * QUERY_BLOCK + QUERY_BLOCK, queries.hi);
+        const int64_t at = r * SCORE_STRIDE + key;
+        const bool adds = r > queries.lo;
+        multiply_unpacked<true>(n, all_s_ + at, values_, dout + r * g_.dout.t, g_.dout.t, end - r,
+                                adds, 1, dv + key * p_.Dv, p_.Dv);
+        multiply_unpacked<true>(n, all_dp_ + at, keys_, q + r * p_.q.t, p_.q.t, end - r, adds,
+                                end == queries.hi ? scale : 1, dk + key * p_.D, p_.D);
+        r = end;
+      } while (r < queries.hi);
+    }
+    for (int64_t r = 0; r < rows; r += VALUE_ROWS) {
+      const int n = int(min<int64_t>(VALUE_ROWS, rows - r));
+      KeyRange seen = visible_to(r, n);
+      if (seen.empty()) seen = {0, 0};
+      multiply_unpacked<false>(n, all_dp_ + r * SCORE_STRIDE + seen.lo, keys_, k + seen.lo * p_.k.t,
+                               p_.k.t, seen.size(), false, scale, row_at(g_.dq, b, h, r), g_.dq.t);
+    }
+    return true;
+  }
+  static bool has_nonfinite(const E* x, int64_t stride, int64_t rows, int64_t size) {
+    F sum = zero();
+    for (int64_t j = 0; j < size; j += W) {
+      F column = zero();
+      for (int64_t r = 0; r < rows; r++) column = A::nonfinite(column, load(x + r * stride + j));
+      sum = add(sum, column);
+    }
+    return !(total(sum) == 0);
+  }
+  template <bool TRANSPOSED>
+  static void multiply_unpacked(int n, const float* weights, const Columns& c, const E* from,
+                                int64_t stride, int64_t steps, bool adds, float factor, float* to,
+                                int64_t to_stride) {
+    for (int64_t j = 0; j < c.count; j++)
+      Base::template row_tile_for<TRANSPOSED>(n, c.width(j))(
+          (const Unit*)weights, (const Unit*)from + c.start(j) * W, stride, steps, adds, factor,
+          to + c.start(j) * W, to_stride);
   }
 
   // Pass 1: packs the chunk's queries and the gradients of their outputs; then the keys of a block.
@@ -391,10 +478,11 @@ template <class A> class Backward : BlockScores<A> {
   Columns keys_, values_;
   Unit *dout_, *v_;  // as groups, as panels
   Unit *q_columns_, *dout_columns_, *k_columns_;
-  E* no_row_;              // zeros
-  float *dq_, *dk_, *dv_;  // dq_ of the chunk; the others of the key block
-  float* dp_;              // dP, then dY
-  Unit* key_pairs_;        // dY for the sums over keys; dp_ in float32
+  E* no_row_;               // zeros
+  float *dq_, *dk_, *dv_;   // dq_ of the chunk; the others of the key block
+  float* dp_;               // dP, then dY
+  Unit* key_pairs_;         // dY for the sums over keys; dp_ in float32
+  float *all_s_, *all_dp_;  // of all queries of a short head
   float ones_[QUERY_BLOCK];
 };
 

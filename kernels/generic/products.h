@@ -43,9 +43,10 @@ template <class A> struct Products {
 
   // Computes sum[r][n], the sum over the steps of number (r, step) of `x` times vector n of row
   // `step` of `y`. The R x N sums stay in registers; a step needs R + N loads.
-  template <int R, int N, int ROW, int STEP, int Y_STEP>
-  [[gnu::always_inline]] static void multiply(const Unit* x, const Unit* y, int64_t steps,
-                                              F (&sum)[R][N]) {
+  template <int R, int N> [[gnu::always_inline]] static void multiply(const Unit* x, int64_t x_row,
+                                                                      int64_t x_step, const Unit* y,
+                                                                      int64_t y_step, int64_t steps,
+                                                                      F (&sum)[R][N]) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -54,10 +55,10 @@ template <class A> struct Products {
     for (int64_t k = 0; k < steps; k++) {
       typename A::Vector row[N];
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) row[n] = A::vector(y + k * Y_STEP + n * W);
+      for (int n = 0; n < N; n++) row[n] = A::vector(y + k * y_step + n * W);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        auto one = A::broadcast(x[r * ROW + k * STEP]);
+        auto one = A::broadcast(x[r * x_row + k * x_step]);
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) sum[r][n] = A::mac(sum[r][n], one, row[n]);
       }
@@ -67,13 +68,16 @@ template <class A> struct Products {
   // Computes the scores of R queries x N vectors of keys, which stay in registers over all of D. A
   // sum over more than CHAIN steps is split into shorter sums, which round less (fp32, D = 512:
   // half the error). If a panel is unmasked, the row maxima are computed from the registers.
-  template <int R, int N>
-  static void score_tile(const Unit* q, const Unit* k, int64_t steps, float* s, F* lane_max) {
+  // UNPACKED: the queries are rows, `q_row` apart, and not a group.
+  template <bool UNPACKED, int R, int N> static void score_tile(const Unit* q, int64_t q_row,
+                                                                const Unit* k, int64_t steps,
+                                                                float* s, F* lane_max) {
+    constexpr int STEP = UNPACKED ? 1 : SCORE_ROWS;
     int64_t from = 0;
     do {  // runs at least once: without steps the sums are zeros
       F sum[R][N];
-      multiply<R, N, 1, SCORE_ROWS, PANEL>(q + from * SCORE_ROWS, k + from * PANEL,
-                                           min(steps - from, CHAIN), sum);
+      multiply(q + from * STEP, UNPACKED ? q_row : 1, STEP, k + from * PANEL, PANEL,
+               min(steps - from, CHAIN), sum);
       const bool last = steps - from <= CHAIN;
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
@@ -93,11 +97,11 @@ template <class A> struct Products {
       from += CHAIN;
     } while (from < steps);
   }
-  using ScoreTile = void (*)(const Unit*, const Unit*, int64_t, float*, F*);
-  static ScoreTile score_tile_for(int rows, int vectors) {
+  using ScoreTile = void (*)(const Unit*, int64_t, const Unit*, int64_t, float*, F*);
+  template <bool UNPACKED = false> static ScoreTile score_tile_for(int rows, int vectors) {
     static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
       return Table<ScoreTile, sizeof...(i)>{
-          {score_tile<i / SCORE_VECTORS + 1, i % SCORE_VECTORS + 1>...}};
+          {score_tile<UNPACKED, i / SCORE_VECTORS + 1, i % SCORE_VECTORS + 1>...}};
     }(std::make_integer_sequence<int, SCORE_ROWS * SCORE_VECTORS>());
     return table.entry[(rows - 1) * SCORE_VECTORS + vectors - 1];
   }
@@ -111,7 +115,7 @@ template <class A> struct Products {
     constexpr int ROW = TRANSPOSED ? 1 : WEIGHT_STRIDE;
     constexpr int STEP = TRANSPOSED ? PER_UNIT * SCORE_STRIDE : 1;
     F sum[R][N];
-    multiply<R, N, ROW, STEP, N * W>(w, v, steps, sum);
+    multiply(w, ROW, STEP, v, N * W, steps, sum);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       F old = splat(rescale[r]);
@@ -127,6 +131,32 @@ template <class A> struct Products {
     static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
       return Table<ValueTile, sizeof...(i)>{
           {value_tile<TRANSPOSED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
+    }(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>());
+    return table.entry[(rows - 1) * VALUE_VECTORS + vectors - 1];
+  }
+
+  // Computes the same sums from float32 rows of values, `v_row` apart, adds the old ones if `adds`,
+  // and multiplies by a factor.
+  template <bool TRANSPOSED, int R, int N>
+  static void row_tile(const Unit* w, const Unit* v, int64_t v_row, int64_t steps, bool adds,
+                       float factor, float* o, int64_t o_stride) {
+    F sum[R][N];
+    multiply(w, TRANSPOSED ? 1 : SCORE_STRIDE, TRANSPOSED ? SCORE_STRIDE : 1, v, v_row, steps, sum);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) {
+        float* to = o + r * o_stride + n * W;
+        if (adds) sum[r][n] = add(load(to), sum[r][n]);
+        store(to, mul(sum[r][n], splat(factor)));
+      }
+  }
+  using RowTile = void (*)(const Unit*, const Unit*, int64_t, int64_t, bool, float, float*,
+                           int64_t);
+  template <bool TRANSPOSED> static RowTile row_tile_for(int rows, int vectors) {
+    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+      return Table<RowTile, sizeof...(i)>{
+          {row_tile<TRANSPOSED, i / VALUE_VECTORS + 1, i % VALUE_VECTORS + 1>...}};
     }(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>());
     return table.entry[(rows - 1) * VALUE_VECTORS + vectors - 1];
   }

@@ -222,6 +222,38 @@ def test_few_rows_with_large_scores(Tq, level):
         assert ours <= 4 * theirs, f"{what}: squared error {ours:.3g}, torch's {theirs:.3g}"
 
 
+SHORT = {
+    "everything": (9, 16, {}),
+    "causal": (128, 128, {"mask": ch.Causal(align="end"), "softcap": 3.0}),
+    "dropout": (16, 128, {"mask": ch.window(3, 2, align="end"), "dropout": 0.2, "seed": 3}),
+    "bias": (31, 57, {"bias": ("Tq", "Tk"), "mask": ch.Causal(align="end"), "sinks": (4,)}),
+    "holes": (50, 50, {"mask": ch.documents(torch.arange(50) // 7 % 3)}),
+    "padding": (50, 50, {"mask": ch.Causal(align="end") & ch.lengths(keys=40, queries=20)}),
+    "NaN": (50, 50, {"mask": ch.dense(keep=torch.outer(*2 * [torch.arange(50) != 12]))}),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_unpacked_rows_give_the_bits_of_packed_ones(name, level):
+    """Rows of 33 numbers are packed, and 32 are whole vectors of every level. Heads with NaN in a
+    hidden row are packed too."""
+    Tq, Tk, rule = SHORT[name]
+    case = case_of(dict(B=2, H=4, G=2, Tq=Tq, Tk=Tk, D=32), rule, torch.float32)
+    if name == "NaN":
+        for x in case.tensors:
+            x[:, :, 12] = torch.nan
+    dout = draw(2, 4, Tq, 32, seed=5)
+    grads = []
+    for more in (0, 1):
+        leaves = [F.pad(x, (0, more)).requires_grad_() for x in case.tensors]
+        learn = [x.requires_grad_() for x in case.learn]
+        out = by_core(*leaves, **case.keywords, scale=0.3)[..., :32]
+        grads.append(torch.autograd.grad(out, (*leaves, *learn), dout))
+    for i, (unpacked, packed) in enumerate(zip(*grads, strict=True)):
+        assert unpacked.isfinite().all()
+        assert torch.equal(unpacked, packed[..., :32] if i < 3 else packed)
+
+
 def core_with_lse(*qkv, **keywords):
     problem, inputs = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
