@@ -13,6 +13,7 @@ import clearhead as ch
 from clearhead import demo
 from clearhead.explorer import plot, text
 from clearhead.explorer.plot.canvas import drawable
+from clearhead.functional.scaling import Scaling
 from clearhead.inspection.report import Report
 from clearhead.trace import Step, Trace
 
@@ -154,7 +155,8 @@ def test_grids_are_drawn_into_a_given_figure():
     assert len(upper.axes) == 5 and len(lower.axes) == 4
 
 
-REPORT = SimpleNamespace(
+REPORT = Scaling(
+    keys=3,
     sizes=[4, 64, 256],
     variance_raw=[4.0, 64.0, 256.0],
     variance_scaled=[1.0, 1.1, 0.9],

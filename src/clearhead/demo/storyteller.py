@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..errors import BadValue, as_count
+from ..errors import BadValue, as_count, as_path
 from ..files import atomic_io
 from ..formatting import visible
 from ..functional.ambient import capture_call
@@ -233,7 +233,7 @@ class Storyteller:
             "vocabulary": self.vocabulary.words,
             "made": self.provenance,
         }
-        path = atomic_io.write(Path(path), self.model.state_dict(), about)
+        path = atomic_io.write(as_path("save", path), self.model.state_dict(), about)
         if self.table is not None:
             keep_table(path, self.table)
         return path
@@ -255,7 +255,7 @@ def load(path: str | Path | None = None) -> Storyteller:
     """
     if path is None:
         return _shipped()
-    file = _file(Path(path))
+    file = _file(as_path("load", path))
     return _load(file, file.parent)
 
 

@@ -163,7 +163,7 @@ def head_tail(length: int, world: int) -> Layout:
     >>> head_tail(12, 3)
     Layout(0:2, 10:12; 2:4, 8:10; 4:8)
     """
-    chunks = _chunks(length, 2 * world)
+    chunks = _chunks(length, 2 * _world(world))
     return Layout([[chunks[r], chunks[2 * world - 1 - r]] for r in range(world)])
 
 
@@ -207,6 +207,12 @@ def balanced(mask: Mask, length: int, world: int, *, B: int = 1, H: int = 1) -> 
     the most work comes first, and each goes to the rank with the least work that has fewer than 16
     chunks.
     """
+    if not isinstance(mask, Mask):
+        raise BadType(
+            f"balanced got {kind_of(mask)} for a mask.",
+            "the work of a rank is the number of pairs that a mask of clearhead allows.",
+            "pass for example clearhead.causal.",
+        )
     grid = Grid(length, length, B, H)
     mask.check(grid)
     mask.must_fit(grid)
@@ -252,6 +258,9 @@ def layout_of(layout: object, length: int, world: int) -> Layout:
 
 def _chunks(length: int, count: int) -> list[range]:
     """Cut into `count` ranges of equal length; the last that is not empty may be shorter."""
+    rule = "a layout is of a sequence of 0 or more positions."
+    hint = "pass the number of its tokens."
+    length = as_count("A layout was requested with length", length, rule, hint)
     size = -(-length // _world(count))
     return [range(min(i * size, length), min((i + 1) * size, length)) for i in range(count)]
 

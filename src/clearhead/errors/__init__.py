@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 
@@ -237,13 +237,41 @@ def as_number(
     return number
 
 
+def is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
+    """Return whether `value` has items. A tensor without dimensions only has `__iter__`."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
+
+
+def as_path(name: str, path: object) -> Path:
+    """Return the path of a file or folder. `name` is what got it, such as "load".
+
+    Raises `BadType` for anything but a string or a path, and `BadValue` for one with a null byte.
+    """
+    rule, hint = "it takes the path of a file or folder.", 'pass for example "out/name".'
+    if not isinstance(path, str | os.PathLike) or isinstance(plain := os.fspath(path), bytes):
+        raise BadType(f"{name} got {kind_of(path)}.", rule, hint)
+    if "\0" in plain:
+        raise BadValue(f"{name} got {plain!r}, with a null byte.", rule, hint)
+    return Path(plain)
+
+
+def must_be(name: str, value: object, kind: type, made_by: str) -> None:
+    """Raise `BadType` unless `value` is of this kind, which the call `made_by` returns."""
+    if not isinstance(value, kind):
+        raise BadType(
+            f"{name} got {kind_of(value)}.",
+            f"it takes a {kind.__name__}.",
+            f"pass the result of {made_by}.",
+        )
+
+
 def writable_folder(path: str | Path, what: str, hint: str = "pass another folder.") -> Path:
     """Return a folder to write to, and create it if it does not exist.
 
     Raises `BadValue` if it cannot be created or written to. `what` begins the rule of this error,
     for example "statistics are", and `hint` is its hint.
     """
-    folder, problem = Path(path), "cannot be created"
+    folder, problem = as_path("A folder to write to", path), "cannot be created"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         problem = "cannot be written to"

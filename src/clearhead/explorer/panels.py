@@ -1,13 +1,13 @@
 """Split a step into panels, which every view draws: one matrix per head, with its labels."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import BadType, as_index
+from ..errors import BadType, as_index, is_iterable
 from ..formatting import visible
 from ..trace import Step, Trace
 
@@ -80,7 +80,7 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
     count = trace.size("h") or 1
     if heads is None:
         return list(range(count))
-    if not isinstance(heads, Iterable):
+    if not is_iterable(heads):
         raise BadType(
             f"heads={heads!r}.",
             "heads is a list of indices; None means all.",

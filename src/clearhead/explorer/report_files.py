@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from zlib import crc32
 
-from ..errors import writable_folder
+from ..errors import must_be, writable_folder
 from ..formatting import MAP_SIDE
 from ..inspection.report import Report
 from . import html, plot
@@ -27,6 +27,7 @@ def write(report: Report, out: str | Path, *, beside: Report | None = None) -> d
     Returns the paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
     folder that cannot be created.
     """
+    must_be("write", report, Report, "report(...)")
     out = writable_folder(out, "the page and the pictures are")
     stem = file_stem(report.name)
     if _folder_of(out / f"{stem}-report.json") not in (None, report.folder):

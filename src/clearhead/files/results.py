@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of, needs, why_failed
+from ..errors import BadType, BadValue, as_path, kind_of, needs, why_failed
 from ..torch_state import LOADABLE
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Savable:
         """
         tensors: dict[str, Tensor] = {}
         structure = _encode(self, "", tensors)
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        path = as_path("save", path)
+        temporary = path.parent / f".{path.name}.{os.getpid()}"
         metadata = {KEY: json.dumps(structure, allow_nan=False), VERSION_KEY: FORMAT}
         try:
             save_file(tensors, temporary, metadata)
@@ -64,6 +64,7 @@ def load(path: str | Path) -> Any:
     Raises `BadValue` for a missing file, for a file that `save` did not write, and for a file of
     another version whose results had other parts.
     """
+    path = as_path("load", path)
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}

@@ -7,7 +7,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from ..engines import CORE, choose, reference
-from ..errors import BadType, BadValue, refuse_keywords
+from ..errors import BadType, BadValue, is_iterable, refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
@@ -137,7 +137,9 @@ def _labels(
         ("tokens", tokens, problem.Tq),
         ("key_tokens", key_tokens, problem.Tk),
     ):
-        if isinstance(labels, str) or not (labels is None or hasattr(labels, "__len__")):
+        if isinstance(labels, str) or not (
+            labels is None or (hasattr(labels, "__len__") and is_iterable(labels))
+        ):
             raise BadType(
                 f"{name} is {'one string, ' * isinstance(labels, str)}{labels!r}.",
                 "tokens are a list of strings, one for each position.",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engines import choose, compute_stats, named, statistics_of
-from ..errors import BadType, BadValue, as_index, refuse_keywords
+from ..errors import BadType, BadValue, as_count, as_index, is_iterable, refuse_keywords
 from ..errors.limits import MOST_DENSE_CELLS, STRIP_CELLS, SUMMARY_PAIRS
 from ..formatting import ShownInNotebook
 from ..masks import Mask
@@ -150,7 +150,9 @@ class Matrix(ShownInNotebook):
         """Compute the full matrix. Raises `BadValue` if it has more than `most` cells."""
         p = self._problem
         cells = p.all_pairs
-        if not cells <= most:
+        rule = "most is the largest number of cells that to_dense writes."
+        most = as_count("to_dense got most", most, rule, f"pass for example most={cells}.")
+        if cells > most:
             raise BadValue(
                 f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",
                 f"to_dense writes at most {most:,} cells, its argument most=.",
@@ -349,7 +351,7 @@ def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slic
 def _positions(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
     if isinstance(which, slice):
         return range(*which.indices(size))
-    one = not isinstance(which, Iterable) or (isinstance(which, Tensor) and not which.dim())
+    one = not is_iterable(which)
     indices: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # by `one`
     rule = f"there are {size}, counted from 0; -1 is the last."
     hint = f"pass an int, a slice or a list of ints, from {-size} to {size - 1}."

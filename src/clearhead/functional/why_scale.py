@@ -5,12 +5,12 @@ nearly all weight on one key when d is large, and its gradient vanishes. With sc
 is 1 for every d. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, as_count, kind_of, whole_number
+from ..errors import BadType, BadValue, as_count, is_iterable, kind_of, whole_number
 from ..errors.limits import MOST_HEAD_SIZE, MOST_SEED
 from .explain import explain
 from .scaling import Scaling
@@ -33,7 +33,7 @@ def why_scale(
     """
     rule = "a seed is a whole number from 0 to 2^63 - 1."
     seed = as_count("seed", seed, rule, "pass for example seed=0.", most=MOST_SEED)
-    if not isinstance(sizes, Iterable):
+    if not is_iterable(sizes):
         raise BadType(
             f"sizes is {kind_of(sizes)}.",
             "sizes are the head sizes to compare, in a list.",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttentionError, BadType, BadValue
+from ..errors import AttentionError, BadType, BadValue, as_path
 from ..formatting import visible
 from ..functional.ambient import capture_call
 from ..functional.explain import explain_problem
@@ -46,7 +46,7 @@ class Checkpoint:
 
     def __init__(self, path: str | Path):
         library = transformers()
-        self.path = Path(path)
+        self.path = as_path("Checkpoint", path)
         self.folder = converted(self.path) if is_gguf(path) else self.path
         if not (self.folder / "config.json").is_file():
             raise BadValue(

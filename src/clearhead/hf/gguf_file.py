@@ -40,7 +40,7 @@ def is_gguf(path: str | Path) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF"
-    except OSError:
+    except (OSError, ValueError):  # a null byte in the path
         return False
 
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, as_index, whole_number
+from ..errors import BadType, BadValue, as_count, as_index, whole_number
 from ..functional.sharding import must_not_be_sharded
 from ..torch_state import own_dtypes
 from .attention_weights import ModelWeights, read_weights
@@ -164,6 +164,9 @@ class Circuits:
         determines them, and torch's generator is not used.
         """
         read, then = self._reader(kind, None)
+        rule, hint = "two or more samples are drawn from a seed of 0 or more.", "pass samples=64."
+        samples = as_count("baseline got samples", samples, rule, hint, least=2)
+        seed = as_count("baseline got seed", seed, rule, "pass seed=0.", most=2**63 - 1)
         draw = torch.Generator().manual_seed(seed)
 
         def random(like: Tensor, stream: int) -> Tensor:  # `stream` is the dimension of the stream

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import BadValue
 from ..torch_state import loadable
 
 MOST_SHOWN = 20
@@ -114,6 +115,12 @@ class Effects:
 
         `which` is "exact" or "estimate".
         """
+        if which not in ("exact", "estimate"):
+            raise BadValue(
+                f"grid got which={which!r}.",
+                "a grid has the exact effects or the estimates.",
+                "pass 'exact' or 'estimate'.",
+            )
         axes = self.axes
         if not axes:
             return torch.zeros(0, 0, dtype=torch.float64)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import BadValue, why_failed
+from ..errors import BadValue, as_path, why_failed
 from .copies import leaves
 from .digest import Digests
 from .edits import Edit
@@ -31,7 +31,7 @@ class EffectsFile:
         baseline: float,
         groups: Mapping[str, Sequence[Edit]],
     ) -> None:
-        self.path, self.values = Path(path), dict[str, float]()
+        self.path, self.values = as_path("effects(to=)", path), dict[str, float]()
         digests = Digests()
         weights = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
         header = json.dumps(

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import set_multithreading_enabled
 
-from ..errors import BadType, BadValue
+from ..errors import BadType, BadValue, is_iterable
 from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, ambient, editing
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
@@ -299,7 +299,7 @@ class _EditedCall(EditedCall):
 
 
 def _checked_edits(edits: object) -> tuple[Edit, ...]:
-    checked = tuple(edits) if isinstance(edits, Iterable) else (None,)
+    checked = tuple(edits) if is_iterable(edits) else (None,)
     for edit in checked:
         if not isinstance(edit, Edit):
             raise BadType(

@@ -4,7 +4,7 @@ import fnmatch
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import BadType, BadValue, kind_of, whole_number
+from ..errors import BadType, BadValue, is_iterable, kind_of, whole_number
 from ..functional.ambient import THROUGH_CLEARHEAD
 from ..torch_state import compiled_parts, in_backward
 from .text_stack import TextStack
@@ -153,7 +153,7 @@ def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any,
     if value is None:
         return None
     items: list[int | str | None] = []
-    if isinstance(value, Iterable) and not isinstance(value, str):
+    if is_iterable(value) and not isinstance(value, str):
         items = [x if patterns and isinstance(x, str) else whole_number(x) for x in value]
     if None in items or not items:
         what = "numbers and patterns for module names" if patterns else "whole numbers"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ..errors import BadType, BadValue, did_you_mean
+from ..errors import BadType, BadValue, did_you_mean, is_iterable
 from ..masks import Grid
 from .group_statistics import mass, value_weighted, weighted
 from .output_statistics import Varying
@@ -30,7 +30,7 @@ def parse_stats(
     ['entropy', 'lse']
     """
     listed = type(entries) in (list, tuple)  # the test of an abstract class takes longer
-    if not listed and (isinstance(entries, (str, Statistic)) or not isinstance(entries, Iterable)):
+    if not listed and (isinstance(entries, (str, Statistic)) or not is_iterable(entries)):
         raise BadType(
             f"stats is {entries!r}.",
             "stats is a list of statistics.",

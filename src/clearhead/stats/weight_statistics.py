@@ -1,12 +1,12 @@
 """Define the statistics that sum weights of many queries, in a second sweep."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, whole_number
+from ..errors import BadType, BadValue, is_iterable, whole_number
 from ..masks import Grid
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import MASKED
@@ -117,7 +117,7 @@ class exact_rows(WeightStatistic):
 
     def __post_init__(self) -> None:
         queries = self.queries
-        listed = isinstance(queries, Iterable) and not isinstance(queries, (str, bytes))
+        listed = is_iterable(queries) and not isinstance(queries, (str, bytes))
         positions = [whole_number(i) for i in queries] if listed else [None]
         if None in positions:
             raise BadType(

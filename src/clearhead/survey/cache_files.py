@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import BadValue, writable_folder
+from ..errors import BadValue, as_path, writable_folder
 from ..files import atomic_io
 from ..formatting import quantity
 from .forgetting import COPIES, RECENT, divide, error_curves, groups_of_layers, key_heads
@@ -74,7 +74,7 @@ def export_kvpress(survey: "Survey", path: str | Path) -> Path:
         dropped[row] = 1 - sizes / context
     content = BytesIO()
     np.save(content, dropped.reshape(RATIOS, -1, G))
-    return atomic_io.replace(Path(path), content.getvalue())
+    return atomic_io.replace(as_path("export_kvpress", path), content.getvalue())
 
 
 def _must_be_regular(survey: "Survey", what: str) -> None:

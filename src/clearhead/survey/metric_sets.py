@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterable
 
-from ..errors import BadType, BadValue, did_you_mean
+from ..errors import BadType, BadValue, did_you_mean, is_iterable
 from .attribution import attribution
 from .basic import basic
 from .long import long
@@ -27,7 +27,7 @@ def entries_of(requested: "str | Metric | Iterable[str | Metric]") -> "list[str 
     Several names may be in one string, with commas. Raises `BadType` for anything else.
     """
     entries = [requested] if isinstance(requested, (str, Metric)) else requested
-    if not isinstance(entries, Iterable):
+    if not is_iterable(entries):
         raise _not_metrics(requested)
     result: list[str | Metric] = []
     for entry in entries:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, as_count, did_you_mean, kind_of
+from ..errors import BadType, BadValue, as_count, as_path, did_you_mean, kind_of
 from ..formatting import quantity
 from . import cache_files, corpus, deciles, forgetting
 from .compare import Comparison, compare
@@ -46,7 +46,7 @@ class Survey:
 
         Raises `BadValue` for a folder without one, and if it is not finished.
         """
-        path = Path(folder)
+        path = as_path("Survey.open", folder)
         manifest = read_manifest(path)
         if missing := missing_shards(path, manifest):
             raise BadValue(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..errors import as_count
+from ..errors import as_count, as_path
 from .merge import merge
 from .metric import Metric
 from .needles import Needles
@@ -77,7 +77,7 @@ def survey(
     """
     connect().close()  # DuckDB is needed at the end, and its absence is an error now
     setup = make_setup(model, context, seed, metrics, tokenizer, threads, shard_tokens)
-    folder, rank = Path(out), rank_of_environment()
+    folder, rank = as_path("survey", out), rank_of_environment()
     workers = as_count("workers", workers, "a survey has workers.", "pass workers=2.", least=1)
     prepare(setup, texts, folder, tokens=tokens)
     if ray is not None:

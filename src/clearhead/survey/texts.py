@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import BadType, BadValue, kind_of, needs, why_failed
+from ..errors import BadType, BadValue, is_iterable, kind_of, needs, why_failed
 
 COLUMN = "text"  # of .jsonl and .parquet
 
@@ -37,7 +37,7 @@ def read_texts(sources: "str | Path | Iterable[str | Path]") -> Iterator[Text]:
     """
     if isinstance(sources, (str, Path)):
         sources = [sources]
-    if not isinstance(sources, Iterable):
+    if not is_iterable(sources):
         raise _not_texts(sources)
     for number, source in enumerate(sources):
         if not isinstance(source, (str, Path)):

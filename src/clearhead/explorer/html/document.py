@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...errors import BadValue, why_failed
+from ...errors import BadValue, as_path, why_failed
 from ...formatting import visible_in_browser, without_nan
 from ..colours import DIVERGING, SEQUENTIAL
 from .edits import EDITS, MASKS
@@ -80,7 +80,7 @@ def filled(
 
 def write(text: str, path: str | Path) -> Path:
     """Write a page to `path` and return the path. Raises `BadValue` if it cannot be written."""
-    path = Path(path)
+    path = as_path("write", path)
     try:
         path.write_bytes(text.encode("utf-8"))
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import BadType, BadValue, kind_of
+from ...errors import BadType, BadValue, kind_of, must_be
 from ...formatting import AXES, evenly, joined_text, visible_in_browser
 from ...inspection.report import Head, Layer, Report
 from ...inspection.report.findings import NextToken
@@ -69,6 +69,8 @@ def report_page(
             "a page draws at least one layer, one head and one token.",
             "report on a text of at least one token.",
         )
+    if beside is not None:
+        must_be("report_page(beside=)", beside, Report, "report(...)")
     if beside is not None and beside.text != report.text:
         raise BadValue(
             f"The reports have the texts {report.text[:80]!r} and {beside.text[:80]!r}.",

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import as_index
 from ...inspection.logit_parts import LogitAttribution
-from .canvas import ACCENT, new_figure, require_matplotlib
+from .canvas import ACCENT, must_draw, new_figure
 from .ink import signed_ink
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def attribution(parts: LogitAttribution, position: int = -1) -> "Figure":
     Blue heads raise the logit, brown ones lower it. The title has the other parts and the logit,
     which is the sum of all. Raises `BadValue` for a position that does not exist.
     """
-    require_matplotlib()
+    must_draw("attribution", parts, LogitAttribution, "logit_attribution(...)")
     L, H, T = parts.heads.shape
     rule = f"it is a number from 0 to {T - 1}."
     at = as_index("Position", position, T, rule, "pass one of these.")

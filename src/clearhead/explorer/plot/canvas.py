@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import Missing, how_to_install
+from ...errors import Missing, how_to_install, must_be
 from ...formatting import AXES, number
 from ..panels import Panel
 from .ink import ink_of
@@ -41,6 +41,15 @@ def require_matplotlib() -> None:
             "figures need matplotlib.",
             how_to_install("plot"),
         )
+
+
+def must_draw(name: str, result: object, kind: type, made_by: str) -> None:
+    """Raise `Missing` without matplotlib, and `BadType` unless `result` is what this figure shows.
+
+    The call `made_by` returns it.
+    """
+    require_matplotlib()
+    must_be(name, result, kind, made_by)
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -8,7 +8,7 @@ import numpy as np
 from ...errors import BadValue
 from ...formatting import visible
 from ...inspection.effect_table import Effects
-from .canvas import ACCENT, drawable, new_figure, require_matplotlib
+from .canvas import ACCENT, drawable, must_draw, new_figure
 from .ink import signed_ink
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
     is so for effects without two axes (see `Effects.axes`) that lack estimates or exact effects;
     and for too few tokens.
     """
-    require_matplotlib()
+    must_draw("effects", results, Effects, "effects(...)")
     which = "exact" if any(e.exact is not None for e in results) else "estimate"
     grid, axes_of_grid = results.grid(which).numpy(), results.axes
     names: tuple[list[str], list[str]] | None = None  # of rows and columns

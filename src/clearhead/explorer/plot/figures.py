@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ...errors import BadType, BadValue, kind_of, why_failed
+from ...errors import BadType, BadValue, as_path, kind_of, why_failed
 from ...trace import Trace
 from ..panels import Panel, panels
-from .canvas import draw, drawable, figure_for, new_figure, require_matplotlib, size, wrap_title
+from .canvas import (
+    draw,
+    drawable,
+    figure_for,
+    must_draw,
+    new_figure,
+    require_matplotlib,
+    size,
+    wrap_title,
+)
 from .ink import WEIGHT_TICKS, ink_of
 
 if TYPE_CHECKING:
@@ -31,7 +40,7 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
     and the range of its colours in the title. Raises `BadValue` for a step or a head that does not
     exist, or a step without numbers.
     """
-    require_matplotlib()
+    must_draw("heatmap", trace, Trace, "explain(...)")
     panel = _panel(trace, step, head)
     if ax is None:
         ax = new_figure(*size(panel)).add_subplot()
@@ -59,7 +68,7 @@ def heads(
     range of `text.heat`. Other numbers have a scale around 0. Returns the figure, or `ax` if
     passed, which the drawing replaces.
     """
-    require_matplotlib()
+    must_draw("heads", trace, Trace, "explain(...)")
     _panel(trace, step, 0)  # raises for a step without numbers
     drawn = panels(trace, trace.step(step))
     across = min(len(drawn), 4)
@@ -97,7 +106,7 @@ def steps(
 
     Returns the figure, or `ax` if passed, which the drawing replaces.
     """
-    require_matplotlib()
+    must_draw("steps", trace, Trace, "explain(...)")
     names = trace.names
     first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
     chain = names[first : last + 1]
@@ -153,7 +162,7 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
     require_matplotlib()
     import matplotlib
 
-    path = Path(path)
+    path = as_path("save", path)
     suffix = suffix_of(path)
     root: Any = getattr(figure, "figure", None)
     if not hasattr(root, "savefig"):

@@ -11,8 +11,8 @@ from .canvas import (
     LABELLED,
     drawable,
     figure_for,
+    must_draw,
     new_figure,
-    require_matplotlib,
     wrap_title,
 )
 from .ink import weight_ink
@@ -30,7 +30,7 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
 
     The dashed line is the entropy of uniform weights, the largest that the mask allows.
     """
-    require_matplotlib()
+    must_draw("entropy_by_layer", report, Report, "report(...)")
     if ax is None:
         ax = new_figure(max(4.8, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4).add_subplot()
     numbers = range(len(report.layers))
@@ -59,7 +59,7 @@ def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) ->
     1 is the weight if all tokens received the same. Raises `BadValue` for a head that does not
     exist.
     """
-    require_matplotlib()
+    must_draw("received", report, Report, "report(...)")
     label = report[layer, head].label
     weights = report.layers[layer].received[head].double().cpu().numpy()
     count = len(weights)
@@ -91,7 +91,7 @@ def model(
     The scale of weights is their square root, from 0 to 1, as on the page. Returns the figure, or
     `ax` if passed, which the drawing replaces.
     """
-    require_matplotlib()
+    must_draw("model", report, Report, "report(...)")
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
     figure = figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import BadValue
 from ...functional.scaling import Scaling
-from .canvas import figure_for, require_matplotlib
+from .canvas import figure_for, must_draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def scaling(
     softmax, and the size of its gradient. Returns the figure, or `ax` if passed, which the four
     plots replace.
     """
-    require_matplotlib()
+    must_draw("scaling", report, Scaling, "why_scale()")
     if axes is None:
         axes = list(figure_for(None, ax, 10, 7).subplots(2, 2).ravel())
     if len(axes) != 4:

@@ -1,5 +1,6 @@
 """Convert a trace to JSON, for programs."""
 
+from ...errors import must_be
 from ...formatting import spelled, without_nan
 from ...trace import Trace
 
@@ -11,6 +12,7 @@ def to_json(trace: Trace) -> dict[str, object]:
 
     Strict JSON has no infinity, so numbers that are not finite are strings: "inf", "-inf", "nan".
     """
+    must_be("to_json", trace, Trace, "explain(...)")
     settings = {
         name: value if isinstance(value, str | int | float | None) else repr(value)
         for name, value in (trace.settings or {}).items()
