@@ -317,6 +317,20 @@ def test_weights_that_change_inside_the_block_count():
     assert not torch.allclose(before[:, 0], after[:, 0])
 
 
+@pytest.mark.parametrize("head", range(3))
+def test_writes_that_torch_does_not_count_do(head):
+    """A loop that updates `weight.data` changes no version of the weight."""
+    x = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(2))
+    module, stats = Gated(gated=False), [ch.value_weighted(GROUPS)]
+    with torch.no_grad(), ch.watch(module, stats=stats) as both:
+        module(x)
+        module.o_proj.weight.data[:, 4 * head : 4 * head + 4] *= torch.linspace(-3, 3, 4)
+        module(x)
+    with torch.no_grad(), ch.watch(module, stats=stats) as changed:
+        module(x)
+    assert torch.equal(both[1].value_weighted["near"], changed[0].value_weighted["near"])
+
+
 def _new_parameter(module):
     module.o_proj.weight = torch.nn.Parameter(torch.randn(5, 12))
 

@@ -20,17 +20,21 @@ from ..functional.sharding import over_ranks, token_positions
 from ..hf.projections import OutputProjection, output_projection, projection_parameter
 from ..masks.text_positions import PerText
 from ..problem.problem import Inputs, Problem
+from ..torch_state import has_values
 
 
 class _Layer(NamedTuple):
     root: Tensor  # (H, Dv, Dv): |v W_O| = |v root|
     parameter: Tensor  # of the model, which holds W_O
     version: int  # of the parameter, which a step of training changes in place
+    sample: Tensor  # of its numbers, because torch counts no write to `parameter.data`
 
     def differs(self, parameter: Tensor) -> bool:
         """Was the parameter changed or replaced?"""
         is_other = parameter.data_ptr() != self.parameter.data_ptr()
-        return is_other or self.version != _version(parameter)
+        if is_other or self.version != _version(parameter):
+            return True
+        return has_values(parameter) and not torch.equal(self.sample, _sample(parameter))
 
 
 class ValueNorms:
@@ -59,7 +63,8 @@ class ValueNorms:
             eigenvalues, vectors = torch.linalg.eigh(weight @ weight.mT)
             root = vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)
             parameter = projection.parameter
-            layer = self._layers[name] = _Layer(root, parameter, _version(parameter))
+            version, sample = _version(parameter), _sample(parameter).clone()
+            layer = self._layers[name] = _Layer(root, parameter, version, sample)
             heads = out.detach().reshape(p.B, p.H, out.shape[-2], p.Dv)
             self._unverified[projection.module] = projection, heads
         return layer.root.to(p.device, p.wide)
@@ -83,6 +88,12 @@ class ValueNorms:
 def _version(parameter: Tensor) -> int:
     """Return a number that changes with each write; tensors of inference mode have only one."""
     return 0 if parameter.is_inference() else parameter._version
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    """Return about 32 x 32 numbers of a matrix, a view of it."""
+    rows, columns = (max(1, size // 32) for size in parameter.shape)
+    return parameter[::rows, ::columns]
 
 
 @torch.no_grad()
