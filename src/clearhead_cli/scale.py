@@ -1,11 +1,12 @@
 """`clearhead scale`: show why scores are divided by sqrt(d)."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .output import check_writable, say, wrapped
+from .output import check_writable, say
 
 
 def scale(
@@ -26,6 +27,6 @@ def scale(
 
     check_writable(png)
     scaling = why_scale(size, keys=keys, seed=seed)
-    typer.echo(wrapped(str(scaling)))
+    typer.echo(scaling.text(shutil.get_terminal_size().columns))
     if png is not None:
         say(f"picture: {plot.save(plot.scaling(scaling), png)}")

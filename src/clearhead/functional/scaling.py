@@ -32,11 +32,12 @@ class Scaling:
     weights_scaled: Tensor
 
     def __repr__(self) -> str:
-        return str(self)
+        return self.text()
 
-    def __str__(self) -> str:
+    def text(self, width: int = 80) -> str:
+        """Return the table, and sentences about it that are wrapped to `width` columns."""
         lines = [
-            f"Why divide by sqrt(d)?  Random queries and keys, {self.keys} keys.",
+            *textwrap.wrap(f"Why divide by sqrt(d)? Random vectors, {self.keys} keys.", width),
             "",
             "         variance of scores      entropy of weights     gradient of weights",
             "     d    raw       scaled        raw      scaled         raw      scaled",
@@ -60,5 +61,5 @@ class Scaling:
             "is the norm of the derivatives of the weights by the scores.",
         ]
         for paragraph in paragraphs:
-            lines += ["", *textwrap.wrap(paragraph, 80)]
+            lines += ["", *textwrap.wrap(paragraph, width)]
         return "\n".join(lines)
