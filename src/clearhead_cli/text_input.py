@@ -47,7 +47,8 @@ def _read_file(typed: str) -> str:
         return typed
     looks_like_path = path.suffix in (".txt", ".md") or ("/" in typed and path.parent.is_dir())
     try:
-        if path.exists() and not path.is_dir():
+        is_folder = path.is_dir()
+        if path.exists() and not is_folder:
             return _decode(path.read_bytes(), f"the file {typed!r}")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -57,8 +58,8 @@ def _read_file(typed: str) -> str:
             "a text is typed, piped in, or read from a file.",
             "check the path and its permissions.",
         ) from error
-    if looks_like_path and not any(c.isspace() for c in typed):
-        what = "is a folder" if path.is_dir() else "does not exist"
+    if typed and (is_folder or looks_like_path) and not any(c.isspace() for c in typed):
+        what = "is a folder" if is_folder else "does not exist"
         raise BadValue(
             f"The file {typed!r} {what}.",
             "a text without spaces that looks like a path is the name of a file.",

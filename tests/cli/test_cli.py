@@ -262,6 +262,13 @@ def test_plan_prints_the_engine_and_computes_nothing(run):
     assert "with gradient" in out and "empty ones are skipped" in out
 
 
+def test_a_word_that_is_the_name_of_a_folder_is_refused(run, tmp_path, monkeypatch):
+    (tmp_path / "texts").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("look", "texts")
+    assert code == 2 and out == "" and err.startswith("Error: The file 'texts' is a folder.")
+
+
 def test_doctor_lists_what_is_installed(run):
     code, out, _ = run("doctor")
     assert (
@@ -394,6 +401,14 @@ def test_lines_fit_the_terminal(run, monkeypatch, verb, columns):
         assert max(map(len, out.splitlines())) <= (columns or 80)
         wrapped = [line for line in out.splitlines()[1:] if line[:3] == "   "]
         assert all(line[:16].isspace() and line[16] != " " for line in wrapped)
+
+
+def test_a_narrow_terminal_does_not_break_the_table_of_scale(run, monkeypatch):
+    table = run("scale")[1].split("\n\n")[1]
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 24)))
+    title, narrow, *sentences = run("scale")[1].split("\n\n")
+    assert narrow == table and len(table.splitlines()) == 7
+    assert all(len(line) <= 40 for block in (title, *sentences) for line in block.splitlines())
 
 
 def test_a_real_shell_and_a_real_pipe(tmp_path):
