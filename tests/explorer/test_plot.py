@@ -107,6 +107,7 @@ def test_all_heads_share_one_range_and_one_scale():
         assert ax.images[0].get_clim() == (-limit, limit)
     assert not scale.images
     assert figure._suptitle.get_text().startswith("weights = softmax(scaled)")
+    assert plot.heads(ch.explain(*torch.randn(3, 2, 5))).axes[0].get_title() == ""  # a lone head
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, None])

@@ -80,7 +80,7 @@ def heads(
     ink = ink_of(drawn)
     for i, (subplot, panel) in enumerate(zip(axes, drawn, strict=False)):
         image = draw(subplot, panel, ink, rows=i % across == 0, labelled=SMALL)
-        subplot.set_title(panel.title or step)
+        subplot.set_title(panel.title)
     for subplot in axes[len(drawn) :]:
         subplot.remove()
     ticks = ink[1].inverse(np.sqrt(WEIGHT_TICKS)) if drawn[0].is_share else None
