@@ -152,7 +152,8 @@ def _is(peer: str, name: str) -> bool:
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
-    explorer(ch.report(demo.load(), STORY, effects=True, progress=False), PICTURES / "explorer.png")
+    told = ch.report(demo.load(), STORY, effects=True, next_token=True, progress=False)
+    explorer(told, PICTURES / "explorer.png")
     real = ch.report(fetch(), SENTENCE, next_token=True, progress=False)
     explorer(real, PICTURES / "smollm2.png")
     terminal(real, PICTURES / "smollm2-terminal.png")

@@ -17,9 +17,9 @@ import { chosen, sheet, store } from "./store.js";
 // The meaning of a label's number. The first three are measured on held-out stories, the others on this
 // text.
 const MEANS = {
-  "previous word": "of held-out words have its largest weight on the word before",
-  subject: "of held-out verbs have its largest weight on their subject",
-  antecedent: "of held-out pronouns have its largest weight on their antecedent",
+  "previous word": "of held-out words look most at the word before",
+  subject: "of held-out verbs look most at their subject",
+  antecedent: "of held-out pronouns look most at their antecedent",
   induction: "of its weight, if a token occurred before, is on the token that followed it there",
   "duplicate token": "of its weight, if a token occurred before, is on that occurrence",
   "previous token": "of its weight is on the token before",
@@ -71,7 +71,7 @@ const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` 
 // All labels of a head: a measured one, or those of its roles.
 const labelsOf = (it) => (!it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label]);
 // The label of the heads that write the predicted token; null if these are unknown.
-const writingLabel = () => (snapshot().nextToken.writers.length ? `writes ${clip(snapshot().nextToken.token, 12)}` : null);
+const writingLabel = () => (snapshot().nextToken.writers.length ? `writes “${clip(snapshot().nextToken.token, 12)}”` : null);
 const writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
 const writes = (it) => writerAt(it) >= 0;
 const writerRank = (it) => (writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER);

@@ -196,7 +196,7 @@ def test_it_opens_at_the_head_that_writes_the_predicted_token(visit):
     text = "Long ago there was a witch. She took her"
     report = ch.report(storyteller.load(), text, next_token=True)
     tab = visit(replace(report, begin=None, model=None))
-    assert title(tab) == "Layer 1, head 7: writes potions, subject"
+    assert title(tab) == "Layer 1, head 7: writes “potions”, subject"
     sentence = tab.locator("#sentence").text_content()
     before, after = report.next_token.probability, report.next_token.clearest.without
     assert sentence == (
@@ -209,7 +209,7 @@ def test_it_opens_at_the_head_that_writes_the_predicted_token(visit):
     assert shown[at + 1 : at + 3] == ["L1 H7 from witch", "+0.93"]
     other = report.next_token.writers[1]
     tab.evaluate(f"go({{ layer: {other.layer}, head: {other.head} }})")
-    assert title(tab).startswith(f"Layer {other.layer}, head {other.head}: writes potions")
+    assert title(tab).startswith(f"Layer {other.layer}, head {other.head}: writes “potions”")
     tab.evaluate("go({ query: 3 })")  # writers write the token after the last one only
     assert "writes" not in tab.locator("#sentence").text_content()
 
@@ -287,8 +287,8 @@ def test_heads_that_were_measured_say_what_was_measured(visit):
     found = ch.report(storyteller.load(), "The cat sat because it was tired.")
     page = visit(found)
     for label, words in (
-        ("previous word", "held-out words have its largest weight on the word before"),
-        ("antecedent", "held-out pronouns have its largest weight on their antecedent"),
+        ("previous word", "held-out words look most at the word before"),
+        ("antecedent", "held-out pronouns look most at their antecedent"),
     ):
         page.locator(f"#grid .tile[aria-label*=': {label}']").click()
         assert words in page.inner_text("#head-lead")
@@ -547,7 +547,7 @@ def test_page_and_terminal_count_the_same_heads(visit):
     printed = " ".join(summary(found).split())
     assert 'several: 2 write "cat", 1 previous token' in printed
     shown = dict(x.rsplit(" ", 1) for x in tab.locator("#grid .label").all_text_contents())
-    assert shown.pop("writes cat") == "2" and "previous token" not in shown
+    assert shown.pop("writes “cat”") == "2" and "previous token" not in shown
     plain = sum(int(shown.pop(label)) for label in EVENNESS if label in shown)
     assert f"{plain} heads have no role" in printed and not shown
     heads = [

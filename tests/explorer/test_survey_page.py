@@ -102,6 +102,8 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     assert page.text_content("#head-title") == "Layer 1, head 3"
     assert page.text_content("#metric-title") == "previous"
     assert page.locator("#scatter circle").count() == 16
+    assert page.text_content("#colour-scale") == "01"  # the layers, pale to strong
+    assert "distance 2 to 3" in page.inner_text("#metrics")
     mixes = page.locator("#mixes tbody tr")
     assert mixes.locator("th").all_text_contents() == [*CLASSES_OF_STORIES, "all"]
     head = next(x for x in embedded(document)["heads"] if (x["layer"], x["head"]) == (1, 3))

@@ -13,7 +13,7 @@ const kinds = Object.keys(survey.key_kinds);
 export function rolesOf(mix) {
   const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: kinds[i], share }))
     .filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
-  return parts.length ? `Largest weight: ${parts.map(({ kind, share }) => `${kind} ${percent(share)}`).join(", ")} of queries.` : "";
+  return parts.length ? `Largest weight, by query: ${parts.map(({ kind, share }) => `${kind} ${percent(share)}`).join(", ")}.` : "";
 }
 
 export function drawMixes() {

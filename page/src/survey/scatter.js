@@ -26,6 +26,8 @@ function rangeOf(axis) {
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
+const end = (value) => (Number.isInteger(value) ? String(value) : number(value, 3));
+
 export function drawScatter() {
   const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
   if (!width || !height) return;
@@ -35,14 +37,18 @@ export function drawScatter() {
   const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
   const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
   const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((part) => colour(pale + part * (strong - pale)));
+  const ramp = make("i");
+  ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
+  byId("colour-scale").replaceChildren(end(pale), ramp, end(strong));
 
   const picture = makeSvg("svg", { width, height });
   for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
-    picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
+    picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, end(value)));
   }
   for (const value of [bottom, (bottom + top) / 2, top]) {
     picture.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
-    picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
+    picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, end(value)));
   }
   picture.append(makeSvg("text", { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
     words(chosen.x)));

@@ -54,7 +54,8 @@ export const head = () => survey.heads[chosen.at];
 export const numbers = () => head().metrics[chosen.metric];
 export const axes = [...PLACE, ...survey.metrics.map((it) => it.name),
   ...(survey.other ? survey.metrics.map((it) => DIFFERENCE + it.name) : [])];
-export const words = (name) => name.replace(DIFFERENCE, "difference of ").replaceAll("_", " ");
+export const words = (name) => name.replace(DIFFERENCE, "difference of ")
+  .replace(/_(\d+)_(\d+)$/, " $1 to $2").replaceAll("_", " ");
 
 /** The number of a head on an axis. @param {schema.SurveyHead} of */
 export function valueOn(of, axis) {

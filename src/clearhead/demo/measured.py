@@ -37,8 +37,8 @@ class MeasuredHead:
         """The size of the measurement, and its baselines."""
         return (
             f"Measured on {self.of:,} {WORDS_OF[self.label]} of held-out stories; an untrained "
-            f"model's best head reaches {self.random:.0%}, the best fixed distance "
-            f"{self.distance:.0%}."
+            f"model's best head reaches {100 * self.random:.0f} %, the best fixed "
+            f"distance {100 * self.distance:.0f} %."
         )
 
 

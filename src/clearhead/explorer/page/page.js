@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 34be5ae9c1210cf7bb62e5be3f71e61ea8c3d4a901fc07c8d47ff54294c37b3b; do not edit.
+// Made by `make page` from the sources 6c0f95a1d281819914fbd87d653621f4918f5656053f300ffa2489c23704f3db; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -2187,9 +2187,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
 
   // src/heads.js
   var MEANS = {
-    "previous word": "of held-out words have its largest weight on the word before",
-    subject: "of held-out verbs have its largest weight on their subject",
-    antecedent: "of held-out pronouns have its largest weight on their antecedent",
+    "previous word": "of held-out words look most at the word before",
+    subject: "of held-out verbs look most at their subject",
+    antecedent: "of held-out pronouns look most at their antecedent",
     induction: "of its weight, if a token occurred before, is on the token that followed it there",
     "duplicate token": "of its weight, if a token occurred before, is on that occurrence",
     "previous token": "of its weight is on the token before",
@@ -2248,7 +2248,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var isByEntropy = (it) => it.label in EVENNESS;
   var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` : percent(it.number);
   var labelsOf = (it) => !it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label];
-  var writingLabel = () => snapshot().nextToken.writers.length ? `writes ${clip(snapshot().nextToken.token, 12)}` : null;
+  var writingLabel = () => snapshot().nextToken.writers.length ? `writes “${clip(snapshot().nextToken.token, 12)}”` : null;
   var writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
   var writes = (it) => writerAt(it) >= 0;
   var writerRank = (it) => writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER;

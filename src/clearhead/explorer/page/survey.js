@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 34be5ae9c1210cf7bb62e5be3f71e61ea8c3d4a901fc07c8d47ff54294c37b3b; do not edit.
+// Made by `make page` from the sources 6c0f95a1d281819914fbd87d653621f4918f5656053f300ffa2489c23704f3db; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -172,7 +172,7 @@ var clearhead = (() => {
     ...survey.metrics.map((it) => it.name),
     ...survey.other ? survey.metrics.map((it) => DIFFERENCE + it.name) : []
   ];
-  var words = (name) => name.replace(DIFFERENCE, "difference of ").replaceAll("_", " ");
+  var words = (name) => name.replace(DIFFERENCE, "difference of ").replace(/_(\d+)_(\d+)$/, " $1 to $2").replaceAll("_", " ");
   function valueOn(of, axis) {
     if (PLACE.includes(axis)) return of[axis];
     if (axis.startsWith(DIFFERENCE)) return of.metrics[axis.slice(DIFFERENCE.length)]?.compared?.difference ?? NaN;
@@ -322,7 +322,7 @@ var clearhead = (() => {
   var kinds = Object.keys(survey.key_kinds);
   function rolesOf(mix) {
     const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: kinds[i], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
-    return parts.length ? `Largest weight: ${parts.map(({ kind, share }) => `${kind} ${percent(share)}`).join(", ")} of queries.` : "";
+    return parts.length ? `Largest weight, by query: ${parts.map(({ kind, share }) => `${kind} ${percent(share)}`).join(", ")}.` : "";
   }
   function drawMixes() {
     const { mixes, several } = head(), scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
@@ -603,6 +603,7 @@ var clearhead = (() => {
     if (low > high) return [0, 1];
     return low === high ? [low - 0.5, high + 0.5] : [low, high];
   }
+  var end = (value) => Number.isInteger(value) ? String(value) : number(value, 3);
   function drawScatter() {
     const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
     if (!width || !height) return;
@@ -612,13 +613,17 @@ var clearhead = (() => {
     const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
+    const stops = [0, 0.25, 0.5, 0.75, 1].map((part) => colour(pale + part * (strong - pale)));
+    const ramp = make("i");
+    ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
+    byId("colour-scale").replaceChildren(end(pale), ramp, end(strong));
     const picture = makeSvg("svg", { width, height });
     for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
-      picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, number(value, 3)));
+      picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, end(value)));
     }
     for (const value of [bottom, (bottom + top) / 2, top]) {
       picture.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
-      picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3)));
+      picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, end(value)));
     }
     picture.append(makeSvg(
       "text",
