@@ -45,6 +45,7 @@ struct Group {
   TensorView query_ids;  // float32 (b, h, q), whole numbers, or null
   TensorView key_ids;    // float32 (b, h, k), or null
   TensorView factors;    // float32 (b, h, k), or null
+  TensorView sums;       // float32 (b, h, q), contiguous queries: receives the sums
   bool of_weights;       // the sums are of weights, and otherwise of 2^y (RowStats)
 };
 
@@ -58,10 +59,9 @@ struct RowStats {
   int64_t n_top;                     // how many of the largest scores to keep
   TensorView top_offsets;            // float32 (b, h, k): added to the scores first, or null
   MatrixView top_scores, top_keys;   // (b, h, q, n_top), keys int64; unused entries are -inf and -1
-  int64_t n_groups;
-  MatrixView group_sums;  // (b, h, q, n_groups): sums over the keys of a group, times factors
-  const Group* groups;
   bool top_weights;  // top_scores receives weights (times 2^offset) instead of scores
+  int64_t n_groups;
+  const Group* groups;
 };
 
 // Sums of weights w = 2^y * share, computed by a second sweep. Each output may be null.

@@ -74,17 +74,15 @@ int attend_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
 // torch's types and functions for reading and making tensors, referenced from the import of the
 // package on.
 struct Torch {
-  PyObject *tensor, *parameter, *float32, *int64;
+  PyObject *tensor, *parameter;
   PyObject *is_neg, *is_grad_enabled, *new_empty, *is_cpu, *requires_grad;
 } torch;
 
 // Returns whether this torch has the functions by which the core reads a tensor.
-bool take_tensors(nb::handle tensor, nb::handle parameter, nb::handle float32, nb::handle int64,
-                  nb::handle is_neg, nb::handle is_grad_enabled, nb::handle new_empty) {
+bool take_tensors(nb::handle tensor, nb::handle parameter, nb::handle is_neg,
+                  nb::handle is_grad_enabled, nb::handle new_empty) {
   torch = {tensor.inc_ref().ptr(),
            parameter.inc_ref().ptr(),
-           float32.inc_ref().ptr(),
-           int64.inc_ref().ptr(),
            is_neg.inc_ref().ptr(),
            is_grad_enabled.inc_ref().ptr(),
            new_empty.inc_ref().ptr(),
@@ -95,68 +93,72 @@ bool take_tensors(nb::handle tensor, nb::handle parameter, nb::handle float32, n
          take_exchange(nb::cast<nb::capsule>(exchange).data());
 }
 
-// A new contiguous tensor, and where it is.
+// A new contiguous tensor, and the address of its numbers.
 struct NewTensor {
   nb::object tensor = nb::none();
-  Tensor memory{};
+  void* data = nullptr;
 };
-template <class... Sizes> NewTensor new_tensor(nb::handle like, Element element, Sizes... sizes) {
+NewTensor new_tensor(Element element, std::initializer_list<int64_t> sizes) {
   NewTensor x;
-  if (element == ELEMENTS) x.tensor = nb::handle(torch.new_empty)(like, sizes...);
-  else {
-    nb::handle dtype = element == INT64 ? torch.int64 : torch.float32;
-    x.tensor = nb::handle(torch.new_empty)(like, sizes..., nb::arg("dtype") = dtype);
-  }
-  if (!read_tensor(x.tensor.ptr(), &x.memory)) throw BAD_TENSOR;
+  x.tensor = nb::steal((PyObject*)make_tensor(element, sizes, &x.data));
+  return x;
+}
+// A tensor like another one, whose memory torch allocates.
+NewTensor new_like(nb::handle other, int64_t B, int64_t H, int64_t Tq, int64_t Dv) {
+  NewTensor x;
+  Tensor of_torch;
+  x.tensor = nb::handle(torch.new_empty)(other, B, H, Tq, Dv);
+  if (!read_tensor(x.tensor.ptr(), &of_torch)) throw BAD_TENSOR;
+  x.data = of_torch.data;
   return x;
 }
 
 // Computes the output, if it is wanted, and statistics of the rows, and adds sums of weights to the
 // tensors of `sums`, unless that is None. Bit i of `rows` requests member i of `RowStats`
-// (fields.h). Returns (code, out, rows, top_scores, top_keys, group_sums). One requested member is
-// (B, H, Tq), n are (n, B, H, Tq) in their order; what is not requested is None. `n_top` is -1
-// without a list.
+// (fields.h). Returns `Computed`: `rows` has a tensor (B, H, Tq) or None for each member,
+// `group_sums` a tensor (B, H, Tq) for each group. `n_top` is -1 without a list. Every tensor has
+// memory of its own.
 nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool output, nb::handle args,
                             int64_t rows, int64_t n_top, nb::handle top_offsets, bool top_weights,
                             nb::handle groups_of_statistics, nb::handle sums) {
-  NewTensor out, of_rows, top_scores, top_keys, group_sums;
+  NewTensor out, top_scores, top_keys;
+  nb::object of_rows[6] = {nb::none(), nb::none(), nb::none(), nb::none(), nb::none(), nb::none()};
+  nb::list group_sums;
   std::vector<Group> groups;
   std::unique_ptr<float[]> row_memory;  // for the sums
   const int code = call([&] {
     Problem p = read_problem({q, k, v, nb::none(), nb::none(), nb::none()}, args);
     RowStats s{};
-    const auto view = [&](const NewTensor& x) {  // (..., h, q, x)
-      const int64_t n = x.memory.sizes[3];
-      return MatrixView{x.memory.data, p.H * p.Tq * n, p.Tq * n, n, 1};
-    };
     if (output) {
-      out = new_tensor(q, ELEMENTS, p.B, p.H, p.Tq, p.Dv);
-      p.out = {out.memory.data, p.H * p.Tq * p.Dv, p.Tq * p.Dv, p.Dv};
+      out = new_like(q, p.B, p.H, p.Tq, p.Dv);
+      p.out = {out.data, p.H * p.Tq * p.Dv, p.Tq * p.Dv, p.Dv};
     }
-    const Element float32 = p.dtype == FLOAT32 ? ELEMENTS : Element(FLOAT32);
-    const auto of_each_row = [&](float* to) { return TensorView{to, p.H * p.Tq, p.Tq, 1}; };
+    const auto float32 = Element(FLOAT32);
+    const auto of_each_row = [&](void* to) { return TensorView{to, p.H * p.Tq, p.Tq, 1}; };
     TensorView* members[] = {&s.max, &s.sum, &s.moment, &s.largest, &s.lse, &s.entropy};
-    if (rows) {
-      const int64_t n = __builtin_popcountll(rows);
-      of_rows = n == 1 ? new_tensor(q, float32, p.B, p.H, p.Tq)
-                       : new_tensor(q, float32, n, p.B, p.H, p.Tq);
-      float* to = (float*)of_rows.memory.data;
-      for (int i = 0; i < 6; i++)
-        if (rows >> i & 1) *members[i] = of_each_row(to), to += p.B * p.H * p.Tq;
+    for (int i = 0; i < 6; i++) {
+      if (!(rows >> i & 1)) continue;
+      NewTensor x = new_tensor(float32, {p.B, p.H, p.Tq});
+      *members[i] = of_each_row(x.data);
+      of_rows[i] = std::move(x.tensor);
     }
     if (n_top >= 0) {
-      top_scores = new_tensor(q, float32, p.B, p.H, p.Tq, n_top);
-      top_keys = new_tensor(q, INT64, p.B, p.H, p.Tq, n_top);
+      top_scores = new_tensor(float32, {p.B, p.H, p.Tq, n_top});
+      top_keys = new_tensor(INT64, {p.B, p.H, p.Tq, n_top});
+      const auto view = [&](const NewTensor& x) {
+        return MatrixView{x.data, p.H * p.Tq * n_top, p.Tq * n_top, n_top, 1};
+      };
       s.n_top = n_top, s.top_scores = view(top_scores), s.top_keys = view(top_keys);
       s.top_weights = top_weights;
       s.top_offsets = Members(args, p).numbers(top_offsets, FLOAT32, p.Tk);
     }
     groups = read_groups(groups_of_statistics, p);
-    if (groups.size()) {
-      s.n_groups = int64_t(groups.size()), s.groups = groups.data();
-      group_sums = new_tensor(q, float32, p.B, p.H, p.Tq, s.n_groups);
-      s.group_sums = view(group_sums);
+    for (Group& group : groups) {
+      NewTensor x = new_tensor(float32, {p.B, p.H, p.Tq});
+      group.sums = of_each_row(x.data);
+      group_sums.append(x.tensor);
     }
+    s.n_groups = int64_t(groups.size()), s.groups = groups.data();
     WeightSums to{};
     if (!sums.is_none()) {
       to = read_weight_sums(sums, p);
@@ -178,8 +180,9 @@ nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool outpu
       return code || !to.max.data ? code : sum_weights(p, to);
     };
   });
-  return nb::make_tuple(code, out.tensor, of_rows.tensor, top_scores.tensor, top_keys.tensor,
-                        group_sums.tensor);
+  const nb::tuple all_rows =
+      nb::make_tuple(of_rows[0], of_rows[1], of_rows[2], of_rows[3], of_rows[4], of_rows[5]);
+  return nb::make_tuple(code, out.tensor, all_rows, top_scores.tensor, top_keys.tensor, group_sums);
 }
 
 // The factor from the scores in RowStats to natural logits; q, k and v do not matter.

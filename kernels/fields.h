@@ -16,7 +16,8 @@ namespace clearhead {
 struct Fields { const char *tuple, *members; };
 constexpr Fields FIELDS[] = {
     {"KernelArgs", "scale softcap before after lo hi bits bias slopes shift sinks dropout seed"},
-    {"RowStats", "max sum moment largest lse entropy"},  // the core returns the requested ones
+    {"RowStats", "max sum moment largest lse entropy"},  // of the rows that the core returns
+    {"Computed", "code out rows top_scores top_keys group_sums"},  // what it returns
     {"Groups", "masks factors of_weights"},
     {"GroupMask", "before after lo hi bits query_ids key_ids"},
     {"Sums", "max share received map_rows map_cols map map_factors exact_row exact"},

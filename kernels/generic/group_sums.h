@@ -22,6 +22,7 @@ template <class A> class GroupSums : protected BlockScores<A> {
         groups_(n_groups_ ? p.row_stats->groups : nullptr) {
     parts_ = arena.allocate<Part>(n_blocks_ * n_groups_);
     group_sums_ = arena.allocate<float>(n_blocks_ * n_groups_ * PADDED_ROWS);
+    share_ = arena.allocate<float>(n_groups_ ? n_blocks_ * PADDED_ROWS : 0);
     weights_ = PER_UNIT == 1 ? (Unit*)s_ : arena.allocate<Unit>(QUERY_BLOCK * Base::PAIR_STRIDE);
   }
 
@@ -62,12 +63,32 @@ template <class A> class GroupSums : protected BlockScores<A> {
     }
   }
 
-  float group_sum(int64_t row, int64_t g) const {
-    return group_sums_[(row / QUERY_BLOCK * n_groups_ + g) * PADDED_ROWS + row % QUERY_BLOCK];
+  // Writes the sums of a query block.
+  void write_group_sums(int64_t i) const {
+    const int rows = rows_of(i);
+    const Row *row = row_ + i * QUERY_BLOCK, *last = row + rows - 1;
+    const float* share = share_ + i * PADDED_ROWS;
+    for (int64_t g = 0; g < n_groups_; g++) {
+      const Group& group = groups_[g];
+      const float* sum = group_sums_ + (i * n_groups_ + g) * PADDED_ROWS;
+      if (row->h == last->h) {
+        float* to = row_at(group.sums, task_.b, row->h, row->q);
+        for (int r = 0; r < rows; r += W) {
+          F x = load(sum + r);
+          if (group.of_weights) x = mul(x, load(share + r));
+          store_part(to + r, x, in_vector(rows - r));
+        }
+      } else {
+        for (int r = 0; r < rows; r++)
+          *row_at(group.sums, task_.b, row[r].h, row[r].q) =
+              sum[r] * (group.of_weights ? share[r] : 1);
+      }
+    }
   }
 
  private:
-  // The keys of a group that some row of a query block has (hull), and that all rows have (core).
+  // The keys of a group that some row of a query block has (hull), and that no row lacks (core),
+  // except keys that it does not see, whose weights are 0.
   struct Part { KeyRange hull, core; };
 
   Part find_part(int64_t i, int64_t g) const {
@@ -76,6 +97,9 @@ template <class A> class GroupSums : protected BlockScores<A> {
     Part part = {NO_KEYS, {0, p_.Tk}};
     if (group.is_band() && row->h == last->h) {
       group.band_hull_and_core(row->q, last->q, &part.hull, &part.core);
+      const bool sees_band = MaskView(p_).is_band();
+      if (sees_band && p_.mask.before <= groups_[g].mask.before) part.core.lo = 0;
+      if (sees_band && p_.mask.after <= groups_[g].mask.after) part.core.hi = p_.Tk;
       return part;
     }
     for (; row <= last; row++) {
@@ -151,6 +175,7 @@ template <class A> class GroupSums : protected BlockScores<A> {
  protected:
   int64_t n_groups_;
   Unit* weights_;  // in float32 they overwrite the scores
+  float* share_;   // of each row, the weight at the maximum (RowStats)
 
  private:
   const Group* groups_;

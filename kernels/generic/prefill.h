@@ -40,7 +40,8 @@ template <class A> class Prefill : GroupSums<A> {
       Base::hull_, Base::key_block_, Base::begin_, Base::end_, Base::rows_of, Base::key_row,
       Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
       Base::sees_block, Base::scores, Base::prefetch_next_block, Base::visible_to, Base::n_groups_,
-      Base::weights_, Base::start_groups, Base::add_to_groups, Base::group_sum;
+      Base::weights_, Base::share_, Base::start_groups, Base::add_to_groups,
+      Base::write_group_sums;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -376,6 +377,8 @@ template <class A> class Prefill : GroupSums<A> {
       end.write_lse(p_, task_.b, r.h, r.q);
       if (p_.row_stats) write_stats(r, i, at, end);
     }
+    if (n_groups_)
+      for (int64_t i = 0; i < n_blocks_; i++) write_group_sums(i);
   }
 
   void write_stats(const Row& r, int64_t row, int64_t at, const RowEpilogue& end) {
@@ -409,9 +412,7 @@ template <class A> class Prefill : GroupSums<A> {
     }
     for (int64_t j = 0; j < n; j++)
       row_at<int64_t>(stats_.top_keys, task_.b, r.h, r.q)[j] = top_keys_[row * n + j];
-    for (int64_t g = 0; g < n_groups_; g++)
-      row_at<float>(stats_.group_sums, task_.b, r.h, r.q)[g] =
-          group_sum(row, g) * (stats_.groups[g].of_weights ? share : 1);
+    if (n_groups_) share_[at] = share;
   }
   // Returns - sum of w ln w. With w = p * share and p = 2^y it is
   // share * (-ln(share) * sum of p - sum of p ln p), where `gap` is -ln(share).

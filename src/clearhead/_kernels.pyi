@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, dtype
+from torch import Tensor
 from torch.nn import Parameter
 
 NO_DATA: int
@@ -11,8 +11,6 @@ NO_DATA: int
 def take_tensors(
     tensor: type[Tensor],
     parameter: type[Parameter],
-    float32: dtype,
-    int64: dtype,
     is_neg: Callable[[Tensor], bool],
     is_grad_enabled: Callable[[], bool],
     new_empty: Callable[..., Tensor],

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from itertools import product
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from ..engines.cpu import direct
-from ..engines.cpu.stats import CoreResults, core_results
+from ..engines.cpu.stats import core_results
 from ..engines.operators import in_kernels
 from ..errors import BadValue, refuse_keywords, renamed
 from ..files.results import Savable, data_frame
@@ -27,7 +27,7 @@ from ..stats import (
     parse_stats,
 )
 from ..stats.parse import how_to_request, must_fit
-from ..torch_state import is_undisturbed, loadable
+from ..torch_state import loadable
 from .ambient import ambient
 from .attention import compute, is_plain_call
 from .sharding import must_not_be_sharded
@@ -99,8 +99,8 @@ def look(
             problem, tensors, args = plain
             statistics = _parsed(stats, problem)
             if all(map(in_kernels, statistics)):
-                computed = core_results(problem, tensors, args, statistics, True)
-                return Look(problem, cast(Tensor, computed.out), computed)
+                out, results = core_results(problem, tensors, args, statistics, True)
+                return Look(problem, cast(Tensor, out), results)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
     statistics = _parsed(stats, problem)
@@ -139,37 +139,26 @@ class Look(ShownInNotebook, Savable):
 
     out: Tensor
 
-    def __init__(
-        self, problem: Problem, out: Tensor, statistics: dict[str, Result] | CoreResults
-    ) -> None:
+    def __init__(self, problem: Problem, out: Tensor, results: dict[str, Result]) -> None:
         self.out = problem.shape_back(out)
         self._about: str | Problem = problem
-        self._results: dict[str, Result] | CoreResults = statistics
-        if isinstance(statistics, CoreResults):
-            return
         if torch.compiler.is_compiling():
             # A description with the sizes would compile a graph for each length.
             self._about = "a compiled call"
-        back = problem.shape_back
-        self._results = {name: map_tensors(x, back) for name, x in statistics.items()}
-
-    def _finished(self) -> dict[str, Result]:
-        """Return the statistics. The first access finishes those that the core computed."""
-        computed = self._results
-        if not isinstance(computed, CoreResults):
-            return computed
-        problem, results = computed.problem, computed.finish()
         if problem.input_dims < 4:
-            results = {name: map_tensors(x, problem.shape_back) for name, x in results.items()}
-        # A tensor made under a transform of torch.func, or by a tracer, is of no use after it.
-        if not torch.compiler.is_compiling() and is_undisturbed():
-            self._results = results
-        return results
+            back = problem.shape_back
+            results = {name: map_tensors(x, back) for name, x in results.items()}
+        self._set_results(results)
+
+    def _set_results(self, results: dict[str, Result]) -> None:
+        self._results = results
+        for name, result in results.items():  # reading by `__getattr__` would take 0.6 us more
+            setattr(self, name, result)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the statistics."""
-        return tuple(self._finished())
+        return tuple(self._results)
 
     @property
     def about(self) -> str:
@@ -179,12 +168,14 @@ class Look(ShownInNotebook, Savable):
         return self._about
 
     def __getstate__(self) -> dict[str, object]:
-        return {"out": self.out, "_about": self.about, "_results": self._finished()}
+        return {"out": self.out, "_about": self.about, "_results": self._results}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.out, self._about = state["out"], state["_about"]
+        self._set_results(state["_results"])
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
-        results = {} if name.startswith("_") else self._finished()
-        if name in results:
-            return results[name]
+        results = {} if name.startswith("_") else self._results
         if new := renamed(name, results):
             return results[new]
         raise NotRequested(
@@ -192,9 +183,6 @@ class Look(ShownInNotebook, Savable):
             f"a look holds what was requested: {', '.join(['out', *results])}.",
             how_to_request(name, ["out", *results]),
         )
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.names]
 
     def __repr__(self) -> str:
         table = self.table()
@@ -210,7 +198,7 @@ class Look(ShownInNotebook, Savable):
         `BadValue` if no such statistic was requested, and `Missing` without pandas.
         """
         columns: dict[str, Tensor] = {}
-        for name, result in self._finished().items():
+        for name, result in self._results.items():
             if isinstance(result, TopWeights):
                 columns[f"{name} weight"] = result.weights[..., 0]
                 columns[f"{name} key"] = result.keys[..., 0]
@@ -235,7 +223,7 @@ class Look(ShownInNotebook, Savable):
     def table(self) -> list[tuple[str, str, str]]:
         """Return name, shape and summary of the output and of every statistic."""
         lines = [("out", self.out)]
-        for name, result in self._finished().items():
+        for name, result in self._results.items():
             if isinstance(result, TopWeights):
                 lines += [(name, result.weights)]
             elif isinstance(result, dict):

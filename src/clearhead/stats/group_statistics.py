@@ -1,6 +1,6 @@
 """Define sums over groups of keys: of weights, or of weights times a number per key."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar, cast
@@ -138,11 +138,11 @@ class GroupStatistic(RowStatistic):
 
     def finish(self, rows: FinishedRows) -> dict[str, Tensor]:
         (sums,) = rows.state.more[self.accumulator]
-        return self.of_sums(rows.weight(sums) if self.of_weights else sums)
+        return self.of_sums((rows.weight(sums) if self.of_weights else sums).unbind(-1))
 
-    def of_sums(self, sums: Tensor) -> dict[str, Tensor]:
-        """Convert sums over the groups, (B, H, Tq, groups), to this statistic."""
-        return dict(zip(self.groups, sums.unbind(-1), strict=True))
+    def of_sums(self, sums: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Convert the sums over each group, (B, H, Tq), to this statistic."""
+        return dict(zip(self.groups, sums, strict=True))
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,10 +218,10 @@ class value_weighted(GroupStatistic):
         self.masks.append(everything)
         self.read_by(positive=True, required=True)
 
-    def of_sums(self, sums: Tensor) -> dict[str, Tensor]:
-        *of_groups, total = sums.unbind(-1)
-        fractions = (x / total.masked_fill(total == 0, 1.0) for x in of_groups)
-        return dict(zip(self.groups, fractions, strict=True))
+    def of_sums(self, sums: Sequence[Tensor]) -> dict[str, Tensor]:
+        *of_groups, total = sums
+        total = total.masked_fill(total == 0, 1.0)
+        return dict(zip(self.groups, [x / total for x in of_groups], strict=True))
 
 
 def _group(statistic: str, name: object, group: object) -> Mask:

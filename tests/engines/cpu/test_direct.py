@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import resource
+import sys
 from copy import deepcopy
 from functools import partial
 
@@ -170,7 +172,6 @@ def parts(result):
 
 @pytest.mark.parametrize("copy", [deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_look_that_was_not_read_is_copied_and_saved(copy, tmp_path):
-    """The first access finishes the statistics."""
     q, k, v = (torch.randn(3, 5, 8) for _ in range(3))
     stats = ["entropy", "lse", ch.topk(2), ch.mass({"first": ch.prefix(1)})]
     look = partial(ch.look, q, k, v, mask=ch.causal, stats=stats)
@@ -234,6 +235,19 @@ def test_a_change_of_a_statistic_in_place_concerns_no_other():
     look.max.zero_()
     (gradient,) = torch.autograd.grad(product, factor)
     assert gradient.item() == pytest.approx(expected)
+
+
+def test_a_statistic_has_memory_of_its_own_which_is_freed():
+    q, k = torch.randn(1, 4, 7001, 8), torch.randn(1, 4, 17, 8)
+    stats = ["entropy", "lse", ch.topk(17), ch.mass({"first": (0, 1), "other": (1, 5)})]
+    unit, peaks = 1 if sys.platform == "darwin" else 1024, []
+    for _ in range(30):  # 6 MB of results each
+        look = ch.look(q, k, k, stats=stats)
+        results = [x for name in look.names for x in parts(getattr(look, name))]
+        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in results}
+        assert [*memory.values()] == [x.nbytes for x in results]
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    assert peaks[-1] - peaks[9] < 60e6
 
 
 def test_a_compiled_function_reads_a_look():

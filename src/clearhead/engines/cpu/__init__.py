@@ -98,10 +98,9 @@ class Cpu(Engine):
             return Results(decoded, {"lse": lse.to(problem.wide)})
         p, together = undropped, output and not problem.dropout
         computed = core_results(p, readable(inputs, together), args_of(p), statistics, together)
-        out = computed.out
         if output and problem.dropout:
-            out = attend_or_record(problem, inputs, False)[0]
-        return Results(out, computed.finish())
+            return Results(attend_or_record(problem, inputs, False)[0], computed.stats)
+        return computed
 
 
 def _few_weights(p: Problem) -> bool:

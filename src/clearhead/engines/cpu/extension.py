@@ -37,7 +37,7 @@ def must_have_fields(arguments: type[NamedTuple]) -> None:
     )
 
 
-must_be_of_this_version(bool(core) and "Groups" not in core.fields(), "how tensors are made")
+must_be_of_this_version(bool(core) and "Computed" not in core.fields(), "the tensors of results")
 
 # The library with torch's threads: by name on Linux, by path elsewhere.
 LIBRARIES = "libtorch_cpu.so", str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.dylib")
@@ -47,8 +47,6 @@ _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 _reads: bool = core is not None and core.take_tensors(
     Tensor,
     Parameter,
-    torch.float32,
-    torch.int64,
     Tensor.is_neg,
     torch.is_grad_enabled,
     Tensor.new_empty,

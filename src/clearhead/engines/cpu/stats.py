@@ -7,8 +7,6 @@ one.
 """
 
 import math
-from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,12 +15,13 @@ from torch import Tensor
 from ...masks.key_group import GroupMask
 from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
-from ...stats import Partial, Result, Statistic, exact_rows, map_tensors, pooled, topk
+from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
 from ...stats.group_statistics import GroupStatistic
 from ...stats.per_key import PerKey
 from ...stats.row_statistics import Effective, Entropy, Moment
 from ...stats.statistic import WeightStatistic, finish_rows
 from ...stats.top_scores import TopScores
+from ..engine import Results
 from ..operators import KernelArgs, with_rows
 from .call import args_of, check
 from .extension import core, must_have_fields
@@ -54,56 +53,39 @@ class Sums(NamedTuple):
     exact: Tensor | None = None
 
 
-for arguments in (GroupMask, Groups, Sums):
+class RowStats(NamedTuple):
+    """The statistics of rows that the core computes, (B, H, Tq); None if not requested. The first
+    three are accumulators in the core's units, the others are finished."""
+
+    max: Tensor | None
+    sum: Tensor | None
+    moment: Tensor | None
+    largest: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+
+
+class Computed(NamedTuple):
+    """What `attend_with_stats` of the core returns; None and an empty list if not requested."""
+
+    code: int
+    out: Tensor | None
+    rows: tuple[Tensor | None, ...]  # those of `RowStats`
+    top_scores: Tensor | None
+    top_keys: Tensor | None
+    group_sums: list[Tensor]  # of each group of all statistics, (B, H, Tq)
+
+
+for arguments in (GroupMask, Groups, Sums, RowStats, Computed):
     must_have_fields(arguments)
 
-# The statistics of rows that the core computes, (B, H, Tq), as bits of a number. `max`, `sum` and
-# `moment` are accumulators in the core's units; the others are finished.
-ROWS = core.fields()["RowStats"].split() if core else []
-BITS = {name: 1 << i for i, name in enumerate(ROWS)}
-NEEDS = {"lse": "lse", "max": "largest", "entropy": "entropy", "effective": "entropy"}
+# The members of `RowStats` from which finished statistics and accumulators follow.
+MAX, SUM, MOMENT, LARGEST, LSE, ENTROPY = range(6)
+FINISHED = {"lse": LSE, "max": LARGEST, "entropy": ENTROPY, "effective": ENTROPY}
+ACCUMULATED = {"lse": SUM, "max": MAX, "entropy": MOMENT, "effective": MOMENT}
 
 # The member of `Sums` to which each statistic of the second sweep is added.
 SUMS = {"received": "received", "pooled": "map", "exact_rows": "exact"}
-
-
-class CoreResults(NamedTuple):
-    """What the core computed: the output, and the numbers of statistics (`attend_with_stats`)."""
-
-    problem: Problem
-    statistics: tuple[Statistic, ...]
-    requested: int  # the bits of `rows`
-    summed: dict[str, Result]  # the statistics of the second sweep, finished
-    inference: bool  # was the call in inference mode?
-    out: Tensor | None
-    rows: Tensor | None
-    top_weights: Tensor | None
-    top_keys: Tensor | None
-    group_sums: Tensor | None
-
-    def finish(self) -> dict[str, Result]:
-        """Return the statistics by name, which follow from the tensors of the core alone."""
-        compiling = torch.compiler.is_compiling()
-        if not compiling and torch.is_inference_mode_enabled() is not self.inference:
-            with torch.inference_mode(self.inference):
-                return self.finish()
-        rows: Sequence[Tensor] = ()
-        if self.rows is not None:
-            rows = self.rows.unbind() if self.rows.dim() == 4 else [self.rows]
-        # Not as views of one tensor, whose changes in place autograd counts or refuses together.
-        own = attrgetter("data")
-        return {s.name: map_tensors(self._finished(s, rows), own) for s in self.statistics}
-
-    def _finished(self, s: Statistic, rows: Sequence[Tensor]) -> Result:
-        if s.name in NEEDS:
-            row = rows[(self.requested & (BITS[NEEDS[s.name]] - 1)).bit_count()]
-            return cast(Effective, s).of_entropy(row) if s.name == "effective" else row
-        if isinstance(s, topk):
-            return s.padded(cast(Tensor, self.top_weights), cast(Tensor, self.top_keys))
-        if isinstance(s, GroupStatistic):
-            sums = _sums_by_statistic(cast(Tensor, self.group_sums), self.statistics)
-            return s.of_sums(sums[s.name])
-        return self.summed[s.name]
 
 
 def core_results(
@@ -112,29 +94,60 @@ def core_results(
     args: KernelArgs,
     statistics: tuple[Statistic, ...],
     output: bool,
-) -> CoreResults:
+) -> Results:
     """Compute statistics of all queries over all keys, without gradients, and in the same sweep the
     output; without it, `tensors` need no values (`readable`)."""
-    requested, n, offsets, groups, sums = 0, -1, None, [], None
+    computed, sums = _compute(p, tensors, args, statistics, output=output, finished=True)
+    group_sums = iter(computed.group_sums)
+    results: dict[str, Result] = {}
     for s in statistics:
-        if s.name in NEEDS:
-            requested |= BITS[NEEDS[s.name]]
-        elif s.sweep == "second":
-            sums = sums or _empty_sums(p, statistics)
-        elif isinstance(s, topk):
-            n, offsets = min(s.n, p.Tk), _top_offsets(s, p, tensors, args)
+        if s.name in FINISHED:
+            row = cast(Tensor, computed.rows[FINISHED[s.name]])
+            results[s.name] = cast(Effective, s).of_entropy(row) if s.name == "effective" else row
+        elif s.name == "topk":
+            top = cast(Tensor, computed.top_scores), cast(Tensor, computed.top_keys)
+            results[s.name] = cast(topk, s).padded(*top)
+        elif s.sweep == "first":
+            of_groups = cast(GroupStatistic, s)
+            results[s.name] = of_groups.of_sums([next(group_sums) for _ in of_groups.masks])
         else:
-            groups.append(_groups(cast(GroupStatistic, s), p, finished=True))
-    code, *computed = core.attend_with_stats(
-        *tensors, output, args, requested, n, offsets, True, groups, sums
+            total = _sum_of(s, p, cast(Sums, sums))
+            results[s.name] = cast(WeightStatistic, s).finish(total, p.grid, None)
+    return Results(computed.out, results)
+
+
+def _compute(
+    p: Problem,
+    tensors: Inputs,
+    args: KernelArgs,
+    statistics: tuple[Statistic, ...],
+    *,
+    output: bool,
+    finished: bool,
+) -> tuple[Computed, Sums | None]:
+    """Call the core for `finished` statistics and their sums of weights, or for accumulators.
+
+    Statistics are distinguished by name, because `isinstance` of an abstract class takes 0.25 us.
+    """
+    row_of, rows = (FINISHED, 0) if finished else (ACCUMULATED, 1 << MAX | 1 << SUM)
+    n, offsets, groups, sums = -1, None, [], None
+    for s in statistics:
+        if s.name in row_of:
+            rows |= 1 << row_of[s.name]
+        elif s.name == "topk":
+            n = min(cast(topk, s).n, p.Tk)
+            offsets = _top_offsets(cast(topk, s), p, tensors, args)
+        elif s.sweep == "first":
+            of_groups = cast(GroupStatistic, s)
+            of_weights = finished and of_groups.of_weights
+            groups.append(Groups(of_groups.masks_for_core(p), _numbers(s, p), of_weights))
+        elif finished and sums is None:
+            sums = _empty_sums(p, statistics)
+    computed = Computed(
+        *core.attend_with_stats(*tensors, output, args, rows, n, offsets, finished, groups, sums)
     )
-    check(code)
-    summed = {}
-    if sums is not None:  # finished now, because a caller may change the numbers `by` in place
-        second = (s for s in statistics if isinstance(s, WeightStatistic))
-        summed = {s.name: s.finish(_sum_of(s, p, sums), p.grid, None) for s in second}
-    inference = torch.is_inference_mode_enabled()
-    return CoreResults(p, statistics, requested, summed, inference, *computed)
+    check(computed.code)
+    return computed, sums
 
 
 def core_stats(
@@ -144,27 +157,19 @@ def core_stats(
     largest logit of every query in float64, which `State` rounds."""
     tensors, args = readable(inputs, False), args_of(p)
     unit = core.logit_scale(*tensors, args)
-    tops = next((s for s in statistics if isinstance(s, topk)), None)
-    n, offsets = -1, None
-    if tops is not None:
-        n, offsets = min(tops.n, p.Tk), _top_offsets(tops, p, tensors, args)
-    groups = [_groups(s, p, finished=False) for s in statistics if isinstance(s, GroupStatistic)]
-    names = ["max", "sum"]
-    if any(isinstance(s, Entropy) for s in statistics):
-        names.append("moment")
-    code, _, rows, top_scores, top_keys, group_sums = core.attend_with_stats(
-        *tensors, False, args, sum(BITS[name] for name in names), n, offsets, False, groups, None
-    )
-    check(code)
-    top, total = rows[0], rows[1]
+    computed, _ = _compute(p, tensors, args, statistics, output=False, finished=False)
+    top, total, moment = cast(tuple[Tensor, Tensor, Tensor], computed.rows[:3])
+    group_sums = iter(computed.group_sums)
     more: dict[str, Accumulator] = {}
     for s in statistics:
         if isinstance(s, Entropy):
-            more[s.accumulator] = Moment(rows[2] * LN2)
+            more[s.accumulator] = Moment(moment * LN2)
         elif isinstance(s, topk):  # float64: exact differences
-            more[s.accumulator] = TopScores(top_scores.double() * unit, top_keys)
+            scores, keys = cast(Tensor, computed.top_scores), cast(Tensor, computed.top_keys)
+            more[s.accumulator] = TopScores(scores.double() * unit, keys)
         elif isinstance(s, GroupStatistic):
-            more[s.accumulator] = WeightedSum(_sums_by_statistic(group_sums, statistics)[s.name])
+            of_groups = torch.stack([next(group_sums) for _ in s.masks], -1)
+            more[s.accumulator] = WeightedSum(of_groups)
     state = State(top * unit, total, more)
     sums = None
     if second := [s for s in statistics if s.sweep == "second"]:
@@ -180,18 +185,6 @@ def readable(inputs: Inputs, output: bool) -> Inputs:
     """Return the tensors that the core reads: no values without the output."""
     q, k, v = map(with_rows, inputs)
     return Inputs(q, k, v if output else v[..., :0])
-
-
-def _groups(s: GroupStatistic, p: Problem, *, finished: bool) -> Groups:
-    """Return the groups of a statistic; sums are of weights if a `finished` statistic is."""
-    return Groups(s.masks_for_core(p), _numbers(s, p), finished and s.of_weights)
-
-
-def _sums_by_statistic(sums: Tensor, statistics: tuple[Statistic, ...]) -> dict[str, Tensor]:
-    """Split the sums over the groups of all statistics, (B, H, Tq, groups)."""
-    grouped = [s for s in statistics if isinstance(s, GroupStatistic)]
-    parts = [sums] if len(grouped) == 1 else sums.split([len(s.masks) for s in grouped], -1)
-    return {s.name: part for s, part in zip(grouped, parts, strict=True)}
 
 
 def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:

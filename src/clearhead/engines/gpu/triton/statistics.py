@@ -80,7 +80,7 @@ def _finished(
     sums: WeightSums,
 ) -> Result:  # fmt: skip
     if isinstance(s, GroupStatistic):
-        return s.of_sums(groups[s.accumulator])
+        return s.of_sums(groups[s.accumulator].unbind(-1))
     if isinstance(s, Entropy):
         return s.of_entropy(of_rows["entropy"])
     if isinstance(s, topk):
