@@ -23,7 +23,7 @@ BUDGETS = {
     "explorer": 3465,  # the page of a survey, with vectors and links; what heads carry; logit parts
     "survey": 3935,  # moves, forgets, budgets, needles; repeats; differences; vectors; mixes, NaN
     "demo": 475,  # and where its page begins
-    "inspection": 6620,  # attribution, circuits and what tokens write, roles, probe, paths, guards
+    "inspection": 6670,  # attribution, circuits and what tokens write, roles, probe, paths, guards
     "hf": 1755,  # GGUF files, which transformers misreads; output projections, NaN; tokens; caches
     "distributed": 2500,
     "nn": 1145,

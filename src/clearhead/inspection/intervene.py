@@ -52,7 +52,7 @@ def intervene(
 
     Raises:
         BadValue, BadType: an invalid edit; a pattern that matches no module; heads that do not
-            exist; a compiled model; an edit that does not fit a call; an edit for which it is
+            exist, or are divided over ranks; a compiled model; an edit that does not fit a call; an edit for which it is
             ambiguous which call a checkpoint recomputes; and at the end of the block, an edit that
             never applied.
     """

@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import BadType, BadValue, is_iterable, kind_of, whole_number
 from ..functional.ambient import THROUGH_CLEARHEAD
 from ..torch_state import compiled_parts, in_backward
+from .divided_weights import heads_must_be_whole
 from .text_stack import TextStack
 
 
@@ -109,8 +110,13 @@ class Layers:
         return self._running[-1] if self._running and not self._in_other_thread() else None
 
     def next_call(self) -> tuple[int, str]:
-        """Count an attention call of the running module. Returns the layer and the module name."""
+        """Count an attention call of the running module. Returns the layer and the module name.
+
+        Raises `BadValue` if the heads of the module are divided over ranks.
+        """
         name = self._running[-1]
+        if self.texts.running:
+            heads_must_be_whole(name, self.texts.running[-1].module)
         layer = self._numbers.setdefault((name, self._calls[name]), len(self._numbers))
         if layer == len(self.names):
             self.names.append(name)

@@ -16,6 +16,7 @@ from ..nn.token_ids import run_with_known_ids
 from ..torch_state import own_dtypes
 from .copies import fresh
 from .direct_paths import DirectPaths, Part
+from .divided_weights import weights_must_be_whole
 from .intervene import refuse_compiled
 from .layers import must_be_module, no_attention_call
 from .logit_parts import LogitAttribution, Source
@@ -74,6 +75,7 @@ def logit_attribution(
     must_be_module("logit_attribution", model, rule, more)
     must_not_be_sharded("logit_attribution")
     refuse_compiled(model)
+    weights_must_be_whole("logit_attribution", model)
     inputs, text = _one_text(ids)
     paths = DirectPaths(model)
     with no_random_numbers(model), paths.recorded():
