@@ -52,9 +52,9 @@ def intervene(
 
     Raises:
         BadValue, BadType: an invalid edit; a pattern that matches no module; heads that do not
-            exist, or are divided over ranks; a compiled model; an edit that does not fit a call; an edit for which it is
-            ambiguous which call a checkpoint recomputes; and at the end of the block, an edit that
-            never applied.
+            exist, or are divided over ranks; a compiled model; an edit that does not fit a call; an
+            edit for which it is ambiguous which call a checkpoint recomputes; and at the end of the
+            block, an edit that never applied.
     """
     rule = "edits apply to the attention calls of a model's modules."
     more = "; for one call, pass the edited mask to attention(...)"

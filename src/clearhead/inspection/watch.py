@@ -91,11 +91,10 @@ def watch(
 
     Raises:
         BadValue, BadType: unknown statistics, patterns that match no module, heads or rows that do
-            not exist, heads that tensor parallelism divides over ranks, a folder that cannot be written or
-            holds an earlier recording; and at the end
-            of the block, if the model ran without an attention call, or a layer in `layers` made
-            none; for statistics of values, an output projection that is not found, or that does not
-            compute what the layer returns.
+            not exist, heads that tensor parallelism divides over ranks, a folder that cannot be
+            written or holds an earlier recording; and at the end of the block, if the model ran
+            without an attention call, or a layer in `layers` made none; for statistics of values,
+            an output projection that is not found, or that does not compute what the layer returns.
 
     Warns if a part of the model is compiled.
     """
