@@ -52,13 +52,10 @@ template <class A> class Backward : BlockScores<A> {
       Base::key_block_, Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of,
       Base::query_row, Base::key_row, Base::find_ranges, Base::pack_groups, Base::pack_panels,
       Base::any_query_sees_block, Base::sees_block, Base::scores, Base::value_scores,
-      Base::value_tile_for, Base::visible_to, Base::PER_UNIT, Base::WEIGHT_STRIDE;
+      Base::value_tile_for, Base::visible_to, Base::PER_UNIT, Base::WEIGHT_STRIDE,
+      Base::ROWS_ARE_UNITS, Base::SHORT, Base::unpacked_;
   // With 448 KB, D = 128 took 12 % longer (bench/LOG.md, 2026-11-21).
   static constexpr int64_t CHUNK_BYTES = 896 << 10;
-  // The most queries and keys of a short head. Without packing, forward and backward take 0.84 of
-  // the time at 16 tokens, 0.9 at 64, 0.96 at 128 and 1.0 at 192 (bench/LOG.md, 2026-11-27).
-  static constexpr int64_t SHORT = 128;
-  static constexpr bool ROWS_ARE_UNITS = sizeof(E) == sizeof(Unit);  // float32
 
  public:
   static int64_t rows(const Problem& p) {
@@ -181,6 +178,7 @@ template <class A> class Backward : BlockScores<A> {
     if (has_nonfinite(q, p_.q.t, rows, p_.D) || has_nonfinite(k, p_.k.t, keys, p_.D) ||
         has_nonfinite(dout, g_.dout.t, rows, p_.Dv))
       return false;
+    unpacked_ = true;
     hull_ = key_block_ = {0, keys};
     pack_panels(p_.k, p_.D, k_);
     pack_panels(p_.v, p_.Dv, v_);
@@ -189,10 +187,10 @@ template <class A> class Backward : BlockScores<A> {
       dp_ = all_dp_ + i * QUERY_BLOCK * SCORE_STRIDE;
       sees_block(i);  // sets the ranges of the rows
       lo_ = 0, hi_ = int(keys);
-      Base::template scores<true>(i);
+      scores(i);
       for (int r = 0; r < rows_of(i); r += SCORE_ROWS)
-        Base::template value_scores<true>(i * QUERY_BLOCK + r, min(SCORE_ROWS, rows_of(i) - r),
-                                          (const Unit*)dout, v_, dp_ + r * SCORE_STRIDE, g_.dout.t);
+        value_scores(i * QUERY_BLOCK + r, min(SCORE_ROWS, rows_of(i) - r), (const Unit*)dout, v_,
+                     dp_ + r * SCORE_STRIDE, g_.dout.t);
       logit_gradients(i);
     }
     float* dk = row_at(g_.head_dk, b, h, 0);

@@ -20,6 +20,10 @@ template <class A> class BlockScores : protected Products<A> {
   using Base::KEY_BLOCK, Base::PANEL, Base::PER_UNIT, Base::SCORE_STRIDE;
   using E = typename A::Element;
   static constexpr int PADDED_ROWS = (QUERY_BLOCK + W - 1) / W * W;
+  // Up to so many keys, packing float32 rows costs more than it gains. Without it, forward and
+  // backward take 0.84 of the time at 16 tokens, 0.9 at 64, 0.96 at 128 and 1.0 at 192
+  // (bench/LOG.md, 2026-11-27).
+  static constexpr int64_t SHORT = 128;
 
   struct Row {
     int64_t h, q;
@@ -186,9 +190,8 @@ template <class A> class BlockScores : protected Products<A> {
   }
 
   // Pass 2: computes the scores of a query block and a key block (logits.h), -infinity for masked
-  // keys. Stores the maxima of each row in the lanes of `lane_max_`. UNPACKED: reads the queries of
-  // one head where they are, in float32.
-  template <bool UNPACKED = false> void scores(int64_t i) {
+  // keys. Stores the maxima of each row in the lanes of `lane_max_`.
+  void scores(int64_t i) {
     const QueryBlock& block = blocks_[i];
     int rows = rows_of(i);
     for (int r = 0; r < PADDED_ROWS; r++) lane_max_[r] = splat(-INF);
@@ -221,10 +224,10 @@ template <class A> class BlockScores : protected Products<A> {
         bool unmodified = full && logits_.unmodified();
         int from = int(part.lo), wide = int(part.size());
         const int64_t row = i * QUERY_BLOCK + r;
-        const Unit* q = UNPACKED ? (const Unit*)query_row(p_.q, row_[row]) : q_ + row * steps_;
-        Base::template score_tile_for<UNPACKED>(here, wide / W)(
-            q, p_.q.t, k_ + k * steps_ + from, steps_, s + from,
-            unmodified ? lane_max_ + r : nullptr);
+        const Unit* q = unpacked_ ? (const Unit*)query_row(p_.q, row_[row]) : q_ + row * steps_;
+        Base::score_tile_for(unpacked_, here, wide / W)(q, p_.q.t, k_ + k * steps_ + from, steps_,
+                                                        s + from,
+                                                        unmodified ? lane_max_ + r : nullptr);
         if (unmodified) continue;
         for (int x = 0; x < here; x++)
           apply_mask_and_bias(row_[i * QUERY_BLOCK + r + x], key + from, wide,
@@ -242,18 +245,17 @@ template <class A> class BlockScores : protected Products<A> {
 
   // Pass 2b: computes the products of vectors of a tile of rows, packed like queries, with the
   // values, packed like keys, over the keys that these rows see. `row` is a multiple of SCORE_ROWS.
-  // UNPACKED: the vectors are float32 rows, `stride` apart.
-  template <bool UNPACKED = false> void value_scores(int64_t row, int rows, const Unit* vectors,
-                                                     const Unit* values, float* to,
-                                                     int64_t stride = 0) const {
+  // With `unpacked_` the vectors are rows, `stride` apart.
+  void value_scores(int64_t row, int rows, const Unit* vectors, const Unit* values, float* to,
+                    int64_t stride = 0) const {
     const int64_t steps = unit_count(p_.Dv);
     KeyRange range = visible_to(row, rows);
     for (int64_t k = range.lo / W * W, next; k < range.hi; k = next) {
       int64_t panel = k / PANEL * PANEL;
       next = min(panel + PANEL, round_up(range.hi, W));
-      Base::template score_tile_for<UNPACKED>(rows, int(next - k) / W)(
-          vectors + row * (UNPACKED ? stride : steps), stride, values + panel * steps + (k - panel),
-          steps, to + k, nullptr);
+      Base::score_tile_for(unpacked_, rows, int(next - k) / W)(
+          vectors + row * (unpacked_ ? stride : steps), stride,
+          values + panel * steps + (k - panel), steps, to + k, nullptr);
     }
   }
 
@@ -297,6 +299,7 @@ template <class A> class BlockScores : protected Products<A> {
   Row* row_;
   QueryBlock* blocks_;
   Unit *q_, *k_;
+  bool unpacked_ = false;  // whether q, float32 of one head, is read where it is
   float* s_;
   float* cap_slope_ = nullptr;  // if set, receives the slope of the cap, 1 - tanh^2, at every score
   KeyRange hull_, key_block_;

@@ -40,8 +40,8 @@ template <class A> class Prefill : GroupSums<A> {
       Base::hull_, Base::key_block_, Base::begin_, Base::end_, Base::rows_of, Base::key_row,
       Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
       Base::sees_block, Base::scores, Base::prefetch_next_block, Base::visible_to, Base::n_groups_,
-      Base::weights_, Base::share_, Base::start_groups, Base::add_to_groups,
-      Base::write_group_sums;
+      Base::weights_, Base::share_, Base::unpacked_, Base::SHORT, Base::start_groups,
+      Base::add_to_groups, Base::write_group_sums;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -76,7 +76,8 @@ template <class A> class Prefill : GroupSums<A> {
 
   void compute() {
     find_ranges({0, p_.Tk});
-    pack_groups(p_.q, p_.D, q_);
+    unpacked_ = Base::ROWS_ARE_UNITS && task_.heads == 1 && p_.Tk <= SHORT;
+    if (!unpacked_) pack_groups(p_.q, p_.D, q_);
     initialize();
     for (int64_t key = hull_.lo / KEY_BLOCK * KEY_BLOCK; key < hull_.hi; key += KEY_BLOCK) {
       key_block_ = {key, min(key + KEY_BLOCK, hull_.hi)};

@@ -32,6 +32,7 @@ struct Columns {
 template <class A> struct Products {
   using Unit = typename A::Unit;
   static constexpr int PER_UNIT = A::PER_UNIT;
+  static constexpr bool ROWS_ARE_UNITS = sizeof(typename A::Element) == sizeof(Unit);  // float32
   static constexpr int PANEL = SCORE_VECTORS * W;
   static constexpr int KEY_BLOCK = 192;  // keys; their scores of a query block are 18 KB, in L1
   static constexpr int64_t CHAIN = PER_UNIT == 1 ? 192 : 1 << 30;  // steps of one sum
@@ -98,12 +99,19 @@ template <class A> struct Products {
     } while (from < steps);
   }
   using ScoreTile = void (*)(const Unit*, int64_t, const Unit*, int64_t, float*, F*);
-  template <bool UNPACKED = false> static ScoreTile score_tile_for(int rows, int vectors) {
-    static constexpr auto table = []<int... i>(std::integer_sequence<int, i...>) {
+  static ScoreTile score_tile_for(bool unpacked, int rows, int vectors) {
+    constexpr auto table = []<bool UNPACKED, int... i>(std::integer_sequence<int, i...>) {
       return Table<ScoreTile, sizeof...(i)>{
           {score_tile<UNPACKED, i / SCORE_VECTORS + 1, i % SCORE_VECTORS + 1>...}};
-    }(std::make_integer_sequence<int, SCORE_ROWS * SCORE_VECTORS>());
-    return table.entry[(rows - 1) * SCORE_VECTORS + vectors - 1];
+    };
+    constexpr auto all = std::make_integer_sequence<int, SCORE_ROWS * SCORE_VECTORS>();
+    static constexpr auto packed_tiles = table.template operator()<false>(all);
+    const int i = (rows - 1) * SCORE_VECTORS + vectors - 1;
+    if constexpr (ROWS_ARE_UNITS) {
+      static constexpr auto unpacked_tiles = table.template operator()<true>(all);
+      if (unpacked) return unpacked_tiles.entry[i];
+    }
+    return packed_tiles.entry[i];
   }
 
   // Computes R queries x N vectors of the weighted sum, which stay in registers over the keys of

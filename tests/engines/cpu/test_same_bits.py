@@ -42,3 +42,13 @@ def test_an_example_has_the_same_bits_alone_in_a_batch_and_on_any_threads(level,
         assert all(map(torch.equal, again, together))
         alone = output_and_gradients(*(x[2:] for x in (q, k, v, upstream)))
         assert all(torch.equal(x, y[2:]) for x, y in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("Tq, Tk", [(16, 16), (50, 128)])
+def test_shared_keys_give_the_bits_of_repeated_ones(Tq, Tk, level):
+    """The queries of heads that share keys are packed; those of one short head are not."""
+    q, k, v = torch.randn(1, 4, Tq, 33), torch.randn(1, 2, Tk, 33), torch.randn(1, 2, Tk, 33)
+    repeated = (x.repeat_interleave(2, 1) for x in (k, v))
+    mask = ch.Causal(align="end")
+    shared = ch.attention(q, k, v, mask=mask, engine="cpu")
+    assert torch.equal(shared, ch.attention(q, *repeated, mask=mask, engine="cpu"))
