@@ -23,6 +23,10 @@
 // matrices in L1, w and dY. They are operands of three products: two transposed, summed over the
 // queries, and one summed over the keys.
 //
+// Short heads. Packing costs more than it gains, so rows of q, k and dO are read where they are if
+// they are float32 and whole vectors, and gradients are stored from registers. The two matrices of
+// all queries are in L1 or L2.
+//
 // Precision. For bf16, if the processor has dot products of pairs, all five products are of pairs.
 // Scores and dP are computed from the inputs. For the other three products w and dY are rounded to
 // bf16, as forward and torch round the weights. The errors of dq, dk and dv are then smaller than

@@ -9,7 +9,8 @@
 // Memory layout. A task holds its packed queries, their output sums and their (max, sum), and loops
 // over blocks of KEY_BLOCK keys. A key block is packed once. Keys are packed as panels [D][PANEL],
 // so that a vector holds one coordinate of W keys; values as [key][Dv], padded. Then each query
-// block computes its scores (18 KB, which stay in L1), softmax and weighted sum.
+// block computes its scores (18 KB, which stay in L1), softmax and weighted sum. With few keys, the
+// float32 queries of one head are read where they are.
 //
 // Statistics. Those of a row are computed in the softmax pass. A moment takes one more FMA a
 // vector. The largest scores are listed for W rows at once in a row's first block, and take one
