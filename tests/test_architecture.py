@@ -25,7 +25,7 @@ BUDGETS = {
     "demo": 475,  # and where its page begins
     "inspection": 6670,  # attribution, circuits and what tokens write, roles, probe, paths, guards
     "hf": 1755,  # GGUF files, which transformers misreads; output projections, NaN; tokens; caches
-    "distributed": 2500,
+    "distributed": 2510,
     "nn": 1145,
     "functional": 1192,  # a look is finished when read, as in its call; numbers over ranks
     "testing": 140,

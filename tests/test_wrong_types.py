@@ -8,7 +8,7 @@ import torch
 
 import clearhead as ch
 from clearhead import demo, hf, views
-from clearhead.distributed import balanced, contiguous, head_tail
+from clearhead.distributed import balanced, by_document, contiguous, head_tail
 from clearhead.errors import AttentionError, BadType, BadValue
 from clearhead.explorer import html, plot, text
 
@@ -47,6 +47,7 @@ RESULTS = {
     "received": lambda report: plot.received(report, 0, 0),
     "save": lambda figure: plot.save(figure, "figure.png"),
     "balanced": lambda mask: balanced(mask, 8, 2),
+    "by_document": lambda ids: by_document([ids, None], 2),
 }
 LISTS = {
     "stats": lambda some: ch.look(q, q, q, stats=some),
@@ -61,6 +62,8 @@ COUNTS = {
     "most": lambda n: ch.matrix(q, q).to_dense(most=n),
     "length": lambda n: contiguous(n, 2),
     "world": lambda n: head_tail(8, n),
+    "activation": lambda name: ch.nn.FeedForward(8, activation=name),
+    "of": lambda name: ch.edits.patch(ch.Recording(), of=name, layers=[0]),
     "which": ch.Effects("loss", 0.0, ()).grid,
 }
 WRONG = [3, 2.5, True, b"name", ["name"], {"a": 1}, object(), torch.zeros(2), np.zeros(2), len, q]

@@ -176,7 +176,14 @@ def by_document(ids: Tensor | Sequence[int], world: int) -> Layout:
     >>> by_document([0, 0, 0, 1, 1, 2], 2)
     Layout(0:3; 3:6)
     """
-    names = torch.as_tensor(ids, device="cpu")
+    try:
+        names = torch.as_tensor(ids, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadType(
+            f"by_document got {kind_of(ids)} for ids.",
+            "ids are a tensor or a list of numbers, one for each position.",
+            "pass for example [0, 0, 1, 1].",
+        ) from error
     if names.dim() != 1:
         raise BadValue(
             f"by_document got ids of shape {tuple(names.shape)}.",

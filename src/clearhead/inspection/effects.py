@@ -109,6 +109,7 @@ def effects(
         at_once = as_count("effects got at_once", at_once, rule, hint, least=1)
     if not callable(metric) and metric != "loss":
         raise _no_metric(metric)
+    estimate = bool(estimate)  # torch accepts nothing else
     recorder = Recorder(grad=estimate)
     with torch.set_grad_enabled(estimate), editing(recorder), no_random_numbers(model):
         with module_hooks(model, recorder.layers.enter, recorder.layers.leave):

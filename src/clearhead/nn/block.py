@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.d = check_size("FeedForward", "d", d)
         self.hidden = check_size("FeedForward", "hidden", 4 * self.d if hidden is None else hidden)
-        if activation not in _ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise BadValue(
                 f"FeedForward got activation={activation!r}.",
                 f"an activation is one of {', '.join(map(repr, _ACTIVATIONS))}.",

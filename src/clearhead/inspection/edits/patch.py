@@ -61,7 +61,7 @@ class patch(FromRecording):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.of not in RECORDED:
+        if not isinstance(self.of, str) or self.of not in RECORDED:
             raise BadValue(
                 f"patch got of={self.of!r}.",
                 'of is "query", "key", "value" or "output".',
