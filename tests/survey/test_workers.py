@@ -2,10 +2,8 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from clearhead.survey.merge import merge
 from clearhead.survey.ranks import VARIABLES, Rank, rank_of_environment
 from clearhead.survey.tables import SCHEMA
 from examples.storyteller import story
+from tests.fresh_process import run_program
 
 TEXTS = [str(story(3, number)) for number in range(11)]
 OPTIONS = {"shard_tokens": 200, "metrics": "basic"}
@@ -135,7 +134,7 @@ def command(texts: Path, out: Path, *options: str) -> list[str]:
 
 @pytest.mark.outside
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(300)
 def test_processes_of_the_command_line(alone, tmp_path):
     texts = folder_of(tmp_path)
     subprocess.run(command(texts, tmp_path / "two", "--workers", "2"), check=True)
@@ -143,20 +142,39 @@ def test_processes_of_the_command_line(alone, tmp_path):
     assert {n: tables(tmp_path / "two")[n] for n in names} == {n: alone[n] for n in names}
 
 
+KILLED = """
+import os, random, signal, sys, time
+import clearhead_cli, clearhead.demo, clearhead.survey, duckdb  # each command is forked with them
+
+*command, timed, out = sys.argv[1:]
+
+def start(out):
+    child = os.fork()
+    if not child:
+        sys.argv = ["clearhead", *command, "--out", out]
+        clearhead_cli.main()  # exits
+    return child
+
+started = time.monotonic()
+assert os.waitpid(start(timed), 0)[1] == 0
+seconds, random_moment = time.monotonic() - started, random.Random(5)
+for _ in range(20):
+    child = start(out)
+    time.sleep(random_moment.uniform(0.1, 1.0) * seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
 @pytest.mark.outside
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(300)
 def test_a_killed_worker_loses_nothing(alone, tmp_path):
     """SIGKILL at 20 random moments; then the command is run once more."""
-    texts, out, random_moment = folder_of(tmp_path), tmp_path / "killed", random.Random(5)
-    started = time.monotonic()
-    subprocess.run(command(texts, tmp_path / "timed"), check=True)
-    seconds = time.monotonic() - started
-    for _ in range(20):
-        child = subprocess.Popen(command(texts, out))
-        time.sleep(random_moment.uniform(0.2, 1.0) * seconds)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    texts, out = folder_of(tmp_path), tmp_path / "killed"
+    options = "survey", texts, "--shard-tokens", 200
+    ended = run_program(KILLED, *options, tmp_path / "timed", out)
+    assert ended.returncode == 0, ended.stderr
     subprocess.run(command(texts, out), check=True)
     names = set(SCHEMA) - {"texts"}
     assert {n: tables(out)[n] for n in names} == {n: alone[n] for n in names}
@@ -164,7 +182,7 @@ def test_a_killed_worker_loses_nothing(alone, tmp_path):
 
 @pytest.mark.outside
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(300)
 def test_two_shells_and_torchrun(alone, tmp_path):
     texts, names = folder_of(tmp_path), set(SCHEMA) - {"texts"}
     children = []
@@ -173,7 +191,8 @@ def test_two_shells_and_torchrun(alone, tmp_path):
         environment = os.environ | variables
         children.append(subprocess.Popen(command(texts, tmp_path / "shells"), env=environment))
     assert [child.wait() for child in children] == [0, 0]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node=2", "--no-python"]
     subprocess.run([*launcher, *command(texts, tmp_path / "torchrun")], check=True)
     for out in ("shells", "torchrun"):
         assert {n: tables(tmp_path / out)[n] for n in names} == {n: alone[n] for n in names}
@@ -181,7 +200,7 @@ def test_two_shells_and_torchrun(alone, tmp_path):
 
 @pytest.mark.outside
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(300)
 def test_two_actors_of_ray(alone, tmp_path):
     pytest.importorskip("ray", reason="ray is not installed")
     texts, names = folder_of(tmp_path), set(SCHEMA) - {"texts"}
