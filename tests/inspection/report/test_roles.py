@@ -1,6 +1,6 @@
 """Roles of heads: false ones are rare, planted ones are found, and their numbers are right.
 
-`pytest -m slow tests/inspection/report/test_roles.py` draws 10,000 heads a case."""
+`pytest -m slow tests/inspection/report/test_roles.py` draws 2,500 to 10,000 heads a case."""
 
 import math
 
@@ -38,14 +38,15 @@ def test_heads_without_a_role_have_none(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("T", [16, 32, 64, 128, 256, 512])
+@pytest.mark.parametrize(
+    "T, texts", [(16, 40), (32, 40), (64, 40), (128, 40), (256, 20), (512, 10)]
+)
 @pytest.mark.parametrize("kind", simulated.KINDS)
 @pytest.mark.parametrize("causal", [True, False])
-def test_of_a_thousand_heads_without_a_role_at_most_one_has_one(kind, T, causal):
-    count = false_roles(kind, T, 40, 250, causal)
-    print(f"{kind}, {T} tokens, {'causal' if causal else 'full'}: {count} of 10,000")
-    assert count <= 10
+def test_of_a_thousand_heads_without_a_role_at_most_one_has_one(kind, T, texts, causal):
+    count, heads = false_roles(kind, T, texts, 250, causal), 250 * texts
+    print(f"{kind}, {T} tokens, {'causal' if causal else 'full'}: {count} of {heads:,}")
+    assert 1000 * count <= heads
 
 
 def texts_found(names: tuple[str, ...], texts: int, causal: bool) -> int:
