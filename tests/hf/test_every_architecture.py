@@ -36,13 +36,18 @@ def outcome(config, inputs):
         return None, 0, bool(ran)
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIG_MAPPING))
-def test_the_answer_is_what_happens(kind):
+@pytest.fixture(scope="module", params=sorted(CONFIG_MAPPING))
+def tiny(request):
+    """What `tiny_model` returns for a kind, once for all tests of it."""
     ch.hf.register()
     try:
-        config, inputs, want = tiny_model(kind)
+        return tiny_model(request.param)
     except NotBuilt as error:
         pytest.skip(str(error))
+
+
+def test_the_answer_is_what_happens(tiny):
+    config, inputs, want = tiny
     answer = ch.hf.supports(copy.deepcopy(config))
     output, calls, ran = outcome(config, inputs)
     if answer.supported is None:
@@ -56,13 +61,8 @@ def test_the_answer_is_what_happens(kind):
             assert (a - b).abs().max() <= 1e-3 * b.abs().max().clamp(min=1e-6), answer
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIG_MAPPING))
-def test_what_heads_write_is_found_or_named_as_unknown(kind):
-    ch.hf.register()
-    try:
-        config, inputs, _ = tiny_model(kind)
-    except NotBuilt as error:
-        pytest.skip(str(error))
+def test_what_heads_write_is_found_or_named_as_unknown(tiny):
+    config, inputs, _ = tiny
     if not ch.hf.supports(copy.deepcopy(config)):
         pytest.skip("not supported")
     model = build(config, "clearhead")
