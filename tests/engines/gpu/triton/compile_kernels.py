@@ -249,7 +249,9 @@ if __name__ == "__main__":
     if which == "all":
         for dtype in (BF16, FP32):
             for D in (64, 128, 256):
-                forward_and_back(dtype, 512, 512, D, mask=ch.causal)
+                # In float32 this needs less memory than `everything`, and no matrix units.
+                if dtype == BF16 or CAPABILITY < 100:
+                    forward_and_back(dtype, 512, 512, D, mask=ch.causal)
                 forward_and_back(dtype, 512, 512, D, **everything)
                 with_splits(dtype, D, bias=torch.zeros(8192))
                 with_splits(dtype, D, Tq=128)

@@ -93,7 +93,7 @@ COMPILE = str(Path(__file__).parent / "compile_kernels.py")
 
 
 @needs_triton
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability, which", [
     ("90", "first"), *(pytest.param(x, "few", marks=pytest.mark.slow) for x in ("80", "90")),
 ])  # fmt: skip
