@@ -7,7 +7,7 @@ PIP := $(INSTALL) --quiet
 STORY := Once upon a time there was a quiet queen and a young wizard. She danced in the castle because \
 	she was proud. He gave his books to her.
 SENTENCE := When Mary and John went to the store, John gave a drink to
-PYTEST := $(BIN)/python -m pytest --quiet
+PYTEST := $(BIN)/python -m pytest --quiet --durations 10
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 SEED := $(shell date +%s)
@@ -31,8 +31,7 @@ test: .venv/test  ## Run every test that is not slow: minutes.
 
 slow: .venv/test  ## Run the slow tests: every combination, sanitizers, training; fresh cases from SEED.
 	-$(BIN)/python examples/smollm2.py  # without it the tests of a real model are skipped
-	$(PYTEST) -m slow
-	$(PYTEST) $(EVERY_CORE) -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED)
+	$(PYTEST) $(EVERY_CORE) -m "slow or hypothesis" --hypothesis-profile fresh --hypothesis-seed $(SEED)
 
 setup: .venv/test .venv/check page/node_modules  ## Install everything a developer needs into .venv.
 

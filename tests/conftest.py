@@ -78,6 +78,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = {mark.name for mark in item.iter_markers()}
         if item.path.relative_to(TESTS).parts[0] in UNIT and not marks & {"outside", "slow"}:
             item.add_marker("unit")
+    items.sort(key=limit, reverse=True)  # so that no long test runs alone at the end
+
+
+def limit(item: pytest.Item) -> float:
+    """The seconds that a test has asked for; 0 for the usual limit."""
+    mark = item.get_closest_marker("timeout")
+    return mark.args[0] if mark else 0
 
 
 def pytest_collection_finish() -> None:
