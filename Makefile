@@ -31,7 +31,7 @@ test: .venv/test  ## Run every test that is not slow: minutes.
 
 slow: .venv/test  ## Run the slow tests: every combination, sanitizers, training; fresh cases from SEED.
 	-$(BIN)/python examples/smollm2.py  # without it the tests of a real model are skipped
-	$(PYTEST) $(EVERY_CORE) -m "slow or hypothesis" --hypothesis-profile fresh --hypothesis-seed $(SEED)
+	$(PYTEST) $(EVERY_CORE) --timeout 300 -m "slow or hypothesis" --hypothesis-profile fresh --hypothesis-seed $(SEED)
 
 setup: .venv/test .venv/check page/node_modules  ## Install everything a developer needs into .venv.
 
