@@ -76,17 +76,17 @@ class Limit(NamedTuple):
 # Causal, bf16, D = 128 (sums of weights: D = 64), for Triton 3.6 and 3.7.
 CAUSAL = {
     80: {
-        "attend_tiles": Limit(255, 0), "query_gradients": Limit(255, 64),
+        "attend_tiles": Limit(255, 0), "query_gradients": Limit(255, 32),
         "key_gradients": Limit(255, 0), "sum_weights": Limit(255, 0),
     },
     90: {
-        "attend_tiles": Limit(224, 0), "query_gradients": Limit(232, 0),
-        "key_gradients": Limit(255, 320), "sum_weights": Limit(255, 0),
+        "attend_tiles": Limit(224, 0), "query_gradients": Limit(248, 0),
+        "key_gradients": Limit(255, 48), "sum_weights": Limit(255, 0),
     },
 }  # fmt: skip
 DESCRIBED = {  # the same if tiles are copied by descriptors, at 9.0
     "attend_tiles": Limit(176, 0), "query_gradients": Limit(208, 0),
-    "key_gradients": Limit(255, 96),
+    "key_gradients": Limit(255, 32),
 }  # fmt: skip
 # The limit of the next call of each kernel, which then leaves the table.
 limits: dict[str, Limit] = {}

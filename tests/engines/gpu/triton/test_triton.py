@@ -198,6 +198,18 @@ def test_only_some_layouts_have_a_descriptor():
 
 
 @needs_triton
+def test_rows_that_are_far_apart_are_copied():
+    """Kernels multiply the number of a row of a tile by the distance of rows, in 32 bits."""
+    from clearhead.engines.gpu.triton.arguments import FARTHEST_ROWS, readable
+
+    assert 256 * FARTHEST_ROWS <= 2**31
+    for distance in (FARTHEST_ROWS - 1, FARTHEST_ROWS):
+        x = torch.empty_strided((2, 3, 4, 8), (64, 16, distance, 1), device="meta")
+        assert (readable(x) is x) == (distance < FARTHEST_ROWS)
+        assert readable(x).stride(2) in (8, FARTHEST_ROWS - 1)
+
+
+@needs_triton
 def test_what_triton_compiled_is_started_without_its_launcher(monkeypatch):
     import triton
 

@@ -14,10 +14,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ....problem.dropout import draw_seed, keep_factor
 from ....problem.problem import Problem
-from ...operators import KernelArgs, kernel_args
+from ...operators import KernelArgs, kernel_args, with_rows
 
 LOG2E = 1 / math.log(2.0)
 FAR = 2**30 - 1  # exceeds every distance; the sum with a position still fits into 32 bits
+FARTHEST_ROWS = 2**23  # in numbers; 256 rows still fit into 32 bits
 
 
 def args_of(p: Problem) -> KernelArgs:
@@ -137,14 +138,21 @@ def sizes_of(q: Tensor, k: Tensor) -> Sizes:
     return Sizes(B, H, k.shape[1], Tq, k.shape[2])
 
 
+def readable(x: Tensor) -> Tensor:
+    """Return the same numbers with a contiguous last dimension, and with rows so near that those of
+    a tile are addressed in 32 bits (tile.py)."""
+    x = with_rows(x)
+    return x.contiguous() if abs(x.stride(2)) >= FARTHEST_ROWS else x
+
+
 def rows(x: Tensor) -> Rows:
-    """Return the view of a tensor from `with_rows`."""
+    """Return the view of a tensor from `readable`."""
     b, h, t, _ = x.stride()
     return Rows(x, b, h, t, None if (b | h | t) * x.element_size() % 16 else 1)
 
 
 def described(x: Tensor, tile: tuple[int, int]) -> Rows | TensorDescriptor:
-    """Return a descriptor of a tensor from `with_rows`, by which tiles of rows are copied (TMA).
+    """Return a descriptor of a tensor from `readable`, by which tiles of rows are copied (TMA).
 
     It is for capability 9.0 and later. Then one thread starts the copy of a tile, and no registers
     hold its addresses. Values are those of `rows`, which is returned if the layout does not allow

@@ -62,7 +62,7 @@ def row_products(
     tl.store(delta + at, product, mask=real)
     if lse is not None:
         nats = tl.load(lse + at)
-        tl.store(top + at, nats / natural, mask=real)
+        tl.store(top + at, anchor(nats) / natural, mask=real)
         tl.store(share + at, tl.where(nats == float("-inf"), 0.0, 1.0), mask=real)
 
 
@@ -71,21 +71,22 @@ def weights_of_tile(
     queries, key_tile, top, share, rule, b, h, t, keys, allowed, real,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute the weights, (M, N), and the tanh of the soft cap. Rows that are not `real` have
-    weight 0.
+    """Compute the weights, (M, N), and the tanh of the soft cap.
 
     Products of a transposed tile may differ from those of the forward pass in the last bit, which
-    is 2e31 at 3e38. Therefore `x` is limited to the largest logit of its row; NaN is kept.
+    is 2e31 at 3e38. Therefore a logit is limited to the largest of its row; NaN is kept.
+
+    The `share` of a row that is not `real` is 0. If numbers of such a row or
+    of masked cells may be NaN, the rule must be careful.
     """
     if TRANSPOSED:
         products = product(key_tile, tl.trans(queries), None, PRECISION)
     else:
         products = product(queries, tl.trans(key_tile), None, PRECISION)
     x, t_cap = logits(products, rule, b, h, t, keys, allowed, MASKED, TRANSPOSED)
-    base = anchor(top)
-    x = tl.where(x > of_rows(base, TRANSPOSED), of_rows(base, TRANSPOSED), x)
-    w = tl.exp2(above(x, base, rule, TRANSPOSED)) * of_rows(share, TRANSPOSED)
-    if MASKED:
+    limited = tl.minimum(x, of_rows(top, TRANSPOSED), propagate_nan=tl.PropagateNan.ALL)
+    w = tl.exp2(above(limited, top, rule, TRANSPOSED)) * of_rows(share, TRANSPOSED)
+    if MASKED and rule.careful is not None:
         w = tl.where((x == float("-inf")) | (of_rows(real, TRANSPOSED) == 0), 0.0, w)
     return w, t_cap
 
@@ -102,11 +103,15 @@ def score_gradients(
         dp = product(dout_tile, tl.trans(value_tile), None, PRECISION)
     if DROPS:
         dp = dp * survivors(rule, hashes, keys, TRANSPOSED)
-    # The gradient is 0 for a weight of 0, also if a masked key or value holds NaN.
-    dx = tl.where(w == 0.0, 0.0, w * (dp - of_rows(delta, TRANSPOSED)))
+    dx = w * (dp - of_rows(delta, TRANSPOSED))
+    if rule.careful is not None:
+        # The gradient is 0 for a weight of 0, also if a masked key or value holds NaN.
+        dx = tl.where(w == 0.0, 0.0, dx)
     ds = dx
     if rule.cap is not None:
-        ds = tl.where(w == 0.0, 0.0, dx * (1.0 - t_cap * t_cap))
+        ds = dx * (1.0 - t_cap * t_cap)
+        if rule.careful is not None:
+            ds = tl.where(w == 0.0, 0.0, ds)
     return dx, ds
 
 
@@ -128,8 +133,9 @@ def query_gradients(
     t = tile * M + tl.arange(0, M)
     real = t < sizes.Tq
     t = tl.minimum(t, sizes.Tq - 1)
-    h = program % sizes.H + t * 0
-    g = program % sizes.H // (sizes.H // sizes.G)
+    one_head = program % sizes.H
+    h = one_head + t * 0
+    g = one_head // (sizes.H // sizes.G)
     at = program.to(tl.int64) * sizes.Tq + t
     stored = real
     if flag is not None and rule.careful is not None:
@@ -137,9 +143,10 @@ def query_gradients(
         if tl.max(stored.to(tl.int32), 0) == 0:
             return
 
-    queries = load_rows(q, b, h, t, D, BLOCK_D)
-    dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
-    row_top, row_share, row_delta = tl.load(top + at), tl.load(share + at), tl.load(delta + at)
+    queries = load_queries(q, b, one_head, tile * M, sizes.Tq, M, D, BLOCK_D, True)
+    dout_tile = load_queries(dout, b, one_head, tile * M, sizes.Tq, M, DV, BLOCK_DV, True)
+    row_top, row_delta = tl.load(top + at), tl.load(delta + at)
+    row_share = tl.load(share + at, mask=real, other=0.0)
     hashes = row_hash(rule, b, h, t) if DROPS else t
     acc = tl.zeros([M, BLOCK_D], tl.float32)
     for j in range(0, rule.ranges):
@@ -243,16 +250,19 @@ def key_gradients(
     for head in range(split * chunk, tl.minimum(split * chunk + chunk, group_size)):
         h = g * group_size + head
         at_head = (b.to(tl.int64) * sizes.H + h) * sizes.Tq
+        # It is tile * N. If the compiler saw that, it would compute addresses of three loops before
+        # the loop over heads, in registers that spill.
+        begin = tl.minimum(tile * N, sizes.Tk + head)
         for j in range(0, rule.ranges):
             if BAND:
                 # From `full_start` to `full_stop` the queries see all N keys.
-                start = tl.maximum(tile * N - rule.after, 0) // M * M
-                stop = tl.minimum(tile * N + N + rule.before, sizes.Tq)
-                full_start = (tl.maximum(tile * N + N - 1 - rule.after, 0) + M - 1) // M * M
+                start = tl.maximum(begin - rule.after, 0) // M * M
+                stop = tl.minimum(begin + N + rule.before, sizes.Tq)
+                full_start = (tl.maximum(begin + N - 1 - rule.after, 0) + M - 1) // M * M
                 full_start = tl.maximum(tl.minimum(full_start, stop), start)
-                full_stop = tl.minimum(tile * N + rule.before + 1, sizes.Tq) // M * M
+                full_stop = tl.minimum(begin + rule.before + 1, sizes.Tq) // M * M
                 full_stop = tl.maximum(full_stop, full_start)
-                full_stop = tl.where(tile * N + N > sizes.Tk, full_start, full_stop)
+                full_stop = tl.where(begin + N > sizes.Tk, full_start, full_stop)
             else:
                 line = b.to(tl.int64) * first.b + h.to(tl.int64) * first.h
                 start = tl.load(first.at + line + tile * first.q + j * first.k)
@@ -312,9 +322,11 @@ def walk_queries(
         if MASKED and rule.bits is not None:
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
         if wanted:
-            queries = load_queries(q, b, h, begin, t, D, BLOCK_D)
-            dout_tile = load_queries(dout, b, h, begin, t, DV, BLOCK_DV)
+            queries = load_queries(q, b, h, begin, sizes.Tq, M, D, BLOCK_D, MASKED)
+            dout_tile = load_queries(dout, b, h, begin, sizes.Tq, M, DV, BLOCK_DV, MASKED)
             row_top, row_share = tl.load(top + at_head + t), tl.load(share + at_head + t)
+            if MASKED:
+                row_share = tl.where(real, row_share, 0.0)
             hashes = row_hash(rule, b, heads, t) if DROPS else t
             w, t_cap = weights_of_tile(
                 queries, key_tile, row_top, row_share, rule, b, heads, t, keys, allowed, real,
@@ -368,8 +380,8 @@ def bias_gradients(
             at = (b.to(tl.int64) * sizes.H + one_head) * sizes.Tq + t
             queries = load_rows(q, b, h, t, D, BLOCK_D)
             dout_tile = load_rows(dout, b, h, t, DV, BLOCK_DV)
-            row_top, row_share = tl.load(top + at), tl.load(share + at)
-            row_delta = tl.load(delta + at)
+            row_top, row_delta = tl.load(top + at), tl.load(delta + at)
+            row_share = tl.load(share + at, mask=real, other=0.0)
             hashes = row_hash(rule, b, h, t) if DROPS else t
             for n in range(0, 1 if PER_K else k_tiles):
                 begin = (own_k + n) * N

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ....torch_state import has_values
-from ...operators import KernelArgs, with_rows
+from ...operators import KernelArgs
 from ..replay import on_device
-from .arguments import KernelRule, Sizes, cells_if, kernel_rule, rows, sizes_of
+from .arguments import KernelRule, Sizes, cells_if, kernel_rule, readable, rows, sizes_of
 from .backward import bias_gradients, key_gradients, query_gradients, row_products
 from .launch_forward import (
     Again,
@@ -93,7 +93,7 @@ def gradients(
     `seen_by_keys`. With `again`, the kernels compute carefully, and write the rows of its tensors
     that are not finite, in one split, if its flag is up (`attend`).
     """
-    q, k, v, dout, out = (with_rows(x) for x in (q, k, v, dout, out))
+    q, k, v, dout, out = (readable(x) for x in (q, k, v, dout, out))
     sizes = sizes_of(q, k)
     B, H, _, Tq, Tk = sizes
     D, DV = q.shape[3], v.shape[3]

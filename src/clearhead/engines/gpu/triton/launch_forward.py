@@ -13,9 +13,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ...operators import KernelArgs, with_rows
+from ...operators import KernelArgs
 from ..replay import on_device
-from .arguments import KernelRule, Rows, Sizes, described, kernel_rule, rows, sizes_of
+from .arguments import KernelRule, Rows, Sizes, described, kernel_rule, readable, rows, sizes_of
 from .forward import PerKey, attend_tiles
 from .row_results import Parts, RowResults, merge_splits
 from .start import start
@@ -197,8 +197,8 @@ def attend(
     flag is up. A few queries are computed carefully at once, since their time is that of reading
     the keys.
     """
-    q, k = with_rows(q), with_rows(k)
-    v = None if v is None else with_rows(v)
+    q, k = readable(q), readable(k)
+    v = None if v is None else readable(v)
     sizes = sizes_of(q, k)
     sweep = _sweep_of(q, v, rule, sizes, wanted, per_key, n, again is not None)
     if again is None:

@@ -21,7 +21,7 @@ class RowResults(NamedTuple):
     everything else in nats.
     """
 
-    top: Any = None  # the largest logit
+    top: Any = None  # the largest logit, or 0 if it is -inf
     largest: Any = None  # the same in nats
     sum: Any = None  # of the powers
     share: Any = None
@@ -160,7 +160,7 @@ def finish(
     at = (b.to(tl.int64) * sizes.H + h) * sizes.Tq + t
     largest = tl.where(total != total, total, top)
     if results.top is not None:
-        tl.store(results.top + at, largest, mask=real)
+        tl.store(results.top + at, anchor(largest), mask=real)
     if results.largest is not None:
         tl.store(results.largest + at, largest * rule.natural, mask=real)
     if results.sum is not None:

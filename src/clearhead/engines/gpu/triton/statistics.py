@@ -23,9 +23,20 @@ from ....stats.row_statistics import Entropy, Moment
 from ....stats.statistic import WeightStatistic, WeightSums, empty_sums
 from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
-from ...operators import KernelArgs, in_kernels, with_rows
+from ...operators import KernelArgs, in_kernels
 from ..replay import on_device, replayed
-from .arguments import FAR, Cells, Sizes, args_of, cells, cells_if, kernel_rule, rows, sizes_of
+from .arguments import (
+    FAR,
+    Cells,
+    Sizes,
+    args_of,
+    cells,
+    cells_if,
+    kernel_rule,
+    readable,
+    rows,
+    sizes_of,
+)
 from .forward import ABSENT, Group, Grouped, Ids, PerKey, Ranges
 from .launch_backward import seen_from
 from .launch_forward import attend, dot_precision, head_block, power_of_2
@@ -218,13 +229,13 @@ def _second_sweep(
 ) -> WeightSums:  # fmt: skip
     """Compute the sums `of` weights. `factors` multiply those of the map; `seen` are the queries
     that see each tile of keys, if the rule has ranges."""
-    q, k = with_rows(q), with_rows(k)
+    q, k = readable(q), readable(k)
     sizes = sizes_of(q, k)
     B, H, _, _, Tk = sizes
     M, N, stages = tile
     D, device = q.shape[3], q.get_device()
     tiles = math.ceil(Tk / N)
-    of_kernel = kernel_rule(rule)
+    of_kernel = kernel_rule(rule)._replace(careful=1)  # nothing repairs the sums
     how: dict[str, Any] = dict(
         D=D, BLOCK_D=head_block(D), M=M, N=N, BAND=rule.lo is None,
         PRECISION=dot_precision(q.dtype), stages=stages,

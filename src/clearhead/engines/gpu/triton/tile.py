@@ -56,31 +56,59 @@ def load_rows(view, b, h, t, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def load_tile(view, b, h, begin, row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load the rows begin + row of head h, (rows, BLOCK_D), with 0 beyond D."""
+    at = tile_addresses(view, b, h, begin, row, BLOCK_D)
+    if D == BLOCK_D:
+        return tl.load(at)
+    return tl.load(at, mask=tl.arange(0, BLOCK_D)[None, :] < D, other=0.0)
+
+
+@triton.jit
+def tile_addresses(view, b, h, begin, row, BLOCK_D: tl.constexpr):
+    """Return the addresses of the rows begin + row of head h of a `Rows`, (rows, BLOCK_D).
+
+    Offsets within the tile have 32 bits (`readable`). In 64 bits, each takes more instructions and
+    registers.
+    """
+    first = view.at + row_offsets(view, b, h, begin + h * 0)  # `begin` may be a number of Python
+    at = row * view.t
+    if view.even is not None:
+        at = tl.multiple_of(at, 128 // view.at.dtype.element_ty.primitive_bitwidth)
+    return first + (at[:, None] + tl.arange(0, BLOCK_D)[None, :])
+
+
+@triton.jit
 def load_keys(
     view, b, g, begin, Tk,
     N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Load N rows of keys or values from `begin`, (N, BLOCK_D); with `BOUND`, or by a descriptor,
     rows beyond Tk are 0."""
-    k = begin + tl.arange(0, N)
+    row = tl.arange(0, N)
     if isinstance(view, tl.tensor_descriptor):
         return load_described(view, b, g, begin)
     elif BOUND:
-        d = tl.arange(0, BLOCK_D)
-        at = view.at + row_offsets(view, b, g, k)[:, None] + d[None, :]
-        return tl.load(at, mask=(k[:, None] < Tk) & (d[None, :] < D), other=0.0)
+        inside = (begin + row < Tk)[:, None] & (tl.arange(0, BLOCK_D)[None, :] < D)
+        return tl.load(tile_addresses(view, b, g, begin, row, BLOCK_D), mask=inside, other=0.0)
     else:
-        return load_rows(view, b, g, k, D, BLOCK_D)
+        return load_tile(view, b, g, begin, row, D, BLOCK_D)
 
 
 @triton.jit
-def load_queries(view, b, h, begin, t, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Load the rows t = begin, begin + 1, ... of head h, (rows, BLOCK_D). Rows beyond the last
-    repeat it, or are 0 by a descriptor."""
+def load_queries(
+    view, b, h, begin, Tq,
+    M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr,
+):  # fmt: skip
+    """Load M rows of head h from `begin`, (M, BLOCK_D). With `BOUND`, rows beyond the last repeat
+    it, or are 0 by a descriptor."""
+    row = tl.arange(0, M)
     if isinstance(view, tl.tensor_descriptor):
         return load_described(view, b, h, begin)
+    elif BOUND:
+        return load_tile(view, b, h, begin, tl.minimum(row, Tq - 1 - begin), D, BLOCK_D)
     else:
-        return load_rows(view, b, h, t, D, BLOCK_D)
+        return load_tile(view, b, h, begin, row, D, BLOCK_D)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .backward import weights_of_tile
-from .tile import allowed_cells, key_range, load_keys, load_rows
+from .tile import allowed_cells, key_range, load_keys, load_queries, load_rows
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -28,7 +28,6 @@ def sum_weights(
     program = program // tiles
     b = program // sizes.H
     one_head = program % sizes.H
-    h = one_head + tl.zeros([M], tl.int32)
     g = one_head // (sizes.H // sizes.G)
     keys = tile * N + tl.arange(0, N)
     key_tile = load_keys(k, b, g, tile * N, sizes.Tk, N, D, BLOCK_D, True)
@@ -58,17 +57,17 @@ def sum_weights(
                 if (tile * N + N > sizes.Tk) | (full_start >= full_stop):
                     full_start, full_stop = stop, stop
             cells = add_weights(
-                cells, start, full_start, stop, q, top, share, rule, sizes, b, h, at_head, keys,
-                key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
+                cells, start, full_start, stop, q, top, share, rule, sizes, b, one_head, at_head,
+                keys, key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
             )  # fmt: skip
             if BAND:
                 cells = add_weights(
-                    cells, full_start, full_stop, stop, q, top, share, rule, sizes, b, h, at_head,
-                    keys, key_tile, j, D, BLOCK_D, M, BAND, False, PRECISION,
+                    cells, full_start, full_stop, stop, q, top, share, rule, sizes, b, one_head,
+                    at_head, keys, key_tile, j, D, BLOCK_D, M, BAND, False, PRECISION,
                 )  # fmt: skip
                 cells = add_weights(
-                    cells, full_stop, stop, stop, q, top, share, rule, sizes, b, h, at_head, keys,
-                    key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
+                    cells, full_stop, stop, stop, q, top, share, rule, sizes, b, one_head, at_head,
+                    keys, key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
                 )  # fmt: skip
         acc = tl.sum(cells, 0)
         total += acc
@@ -88,7 +87,7 @@ def sum_weights(
 
 @triton.jit
 def add_weights(
-    cells, start, end, stop, q, top, share, rule, sizes, b, h, at_head, keys, key_tile, j,
+    cells, start, end, stop, q, top, share, rule, sizes, b, one_head, at_head, keys, key_tile, j,
     D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, BAND: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -98,6 +97,7 @@ def add_weights(
         t = begin + tl.arange(0, M)
         real = t < stop
         t = tl.minimum(t, sizes.Tq - 1)
+        h = one_head + t * 0
         allowed = (keys >= 0)[None, :]
         if MASKED:
             lo, hi = key_range(rule, sizes, b, h, t, j, BAND)
@@ -106,7 +106,7 @@ def add_weights(
         if MASKED and rule.bits is not None:  # testing each tile would prevent pipelined loads
             wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
         if wanted:
-            queries = load_rows(q, b, h, t, D, BLOCK_D)
+            queries = load_queries(q, b, one_head, begin, sizes.Tq, M, D, BLOCK_D, MASKED)
             w, _ = weights_of_tile(
                 queries, key_tile, tl.load(top + at_head + t), tl.load(share + at_head + t), rule,
                 b, h, t, keys, allowed, real, MASKED, PRECISION,
