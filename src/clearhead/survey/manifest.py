@@ -135,8 +135,8 @@ def must_continue(
     for name in {**known, **new}:
         if known.get(name) != new.get(name):
             raise BadValue(
-                f"The survey in {str(out)!r} has {name} {known.get(name)!r}, and this run "
-                f"{new.get(name)!r}.",
+                f"The survey in {str(out)!r} has {name} {known.get(name, 'missing')!r}, and this "
+                f"run {new.get(name, 'missing')!r}.",
                 "one survey has one model, tokenizer, set of settings and versions, so that its "
                 "numbers belong together.",
                 "use the same value, or another folder as out=.",
