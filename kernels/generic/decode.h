@@ -41,6 +41,9 @@ template <class A, int R> class Decode {
   // Keys whose values stay in L1 across columns. Short vectors take more passes over them, and each
   // pass has instructions of its own, so with several rows a piece is longer.
   static constexpr int PIECE = (SHORT && R > 1 ? 128 : 64) / sizeof(E);
+  // The type of an index of keys that is divided by U. Unsigned division takes 5 instructions and
+  // signed division 12, in a loop with 12 multiply-adds.
+  using Index = std::conditional_t<R == 1, int, unsigned>;
   static constexpr int64_t AHEAD = 16384;  // bytes between the prefetch of a row and its use
   // Vectors of values that are summed together: as many as the registers hold, with one value for
   // each and a weight. With 32 registers, few rows of float32 are limited by memory, which is read
@@ -330,7 +333,8 @@ template <class A, int R> class Decode {
     int64_t row = n * (j / SHARE) / shares;
     const int64_t rows_end = n * ((j + N + SHARE - 1) / SHARE) / shares;
     for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
-      const WeightUnit* w = weights_ + (i / U * W + i % U) / PER_WEIGHT;
+      const Index at = Index(i);
+      const WeightUnit* w = weights_ + (at / U * W + at % U) / PER_WEIGHT;
       const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
       for (int u = 0; u < PER_WEIGHT && row < rows_end; u++) next.prefetch(row++);
       typename Values::Vector y[N];
