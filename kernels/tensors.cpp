@@ -46,9 +46,7 @@ const DLPackExchangeAPI* exchange;  // set while the package is imported, before
 
 // A tensor that the core allocates: its description, and its numbers after it.
 constexpr auto LINE = std::align_val_t(64);
-struct alignas(64) OwnTensor : DLManagedTensor {
-  int64_t sizes[4], strides[4];
-};
+struct alignas(64) OwnTensor : DLManagedTensor { int64_t sizes[4], strides[4]; };
 void free_tensor(DLManagedTensor* x) { operator delete((void*)(OwnTensor*)x, LINE); }
 
 int64_t element_of(DLDataType type) {
@@ -106,14 +104,16 @@ bool read_tensor(void* tensor, Tensor* into) {
 void* make_tensor(Element element, std::initializer_list<int64_t> sizes, void** data) {
   int64_t count = 1;
   for (int64_t size : sizes) count *= size;
-  const DLDataType type = element == INT64 ? DLDataType{DL_INT, 64, 1} : DLDataType{DL_FLOAT, 32, 1};
+  const DLDataType type =
+      element == INT64 ? DLDataType{DL_INT, 64, 1} : DLDataType{DL_FLOAT, 32, 1};
   auto* x = (OwnTensor*)operator new(sizeof(OwnTensor) + size_t(count) * type.bits / 8, LINE,
                                      std::nothrow);
   if (!x) throw NO_MEMORY;
   const int dims = int(sizes.size());
   *data = x + 1;
-  (DLManagedTensor&)*x = {exchange->major, exchange->minor, nullptr, free_tensor, 0,
-                          {*data, {DL_CPU, 0}, dims, type, x->sizes, x->strides, 0}};
+  const DLTensor numbers = {*data, {DL_CPU, 0}, dims, type, x->sizes, x->strides, 0};
+  static_cast<DLManagedTensor&>(*x) = {exchange->major, exchange->minor, nullptr, free_tensor, 0,
+                                       numbers};
   std::copy(sizes.begin(), sizes.end(), x->sizes);
   for (int64_t i = dims - 1, stride = 1; i >= 0; i--) x->strides[i] = stride, stride *= x->sizes[i];
   void* object = nullptr;

@@ -92,7 +92,7 @@ def test_a_changed_value_is_refused_by_name(tmp_path):
     ch.survey(demo.load(), TEXTS[:3], out=out, metrics=metrics)
     with pytest.raises(ch.BadValue, match="metric 1: metric 'entropy', and this run 'first'"):
         ch.survey(demo.load(), TEXTS, out=out, metrics=metrics[::-1])
-    with pytest.raises(ch.BadValue, match="metrics: .* 1, and this run 'missing'"):
+    with pytest.raises(ch.BadValue, match=r"metrics: .* 1, and this run 'missing'"):
         ch.survey(demo.load(), TEXTS, out=out, metrics=metrics[:1])
     metrics[0].bins = Bins(0.0, 9.0)
     with pytest.raises(ch.BadValue, match=r"metric 1: high 4\.8\d+, and this run 9\.0"):
