@@ -613,6 +613,7 @@ from tests.inspection.report.models import AttentionCalls, normal
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
+torch.set_num_threads(1)  # each thread has memory of its own
 q, k = normal(1, 8, 8192, 16), normal(1, 2, 8192, 16, seed=9)
 before = peak()
 report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1))
