@@ -52,12 +52,13 @@ def rotations_of(model: nn.Module) -> list[Rotary]:
 
 def growing_rotations(model: nn.Module) -> tuple[str, ...]:
     """Describe the rotations whose frequencies depend on the length of the text."""
-    growing: dict[str, None] = {}
+    growing = []
     for name, module in model.named_modules():
         types = getattr(module, "rope_type", None)  # one, or one for each kind of layer
-        for kind in types.values() if isinstance(types, Mapping) else [types]:
-            if kind in ("dynamic", "longrope"):
-                growing[
-                    f"the rotation {name} is {kind!r}, with other frequencies in long texts"
-                ] = None
+        rope_types = dict.fromkeys(types.values() if isinstance(types, Mapping) else [types])
+        growing += [
+            f"the rotation {name} is {kind!r}, with other frequencies in long texts"
+            for kind in rope_types
+            if kind in ("dynamic", "longrope")
+        ]
     return tuple(growing)
