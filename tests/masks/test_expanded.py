@@ -1,7 +1,5 @@
 """Masks and biases that `expand` made take the memory of what was expanded, and mean the same."""
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +9,7 @@ import clearhead as ch
 from clearhead.masks.key_ranges import from_bits
 from clearhead.torch_state import without_repeats
 from tests.fresh_process import run_program
+from tests.memory import needs_peak
 
 T = 7
 ROW = torch.tensor([[[[1, 0, 1, 1, 0, 1, 0]]], [[[0, 1, 1, 0, 1, 1, 1]]]]).bool()  # of two texts
@@ -137,8 +136,9 @@ def test_torchs_signature_takes_views(kind, shape):
 
 
 MEMORY = """
-import resource, torch, clearhead as ch
+import torch, clearhead as ch
 from clearhead.hf.attention import _attend
+from tests.memory import grown
 
 T = 4096  # a byte for each cell is 16 MB
 row = torch.rand(1, 1, 1, T) > 0.5
@@ -158,14 +158,12 @@ def calls(n):
     _attend(module, x, x, x, numbers)
 
 calls(64)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-calls(T)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print(grown(lambda: calls(T)))
 """
 
 
 @pytest.mark.outside
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process in KB")
+@needs_peak
 def test_a_view_takes_no_memory_of_its_size():
     run = run_program(MEMORY)
     assert run.returncode == 0, run.stderr

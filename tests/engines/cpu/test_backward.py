@@ -1,8 +1,6 @@
 """Gradients by the C++ core, on every instruction-set level, against float64 `steps`."""
 
 import contextlib
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +24,8 @@ from tests.engines.cpu.test_kernels import (
     threads as threads,
 )
 from tests.engines.test_engines import forward_and_back, wanting
+from tests.fresh_process import run_program
+from tests.memory import needs_peak
 from tests.pairs import pairs
 
 pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
@@ -371,20 +371,20 @@ def test_statistics_while_training_do_not_change_a_bit():
         assert grad.isfinite().all() and grad.abs().max() > 0, name
 
 
+@needs_peak
 @pytest.mark.slow
 def test_backward_does_not_store_all_pairs():
     """One head of 32768 tokens: all pairs would take 4.3 GB, the gradients take 6 MB."""
     program = """if True:
-        import resource, torch, clearhead as ch
-        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        import torch, clearhead as ch
+        from tests.memory import grown
         q, k, v = (torch.randn(1, 1, 32768, 16, requires_grad=True) for _ in range(3))
         ch.attention(*(x[:, :, :64] for x in (q, k, v)), engine="cpu").sum().backward()
-        before = peak()
-        ch.attention(q, k, v, mask=ch.causal, engine="cpu").sum().backward()
-        print(peak() - before)
+        print(grown(lambda: ch.attention(q, k, v, mask=ch.causal, engine="cpu").sum().backward()))
     """
-    grown = float(subprocess.check_output([sys.executable, "-c", program], text=True))
-    assert grown < 80
+    run = run_program(program)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 80
 
 
 # --------------------------------------------------------- operators, transforms and compilers

@@ -2,8 +2,6 @@
 
 import math
 import pickle
-import resource
-import sys
 from copy import deepcopy
 from functools import partial
 
@@ -14,6 +12,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.engines import cpu
 from clearhead.engines.cpu import direct
+from tests.memory import grown, needs_peak
 
 pytestmark = pytest.mark.skipif(cpu.core is None, reason="the core is missing")
 
@@ -237,17 +236,20 @@ def test_a_change_of_a_statistic_in_place_concerns_no_other():
     assert gradient.item() == pytest.approx(expected)
 
 
+@needs_peak
 def test_a_statistic_has_memory_of_its_own_which_is_freed():
     q, k = torch.randn(1, 4, 7001, 8), torch.randn(1, 4, 17, 8)
     stats = ["entropy", "lse", ch.topk(17), ch.mass({"first": (0, 1), "other": (1, 5)})]
-    unit, peaks = 1 if sys.platform == "darwin" else 1024, []
-    for _ in range(30):  # 6 MB of results each
-        look = ch.look(q, k, k, stats=stats)
-        results = [x for name in look.names for x in parts(getattr(look, name))]
-        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in results}
-        assert [*memory.values()] == [x.nbytes for x in results]
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-    assert peaks[-1] - peaks[9] < 60e6
+
+    def looks(count):  # 6 MB of results each
+        for _ in range(count):
+            look = ch.look(q, k, k, stats=stats)
+            results = [x for name in look.names for x in parts(getattr(look, name))]
+            memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in results}
+            assert [*memory.values()] == [x.nbytes for x in results]
+
+    looks(10)
+    assert grown(lambda: looks(20)) < 60
 
 
 def test_a_compiled_function_reads_a_look():
