@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from clearhead import compat, hf
 from clearhead.errors import BadValue
@@ -125,6 +126,12 @@ def build(kind, auto):
         for p in model.parameters():
             if p.dim() > 1:
                 p.mul_(4.0)
+    return model
+
+
+def on_clearhead(kind, auto):
+    model = build(kind, auto)
+    model.set_attn_implementation("clearhead")
     return model
 
 
@@ -582,7 +589,7 @@ def test_a_report_follows_a_cache_of_fixed_size():
 def test_a_compiled_model_has_one_graph_for_every_length(how):
     from torch._dynamo.testing import CompileCounter
 
-    model, counter = build("llama", "AutoModelForCausalLM"), CompileCounter()
+    model, counter = on_clearhead("llama", "AutoModelForCausalLM"), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=counter, dynamic=True if how == "dynamic" else None)
     with torch.no_grad():
@@ -595,7 +602,7 @@ def test_a_compiled_model_has_one_graph_for_every_length(how):
 
 
 def test_a_model_is_exported_for_every_length():
-    model = build("llama", "AutoModelForCausalLM")
+    model = on_clearhead("llama", "AutoModelForCausalLM")
     auto = torch.export.Dim.AUTO
     with torch.no_grad():
         exported = torch.export.export(
@@ -605,6 +612,31 @@ def test_a_model_is_exported_for_every_length():
         x = ids(3, 33)
         theirs = model(x, use_cache=False)[0]
         torch.testing.assert_close(exported.module()(x, use_cache=False)[0], theirs)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["llama", "mistral", "bert"])
+@pytest.mark.parametrize("tracer", ["jit.trace", "make_fx"])
+def test_a_graph_of_a_model_reads_the_padding_of_each_call(tracer, kind):
+    """It does not keep the padding of the texts that it was made with."""
+    model = on_clearhead(kind, "AutoModel").requires_grad_(False)
+    extra = {} if kind == "bert" else {"use_cache": False}
+
+    def call(words, real):
+        hidden = model(input_ids=words, attention_mask=real, **extra).last_hidden_state
+        return hidden * real.unsqueeze(-1)
+
+    words, real = ids(), torch.ones(2, 11, dtype=torch.long)
+    real[1, 7:] = 0
+    with torch.no_grad():
+        if tracer == "make_fx":
+            graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(words, real)
+        else:
+            graph = torch.jit.trace(call, (words, real))
+        for other in (real, real.flip(0), real.flip(1), torch.ones_like(real)):
+            close(graph(words, other), call(words, other))
 
 
 @pytest.mark.parametrize("padded", [False, True])

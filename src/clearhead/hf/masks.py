@@ -17,6 +17,7 @@ from ..errors import BadValue
 from ..functional.ambient import CallPosition, ambient
 from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
 from ..masks.text_positions import padding_of
+from ..torch_state import is_tracing
 from .inspect_model import misreads_masks, not_answered
 from .internals import CLOSURES
 from .lazy_mask import BooleanMask, LazyMask
@@ -51,8 +52,9 @@ def attention_mask(
     around = ambient()
     if attention_mask is not None and around.is_hooked:
         padded = padding_of(attention_mask)
-    if not torch.compiler.is_compiling():
-        # In a graph, torch would guard on the LazyMask, and on the number of each position.
+    recorded = torch.compiler.is_compiling() or is_tracing()
+    if not recorded:
+        # A graph would hold the padding of this call, and guard on the LazyMask and the positions.
         ranks = around.ranks
         first = None if ranks is None else ranks.tokens_before
         if first is None:
@@ -83,7 +85,7 @@ def attention_mask(
         local_size, device=device, **others,
     )  # fmt: skip
     assert isinstance(cells, Tensor)
-    if torch.compiler.is_compiling():
+    if recorded:
         return cells
     written = cells.as_subclass(BooleanMask)
     written.position = CallPosition(int(q_offset) or None, kv_offset, padded)
