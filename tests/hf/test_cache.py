@@ -203,6 +203,20 @@ def test_another_batch_is_refused_and_never_broadcast():
             model(ids(B=1, T=1), past_key_values=cache)
 
 
+def test_a_wrapped_model_has_the_cache_of_the_model_inside():
+    class Wrapped(torch.nn.Module):  # as PEFT wraps a model
+        def __init__(self):
+            super().__init__()
+            self.inside = build("gemma3", "AutoModelForCausalLM")
+
+        def get_base_model(self):
+            return self.inside
+
+    model = Wrapped()
+    kinds = [[*map(type, hf.cache(x).layers)] for x in (model, model.inside)]
+    assert kinds[0] == kinds[1]
+
+
 def test_models_that_it_cannot_serve():
     import transformers as t
 

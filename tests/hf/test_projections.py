@@ -211,6 +211,20 @@ def test_packed_weights_are_refused():
         output_projection(Attention(out_proj=linear), "", 3, 4)
 
 
+def test_weights_that_a_tensor_of_another_class_holds_are_refused():
+    class Int8Tensor(torch.Tensor):  # as torchao quantises: its dtype is that of a product
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.detach.default:
+                return args[0]
+            raise NotImplementedError(func)
+
+    linear = nn.Linear(12, 12)
+    linear.weight = nn.Parameter(torch.Tensor._make_wrapper_subclass(Int8Tensor, (12, 12)))
+    with pytest.raises(BadValue, match="holds its weights as Int8Tensor, which may be quantised"):
+        output_projection(Attention(out_proj=linear), "", 3, 4)
+
+
 @pytest.mark.parametrize(
     "linears", [{}, {"q_proj": nn.Linear(12, 12)}, {"o_proj": nn.Linear(9, 12)}]
 )

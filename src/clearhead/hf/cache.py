@@ -20,9 +20,9 @@ def cache(model: Any) -> "DynamicCache | EncoderDecoderCache":
     overwrite the removed ones. Under autograd, and while torch compiles or transforms, it copies
     like the default cache.
 
-    `model` is a model of transformers, with any `attn_implementation`. Its layers without keys
-    (convolutions, linear attention) get the layer of the default cache. From transformers 5.24 on,
-    the keyword `past_key_values` is also called `cache`.
+    `model` is a model of transformers, with any `attn_implementation`, or a PeftModel. Its layers
+    without keys (convolutions, linear attention) get the layer of the default cache. From
+    transformers 5.24 on, the keyword `past_key_values` is also called `cache`.
 
     Raises `BadValue` for a model that does not use transformers' default cache or that stores
     anything else in a layer of attention, `BadType` for any other object, and `Missing` if
@@ -30,6 +30,7 @@ def cache(model: Any) -> "DynamicCache | EncoderDecoderCache":
     runs with the cache.
     """
     library = transformers()
+    model = getattr(model, "get_base_model", lambda: model)()
     if not isinstance(model, library.PreTrainedModel):
         raise BadType(
             f"cache got {kind_of(model)}.",

@@ -239,4 +239,6 @@ def _obstacle(linear: nn.Module) -> str:
         return "has no matrix of weights; it is sharded or packed"
     if weight.dtype not in _DTYPES:
         return f"holds quantised weights of {weight.dtype}"
+    if type(weight).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # as torchao quantises
+        return f"holds its weights as {type(weight).__name__}, which may be quantised"
     return ""
