@@ -48,10 +48,8 @@ def attention_mask(
     if misreads_masks(config.__module__):
         raise not_answered(config.__name__.removesuffix("Config"))
     function = causal_mask_function if mask_function is None else mask_function
-    padded = None  # used by edits and statistics
-    around = ambient()
-    if attention_mask is not None and around.is_hooked:
-        padded = padding_of(attention_mask)
+    around = ambient()  # edits and statistics need the padding
+    padded = None if attention_mask is None or not around.is_hooked else padding_of(attention_mask)
     recorded = torch.compiler.is_compiling() or is_tracing()
     if not recorded:
         # A graph would hold the padding of this call, and guard on the LazyMask and the positions.
