@@ -122,8 +122,7 @@ nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool outpu
                             int64_t rows, int64_t n_top, nb::handle top_offsets, bool top_weights,
                             nb::handle groups_of_statistics, nb::handle sums) {
   NewTensor out, top_scores, top_keys;
-  nb::object of_rows[6] = {nb::none(), nb::none(), nb::none(), nb::none(), nb::none(), nb::none()};
-  nb::list group_sums;
+  nb::list of_rows, group_sums;
   std::vector<Group> groups;
   std::unique_ptr<float[]> row_memory;  // for the sums
   const int code = call([&] {
@@ -136,11 +135,13 @@ nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool outpu
     const auto float32 = Element(FLOAT32);
     const auto of_each_row = [&](void* to) { return TensorView{to, p.H * p.Tq, p.Tq, 1}; };
     TensorView* members[] = {&s.max, &s.sum, &s.moment, &s.largest, &s.lse, &s.entropy};
-    for (int i = 0; i < 6; i++) {
-      if (!(rows >> i & 1)) continue;
-      NewTensor x = new_tensor(float32, {p.B, p.H, p.Tq});
-      *members[i] = of_each_row(x.data);
-      of_rows[i] = std::move(x.tensor);
+    for (TensorView* member : members) {
+      NewTensor x;
+      if (rows >> of_rows.size() & 1) {
+        x = new_tensor(float32, {p.B, p.H, p.Tq});
+        *member = of_each_row(x.data);
+      }
+      of_rows.append(x.tensor);
     }
     if (n_top >= 0) {
       top_scores = new_tensor(float32, {p.B, p.H, p.Tq, n_top});
@@ -180,9 +181,7 @@ nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool outpu
       return code || !to.max.data ? code : sum_weights(p, to);
     };
   });
-  const nb::tuple all_rows =
-      nb::make_tuple(of_rows[0], of_rows[1], of_rows[2], of_rows[3], of_rows[4], of_rows[5]);
-  return nb::make_tuple(code, out.tensor, all_rows, top_scores.tensor, top_keys.tensor, group_sums);
+  return nb::make_tuple(code, out.tensor, of_rows, top_scores.tensor, top_keys.tensor, group_sums);
 }
 
 // The factor from the scores in RowStats to natural logits; q, k and v do not matter.

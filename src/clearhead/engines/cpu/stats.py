@@ -70,7 +70,7 @@ class Computed(NamedTuple):
 
     code: int
     out: Tensor | None
-    rows: tuple[Tensor | None, ...]  # those of `RowStats`
+    rows: list[Tensor | None]  # those of `RowStats`
     top_scores: Tensor | None
     top_keys: Tensor | None
     group_sums: list[Tensor]  # of each group of all statistics, (B, H, Tq)
@@ -158,7 +158,7 @@ def core_stats(
     tensors, args = readable(inputs, False), args_of(p)
     unit = core.logit_scale(*tensors, args)
     computed, _ = _compute(p, tensors, args, statistics, output=False, finished=False)
-    top, total, moment = cast(tuple[Tensor, Tensor, Tensor], computed.rows[:3])
+    top, total, moment = cast(list[Tensor], computed.rows[:3])
     group_sums = iter(computed.group_sums)
     more: dict[str, Accumulator] = {}
     for s in statistics:
