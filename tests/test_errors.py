@@ -5,6 +5,8 @@
 import copy
 import pickle
 import re
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch
 
 import clearhead as ch
 from clearhead.engines import BY_NAME
-from clearhead.errors import RENAMED, AttentionError
+from clearhead.errors import RENAMED, AttentionError, how_to_install
 
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)
 
@@ -512,3 +514,14 @@ def test_watch_takes_the_old_name_of_its_exact_rows():
     ):
         layer(torch.ones(3, 4))
     assert seen[0].exact_rows.shape[2] == 2
+
+
+def test_a_hint_to_install_names_the_checkout_of_an_uninstalled_clearhead(monkeypatch):
+    """The name on PyPI is not ours."""
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    how = how_to_install.__wrapped__("plot")
+    assert how.endswith(f" -m pip install '{Path(__file__).parents[1]}[plot]'")

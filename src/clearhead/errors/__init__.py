@@ -101,7 +101,8 @@ class BadType(AttentionError, TypeError):
 def how_to_install(extra: str) -> str:
     """Return the command that installs the libraries of an extra into this Python.
 
-    It names the libraries, so it does not depend on how clearhead itself was installed.
+    It names the libraries, so it does not depend on how clearhead itself was installed. If it is
+    not, because it runs from its sources, the command names their folder: no release is on PyPI.
     """
     try:
         required = metadata.requires("clearhead") or []
@@ -109,9 +110,8 @@ def how_to_install(extra: str) -> str:
         required = []
     parts = (line.replace("'", '"').partition(";") for line in required)
     needed = [name.strip() for name, _, marker in parts if f'extra == "{extra}"' in marker]
-    return shlex.join(
-        [sys.executable, "-m", "pip", "install", *(needed or [f"clearhead[{extra}]"])]
-    )
+    checkout = f"{Path(__file__).parents[3]}[{extra}]"
+    return shlex.join([sys.executable, "-m", "pip", "install", *(needed or [checkout])])
 
 
 @contextmanager

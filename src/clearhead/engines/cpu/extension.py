@@ -23,8 +23,8 @@ def must_be_of_this_version(differ: bool, what: str) -> None:
     if differ:
         raise ImportError(
             "clearhead's compiled core and its Python code are of different versions: they differ "
-            f"in {what}. Install clearhead again: pip install --force-reinstall --no-deps "
-            "clearhead, or pip install -e . in a checkout."
+            f"in {what}. Install clearhead again, in its checkout: pip install --force-reinstall "
+            "--no-deps ."
         )
 
 
