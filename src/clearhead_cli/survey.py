@@ -1,5 +1,7 @@
 """`clearhead survey`: what every head of a model does over many texts."""
 
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,6 +110,8 @@ def survey(
     typer.echo(str(result))
     if needles is not None:
         _print_retrieval(result)
+    if "long" in metrics.split(","):
+        _print_forgetting(result)
     for name, reason in result.manifest.corpus["skipped texts"][:MOST_SHOWN]:
         say(f"left out {name}: {reason}")
     say(f"survey   {out}")
@@ -179,6 +183,39 @@ def _print_retrieval(result: "Survey") -> None:
     for layer, head, mean, low, high in rows:
         ends = "" if low is None else f" ({low:.3f} to {high:.3f})"
         typer.echo(f"layer {layer}, head {head}: retrieval {mean:.3f}{ends}")
+
+
+def _print_forgetting(result: "Survey") -> None:
+    """Print how many key heads need all keys, and those with the largest error without them."""
+    from clearhead.errors import AttentionError
+    from clearhead.survey.forgetting import RECENT
+    from clearhead.survey.long import SINKS
+
+    windows = "select distinct metric from heads where metric like 'error_%'"
+    sizes = [int(name.removeprefix("error_")) for (name,) in result.query(windows).rows]
+    recent = max((size for size in sizes if size <= RECENT), default=RECENT)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            heads = result.key_heads(recent)
+        except AttentionError as error:
+            say(f"which keys can be forgotten is unknown: {error.gave} {error.hint}")
+            return
+    counts = Counter(head.kind() for head in heads)
+    typer.echo(
+        f"{counts['retrieval']} of {len(heads)} key heads need more than the first {SINKS} and the "
+        f"last {recent} keys (retrieval), {counts['streaming']} do not (streaming), and "
+        f"{counts['undecided']} are undecided."
+    )
+    typer.echo("The largest errors of their outputs, and how often they look at a copy:")
+    for head in sorted(heads, key=lambda head: -head.error.mean)[:MOST_SHOWN]:
+        largest, copies = head.error, head.retrieval.mean
+        typer.echo(
+            f"layer {head.layer}, key head {head.key_head}: error {largest.mean:.3f} "
+            f"({largest.low:.3f} to {largest.high:.3f}), retrieval {copies:.3f}, {head.kind()}"
+        )
+    for warning in caught:
+        say(str(warning.message))
 
 
 def _sources(

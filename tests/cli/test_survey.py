@@ -45,6 +45,37 @@ def test_needles(run, tmp_path):  # noqa: F811
     assert code == 0 and printed.count("\n") == 1  # no metric of retrieval
 
 
+@pytest.mark.filterwarnings("ignore:No text of the survey repeats:UserWarning")
+@pytest.mark.parametrize(("context", "recent"), [(100, 64), (40, 16)])
+def test_what_can_be_forgotten_is_printed(run, tmp_path, context, recent):  # noqa: F811
+    texts = write_stories(12, tmp_path / "stories.jsonl")
+    out = tmp_path / "out"
+    code, printed, errors = run(
+        "survey", texts, "--metrics", "long", "--context", context, "--out", out
+    )
+    assert code == 0, errors
+    if context == 40:
+        assert "No text of the survey repeats earlier text" in errors
+    heads = Survey.open(out).key_heads(recent)
+    kinds = [head.kind() for head in heads]
+    assert f"the first 4 and the last {recent} keys (retrieval), " in printed
+    for count in (
+        f"{kinds.count('retrieval')} of {len(heads)} key heads need more",
+        f" {kinds.count('streaming')} do not (streaming), and {kinds.count('undecided')} are",
+    ):
+        assert count in printed
+    most = max(heads, key=lambda head: head.error.mean)
+    assert f"layer {most.layer}, key head {most.key_head}: error {most.error.mean:.3f} (" in printed
+
+
+def test_texts_too_short_to_forget_are_named(run, tmp_path):  # noqa: F811
+    code, printed, errors = run(
+        "survey", "the queen danced", "--metrics", "long", "--out", tmp_path
+    )
+    assert code == 0 and "Key heads" not in printed
+    assert "which keys can be forgotten is unknown: The survey has no errors of windows." in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "gave", "hint"),
     [
