@@ -8,7 +8,7 @@ import typer
 
 from .explain import random_note, write_page
 from .options import OTHER_FOLDER, Text, refuse
-from .output import say, say_loading, say_written, wrapped
+from .output import say, say_loading, say_written, terminal_width, wrapped
 from .text_input import read_text
 
 if TYPE_CHECKING:
@@ -156,9 +156,10 @@ def _look_at_text(
     if csv is not None:
         written["table"] = _write_csv(result, csv)
     is_short = len(result.heads) <= SHORT_TABLE
-    typer.echo(summary(result))
+    width = terminal_width()
+    typer.echo(summary(result, min(80, width or 80)))
     if every or is_short:
-        typer.echo(f"\n{result}")
+        typer.echo(f"\n{result.to_text(width)}")
     else:
         typer.echo("\nAll heads: add --all for the table, --csv FILE for a file, or open the page.")
     for remark in model.remarks(words):

@@ -34,6 +34,11 @@ def say_written(paths: dict[str, Path]) -> None:
         say(f"no pictures, because matplotlib is missing: {how_to_install('plot')}")
 
 
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, or of COLUMNS; None without both."""
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
 def wrapped(text: str, indent: int = 0) -> str:
     """Wrap the lines of a text to the width of the terminal, or to 80 columns without one.
 

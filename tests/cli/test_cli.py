@@ -33,10 +33,10 @@ SENTENCE = "The cat sat on the mat."
 def run(monkeypatch, capsys):
     """Call the command as a shell would; gives (exit code, output, errors)."""
 
-    def call(*arguments, stdin=None):
+    def call(*arguments, stdin=None, columns=200):
         monkeypatch.setattr(sys, "argv", ["clearhead", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode())))
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         try:
             cli.main()
             code = 0
@@ -46,6 +46,15 @@ def run(monkeypatch, capsys):
         return code, shown.out, shown.err
 
     return call
+
+
+def test_look_fits_a_narrow_terminal(run, tmp_path):
+    wide, narrow = (
+        run("look", "The queen danced. She was proud.", "--out", tmp_path, columns=columns)[1]
+        for columns in (200, 55)
+    )
+    assert max(map(len, wide.splitlines())) > 70 and max(map(len, narrow.splitlines())) <= 55
+    assert {*wide.replace("-", " ").split()} == {*narrow.replace("-", " ").split()}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The result of `report`: its data, its printed table, and its JSON."""
 
+import sys
 import textwrap
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,10 @@ class Report(ShownInNotebook, Savable):
         }
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, width: int | None = None) -> str:
+        """Write the table of all heads, with lines of at most `width` characters if possible."""
         # A column of zeros is left out: with a causal mask no weight is on the next token.
         names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
@@ -147,9 +152,9 @@ class Report(ShownInNotebook, Savable):
             numbers = x.share_text, f"{x.entropy:.2f}", number
             moves = [f"{x.carried['first']:.2f}" if x.carried else ""] if moved else []
             rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares, *moves))
-        table = columns(rows)
-        width = max(80, *map(len, table))
-        legend = (part for line in self._legend() for part in textwrap.wrap(line, width))
+        table = columns(rows, width)
+        wrap = min(width or sys.maxsize, max(80, *map(len, table)))
+        legend = (part for line in self._legend() for part in textwrap.wrap(line, wrap))
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *legend])
 
     def _legend(self) -> list[str]:
@@ -208,8 +213,18 @@ class Report(ShownInNotebook, Savable):
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *columns(rows)])
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align the cells of a table; a line for each row."""
+def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Align the cells of a table; a line for each row.
+
+    Columns that do not fit `width` characters are a table below, which repeats the first two.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [" ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows]  # fmt: skip
+    lines: list[str] = []
+    left = deque(range(2, len(widths)))
+    while left:
+        part = [0, 1, left.popleft()]
+        while left and (width is None or sum(widths[i] + 1 for i in [*part, left[0]]) <= width + 1):
+            part.append(left.popleft())
+        cells = ([row[i].ljust(widths[i]) for i in part] for row in rows)
+        lines += [""] * bool(lines) + [" ".join(line).rstrip() for line in cells]
+    return lines

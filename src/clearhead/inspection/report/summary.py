@@ -15,8 +15,11 @@ FEW_WORDS = 32  # different tokens
 AROUND = 12  # printed tokens to either side of the query and the key
 
 
-def summary(report: Report) -> str:
-    """Write the report in about twenty lines, for any number of heads."""
+def summary(report: Report, width: int = WIDTH) -> str:
+    """Write the report in about twenty lines, for any number of heads.
+
+    Text is wrapped at `width` characters. Tables are folded only if `width` is less than 80.
+    """
     counts = Counter(label for x in report.heads for label in _labels(x))
     writers = [] if report.next_token is None else report.next_token.writers
     writing = {(x.layer, x.head) for x in writers}
@@ -29,16 +32,16 @@ def summary(report: Report) -> str:
     if begin is not None:
         sentence = visible(_sentence(report, begin), 2000)
         lines += [
-            *textwrap.wrap(in_words(report, begin), WIDTH),
-            *textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            *textwrap.wrap(in_words(report, begin), width),
+            *textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  "),
             "",
         ]
     if report.next_token is not None and report.next_token.clearest is not None:
-        lines += [*_writers(report, report.next_token), ""]
+        lines += [*_writers(report, report.next_token, width), ""]
     lines += textwrap.wrap(
         f"Roles of heads, of which a head may have several: {', '.join(roles) or 'none'}."
         + f" {without} heads have no role, or one that may be chance." * (without > 0),
-        WIDTH,
+        width,
     )
     words = len(set(report.tokens))
     if without and words < FEW_WORDS:
@@ -46,11 +49,11 @@ def summary(report: Report) -> str:
         lines += textwrap.wrap(
             f"The text has {different}, too few to separate many roles from chance. "
             "A longer text shows more.",
-            WIDTH,
+            width,
         )
     strongest = matter_most(report)
     if strongest:
-        lines += ["", *textwrap.wrap(_heading(report), WIDTH), *_table(report, strongest)]
+        lines += ["", *textwrap.wrap(_heading(report), width), *_table(report, strongest, width)]
     lines += _largest_probes(report)
     return "\n".join(lines)
 
@@ -87,13 +90,13 @@ def _heading(report: Report) -> str:
     return f"The heads with the largest effects: {metric}, without the head."
 
 
-def _table(report: Report, heads: list[Head]) -> list[str]:
+def _table(report: Report, heads: list[Head], width: int) -> list[str]:
     effect = ["effect"] if report.effect_metric else []
     rows = [["layer", "head", *effect, "does, with the fraction of its weight"]]
     for x in heads:
         effect = [f"{x.effect:+.3f}"] if report.effect_metric else []
         rows.append([str(x.layer), str(x.head), *effect, _does(x)])
-    return columns(rows)
+    return columns(rows, width if width < WIDTH else None)
 
 
 def _does(head: Head) -> str:
@@ -122,7 +125,7 @@ def in_words(report: Report, begin: Opening) -> str:
     )
 
 
-def _writers(report: Report, next_token: NextToken) -> list[str]:
+def _writers(report: Report, next_token: NextToken, width: int) -> list[str]:
     """Return a table of the heads that write the predicted next token."""
     line = (
         f"The heads that add most to the logit of {_quoted(next_token.token)}, the predicted next "
@@ -132,7 +135,7 @@ def _writers(report: Report, next_token: NextToken) -> list[str]:
     for x in next_token.writers:
         _, keys = token_labels(report, x.layer)
         rows.append((str(x.layer), str(x.head), f"{x.from_key:+.2f}", _quoted(keys[x.key])))
-    return [*textwrap.wrap(line, WIDTH), *columns(rows)]
+    return [*textwrap.wrap(line, width), *columns(rows, width if width < WIDTH else None)]
 
 
 def _sentence(report: Report, begin: Opening) -> str:
