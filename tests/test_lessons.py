@@ -68,6 +68,23 @@ def missing_row(figure, text):
     return None
 
 
+def decimals_of_diagrams(notebook):
+    """Yield each decimal number of a diagram, with what the cells before it printed."""
+    so_far = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            so_far += printed(cell) + "\n"
+            continue
+        for diagram in re.findall(r"^```text\n(.*?)^```", cell.source, re.M | re.S):
+            for number in re.findall(r"\d+\.\d+", diagram):
+                yield number, so_far
+
+
+def is_printed(number, text):
+    decimals = len(number.partition(".")[2])
+    return any(f"{float(x):.{decimals}f}" == number for x in re.findall(r"\d+\.\d+", text))
+
+
 ODD = """
 for attempt in ([1.0, 2.0], (1, 2), "x", 3, 0.5, {}, torch.tensor(1.0), torch.zeros(2, 3, 4, 5)):
     answer = CHECK(lambda *_, **__: attempt) if callable(TRIED) else CHECK(attempt)
@@ -126,6 +143,9 @@ def test_lesson(path, kernel):
         for figure in figures_of(cell):
             row = missing_row(figure, printed(cell))
             assert row is None, f"{figure}: the row {row} is not in\n{printed(cell)}"
+
+    for number, so_far in decimals_of_diagrams(notebook):
+        assert is_printed(number, so_far), f"a diagram has {number}, which no cell before it prints"
 
     answers = {kind: [] for kind in ("checker", "solution", "mistake", "odd")}
     for cell in cells:
