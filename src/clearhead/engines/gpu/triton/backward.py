@@ -212,6 +212,23 @@ def walk_keys(
     return acc
 
 
+@triton.jit
+def nonnegative(view):
+    """Assume strides that are not negative, so that products of 64 bits take less."""
+    if not isinstance(view, tl.tensor_descriptor):
+        tl.assume(view.h >= 0)
+        tl.assume(view.t >= 0)
+
+
+@triton.jit
+def place_of_keys(program, tiles, splits, sizes):
+    """Return the tile of keys of a program, the split of the heads, the key head, and the
+    example."""
+    of_head = program // tiles
+    of_group = of_head // splits
+    return program % tiles, of_head % splits, of_group % sizes.G, of_group // sizes.G
+
+
 @triton.jit(do_not_specialize=["tiles", "splits", "chunk"])
 def key_gradients(
     q, k, v, dout, top, share, delta, dk, dv, flag, first, last, scale, rule, sizes, tiles,
@@ -228,13 +245,9 @@ def key_gradients(
     if flag is not None and rule.careful is not None:
         if tl.load(flag) == 0:
             return
-    program = tl.program_id(0)
-    tile = program % tiles
-    program = program // tiles
-    split = program % splits
-    program = program // splits
-    g = program % sizes.G
-    b = program // sizes.G
+    nonnegative(q)
+    nonnegative(dout)
+    tile, split, g, b = place_of_keys(tl.program_id(0), tiles, splits, sizes)
     keys = tile * N + tl.arange(0, N)
     example, last_key = split * sizes.B + b, tl.minimum(keys, sizes.Tk - 1)
     stored_dk, stored_dv = keys < sizes.Tk, keys < sizes.Tk
@@ -247,12 +260,15 @@ def key_gradients(
     value_tile = load_keys(v, b, g, tile * N, sizes.Tk, N, DV, BLOCK_DV, True)
     group_size = sizes.H // sizes.G
     state = tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_DV], tl.float32)
-    for head in range(split * chunk, tl.minimum(split * chunk + chunk, group_size)):
+    last_head = tl.minimum(split * chunk + chunk, group_size)
+    for head in tl.range(split * chunk, last_head, num_stages=1, disable_licm=True):
+        # These are the same in each iteration. If the compiler saw that, it would compute them, and
+        # the addresses of three loops, before the loop, in registers that spill.
+        program = tl.minimum(tl.program_id(0), tl.num_programs(0) + head)
+        tile, _, g, b = place_of_keys(program, tiles, splits, sizes)
+        begin = tile * N
         h = g * group_size + head
-        at_head = (b.to(tl.int64) * sizes.H + h) * sizes.Tq
-        # It is tile * N. If the compiler saw that, it would compute addresses of three loops before
-        # the loop over heads, in registers that spill.
-        begin = tl.minimum(tile * N, sizes.Tk + head)
+        at_head = (b * sizes.H + h).to(tl.int64) * sizes.Tq
         for j in range(0, rule.ranges):
             if BAND:
                 # From `full_start` to `full_stop` the queries see all N keys.
@@ -295,6 +311,13 @@ def key_gradients(
     if flag is not None and rule.careful is None:
         if is_nonfinite(dk_acc) | is_nonfinite(dv_acc):
             tl.store(flag, 1)
+    if flag is None or rule.careful is None:
+        # Computed again, since registers would hold them in the loops.
+        program = tl.minimum(tl.program_id(0), tl.num_programs(0) - 1)
+        tile, split, g, b = place_of_keys(program, tiles, splits, sizes)
+        keys = tile * N + tl.arange(0, N)
+        example, last_key = split * sizes.B + b, tl.minimum(keys, sizes.Tk - 1)
+        stored_dk, stored_dv = keys < sizes.Tk, keys < sizes.Tk
     store_rows(dk, example, g, last_key, dk_acc * scale, stored_dk, D, BLOCK_D)
     store_rows(dv, example, g, last_key, dv_acc, stored_dv, DV, BLOCK_DV)
 
