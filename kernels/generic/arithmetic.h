@@ -65,6 +65,21 @@ struct Pairs {
 };
 #endif
 
+// Values in float32, in the order of columns that loads fastest: VECTORS vectors for W * VECTORS
+// numbers. Their sums have the same order until `put_in_order`.
+template <class E> struct FastValues {
+  static constexpr int VECTORS = 1;
+  static void load_all(const E* p, int n, F* x) { *x = n == W ? load(p) : load_part(p, n); }
+  static void put_in_order(float*) {}
+};
+#ifdef CLEARHEAD_HAS_EVEN_ODD
+template <> struct FastValues<bf16> {
+  static constexpr int VECTORS = 2;
+  static void load_all(const bf16* p, int n, F* x) { load_even_odd(p, n, x, x + 1); }
+  static void put_in_order(float* x) { store_interleaved(x, load(x), load(x + W)); }
+};
+#endif
+
 // The arithmetic for tensors of E.
 template <class E> struct ArithmeticFor { using Type = Singles<E>; };
 #ifdef CLEARHEAD_HAS_PAIRS

@@ -51,6 +51,28 @@ inline F load_part(const float* p, int n) { return _mm256_maskload_ps(p, first_w
 inline F load_part(const bf16* p, int n) { return widen(few(p, n)); }
 inline F load_part(const half* p, int n) { return _mm256_cvtph_ps(few(p, n)); }
 
+// Loads the first n of 16 bf16 as words of two. A shift keeps the even numbers and a mask the odd
+// ones: 3 instructions for 16 numbers, where widening takes 4.
+#define CLEARHEAD_HAS_EVEN_ODD 1
+inline void load_even_odd(const bf16* p, int n, F* even, F* odd) {
+  __m256i x;
+  if (n >= 2 * W) {
+    x = _mm256_loadu_si256((const __m256i*)p);
+  } else {
+    x = _mm256_maskload_epi32((const int*)p, first_words(n / 2));
+    __m256i last = _mm256_andnot_si256(first_words(n / 2), first_words((n + 1) / 2));
+    if (n % 2) x = _mm256_or_si256(x, _mm256_and_si256(last, _mm256_set1_epi32(p[n - 1].bits)));
+  }
+  *even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+  *odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000))));
+}
+// Stores two vectors as one sequence of numbers.
+inline void store_interleaved(float* p, F even, F odd) {
+  F a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
+  _mm256_storeu_ps(p, _mm256_permute2f128_ps(a, b, 0x20));
+  _mm256_storeu_ps(p + W, _mm256_permute2f128_ps(a, b, 0x31));
+}
+
 inline __m128i narrow(F x) {
   __m256i i = _mm256_castps_si256(x);
   __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
