@@ -224,8 +224,7 @@ def nonnegative(view):
 def place_of_keys(program, tiles, splits, sizes):
     """Return the tile of keys of a program, the split of the heads, the key head, and the
     example."""
-    of_head = program // tiles
-    of_group = of_head // splits
+    of_head, of_group = program // tiles, program // tiles // splits
     return program % tiles, of_head % splits, of_group % sizes.G, of_group // sizes.G
 
 
