@@ -48,14 +48,14 @@ def watch(
     slower. A checkpoint with ``use_reentrant=True`` records no gradients in its forward pass, so a
     backward pass through a statistic raises `BadValue` there.
 
-    ``value_weighted(groups)`` and ``by="value"`` multiply weights by |v W_O|, the norm of what the
-    value of a key writes through the output projection of its layer. The projection is found in the
-    model, and compared with what the layer returns; the norms receive no gradient.
-    ``by="relative_value"`` takes |(v - v_first) W_O|, relative to the value of the text's first
+    ``value_weighted(groups)`` and ``by="value"`` multiply weights by ``|v W_O|``, the norm of what
+    the value of a key writes through the output projection of its layer. The projection is found in
+    the model, and compared with what the layer returns; the norms receive no gradient.
+    ``by="relative_value"`` takes ``|(v - v_first) W_O|``, relative to the value of the text's first
     token: the output without v_first W_O is the sum of these vectors times the weights. If a cache
     has dropped the first token, it is relative to the oldest key.
 
-    ``"varying"`` is |o - mean o|² / mean |o|² at each query, (B, H, Tq). Here o = z W_O is what
+    ``"varying"`` is ``|o - mean o|² / mean |o|²`` at each query, (B, H, Tq). Here o = z W_O is what
     the head writes, and means are over the queries of the text in this call. Its mean over queries
     is the fraction of the head's squared output that varies from query to query.
 

@@ -195,7 +195,7 @@ class value_weighted(GroupStatistic):
     """The fraction of a head's output that comes from each group of keys, by the norms of values.
 
     It is Σₖ w n over the group, divided by Σₖ w n over all keys, or 0 if that is 0. In `watch`, n
-    is |v W_O|, the norm of a key's value after the output projection of the head. A weight on a
+    is ``|v W_O|``, the norm of a key's value after the output projection of the head. A weight on a
     small value adds little to the output: Kobayashi et al. 2020, "Attention is not only a weight".
     Norms ignore that contributions may cancel each other.
 

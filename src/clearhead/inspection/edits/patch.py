@@ -31,12 +31,14 @@ class patch(FromRecording):
 
     ``watch(model, outputs=True)`` records outputs, and ``watch(model, inputs=True)`` the others.
 
-    | `of` | replaces, for each selected head and position |
-    |---|---|
-    | "output" | o[b, h, q], the weighted sum of the values, before the output projection |
-    | "query" | q[b, h, q], as attention receives it, after rotation and norm |
-    | "key" | k[b, g, k], likewise, for key head g |
-    | "value" | v[b, g, k], for key head g |
+    ========  ==========================================================================
+    `of`      replaces, for each selected head and position
+    ========  ==========================================================================
+    "output"  o[b, h, q], the weighted sum of the values, before the output projection
+    "query"   q[b, h, q], as attention receives it, after rotation and norm
+    "key"     k[b, g, k], likewise, for key head g
+    "value"   v[b, g, k], for key head g
+    ========  ==========================================================================
 
     For keys and values, `heads` are key heads, each of which is read by H // G query heads, and
     `positions` are those of keys, in a cache too. Each call is patched as it reads them; a cache

@@ -82,7 +82,7 @@ class Head:
             over the queries that have one. "induction_all" and "duplicate_all" are over all
             queries. "previous" is on the token before.
         carried: as `shares`, for "previous", "next", "same" and "first", the fractions of what the
-            head carries, Σ w |v W_O|; empty if unknown.
+            head carries, ``Σ w |v W_O|``; empty if unknown.
     """
 
     layer: int
@@ -157,8 +157,8 @@ class Layer:
         kept_queries: the queries whose largest weights are stored.
         top_weights, top_keys: those weights and their keys, (H, n_queries, n); -1 means no key.
         trace: every step of the heads in `traced_heads`; None for long texts.
-        value_norms: |v W_O| of each head and key, (H, Tk): the norm of what its value writes. None
-            if unknown; then `norms_withheld` is the reason.
+        value_norms: ``|v W_O|`` of each head and key, (H, Tk): the norm of what its value writes.
+            None if unknown; then `norms_withheld` is the reason.
     """
 
     number: int
