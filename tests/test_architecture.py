@@ -29,7 +29,7 @@ BUDGETS = {
     "nn": 1145,
     "functional": 1192,  # a look is finished when read, as in its call; numbers over ranks
     "testing": 140,
-    "engines": 4755,  # masked NaN; replays; statistics on a GPU; parts; addresses of 32 bits
+    "engines": 4760,  # masked NaN; replays; statistics on a GPU; parts; tiles for a bias
     "stats": 1104,  # and numbers per key, or why they cannot be read; what varies; stored groups
     "problem": 765,
     "masks": 1860,  # and groups of keys by id, stored per stream, for the core; positions of keys

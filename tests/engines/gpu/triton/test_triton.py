@@ -150,6 +150,23 @@ def test_tiles_are_transposed_where_that_takes_fewer_instructions(
 
 
 @needs_triton
+@pytest.mark.parametrize("kilobytes, D, ranges, keys", [
+    (227, 128, False, 64), (227, 128, True, 32), (163, 64, False, 64), (163, 64, True, 32),
+    (163, 128, False, 32), (99, 128, False, 32),
+])  # fmt: skip
+def test_gradients_of_a_bias_have_tiles_that_do_not_spill(kilobytes, D, ranges, keys, monkeypatch):
+    from clearhead.engines.gpu.triton import launch_forward
+    from clearhead.engines.gpu.triton.launch_backward import bias_tile
+    from clearhead.engines.operators import KernelArgs
+
+    monkeypatch.setattr(launch_forward, "shared_memory", lambda device: kilobytes * 1024)
+    q = torch.zeros(1, 1, 512, D, dtype=torch.bfloat16)
+    lo = torch.zeros(1, 1, 512, 2, dtype=torch.int32) if ranges else None
+    rule = KernelArgs(1.0, 0.0, 512, 512, lo=lo, hi=lo, bias=torch.zeros(1, 1, 512, 512))
+    assert bias_tile(q, q, rule).keys == keys
+
+
+@needs_triton
 def test_specialization_separates_what_triton_compiles_separately():
     """Compared with what Triton's own launcher determines for each argument."""
     from triton._C.libtriton import native_specialize_impl

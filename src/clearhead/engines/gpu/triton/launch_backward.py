@@ -222,6 +222,15 @@ def _key_tile(q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
     return _tile(LARGEST_KEY_GRADIENTS if largest else KEY_GRADIENTS, q, v, rule)
 
 
+def bias_tile(q: Tensor, v: Tensor, rule: KernelArgs) -> Tiles:
+    """Return the tile of `bias_gradients`, which has fewer keys where more would spill: with key
+    ranges, and below capability 9.0 for heads of more than 64 features (bench/LOG.md)."""
+    tile = _tile(QUERY_GRADIENTS, q, v, rule)
+    if rule.lo is None and (has_largest_memory(q.device) or max(q.shape[3], v.shape[3]) <= 64):
+        return tile
+    return tile._replace(keys=min(tile.keys, 32))
+
+
 def _launched(tile: Tiles) -> dict[str, int]:
     """Return the keywords of a backward kernel for this tile."""
     return dict(M=tile.queries, N=tile.keys, warps=tile.warps, stages=tile.stages)
@@ -234,7 +243,7 @@ def _of_bias(
 ) -> Tensor:  # fmt: skip
     """Compute the gradient of a bias, in its shape and dtype."""
     q, k, v, _ = tensors
-    sizes, tile = sizes_of(q, k), _tile(QUERY_GRADIENTS, q, v, rule)
+    sizes, tile = sizes_of(q, k), bias_tile(q, v, rule)
     q_tiles, k_tiles = math.ceil(sizes.Tq / tile.queries), math.ceil(sizes.Tk / tile.keys)
     B, H, Tq, Tk = bias.shape
     if Tq == 1 or Tk == 1:  # O(T) numbers for each head, summed afterwards
