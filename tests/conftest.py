@@ -30,7 +30,7 @@ UNIT = {
     *("masks", "problem", "stats", "functional", "engines", "nn", "inspection"),
     *("test_architecture.py", "test_errors.py", "test_mutations.py"),
 }
-OUTSIDE = {"transformers", "jax", "onnxruntime", "playwright"}
+OUTSIDE = {"transformers", "jax", "onnxruntime", "matplotlib", "playwright"}
 
 torch.set_num_threads(1)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else it is inherited

@@ -299,6 +299,7 @@ def test_it_prints_a_table():
     assert [effect.name for effect in with_nan.largest()[:2]] == ["hot", "layer 0 head 1"]
 
 
+@pytest.mark.outside
 def test_it_is_drawn():
     pytest.importorskip("matplotlib")
     found = ch.effects(model(), ids())

@@ -357,6 +357,7 @@ def test_an_estimate_of_a_saturated_metric_is_marked():
     assert [e for e in straight if e.trusted is False] == wrong
 
 
+@pytest.mark.outside
 def test_marks_are_drawn():
     pytest.importorskip("matplotlib")
     from clearhead.inspection.effect_table import Effect, Effects

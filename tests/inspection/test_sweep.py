@@ -99,6 +99,7 @@ def test_a_sweep_is_resumed(tmp_path):
     assert len(file.read_text().splitlines()) == 1 + 4  # the first call measures the unedited run
 
 
+@pytest.mark.outside
 def test_it_is_drawn_with_words():
     pytest.importorskip("matplotlib")
     found = ch.effects(model(), ids(B=1), over=("layers", "positions"), **run)
