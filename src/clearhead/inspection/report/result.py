@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -219,12 +219,14 @@ def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str
     Columns that do not fit `width` characters are a table below, which repeats the first two.
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines: list[str] = []
-    left = deque(range(2, len(widths)))
-    while left:
-        part = [0, 1, left.popleft()]
-        while left and (width is None or sum(widths[i] + 1 for i in [*part, left[0]]) <= width + 1):
-            part.append(left.popleft())
-        cells = ([row[i].ljust(widths[i]) for i in part] for row in rows)
-        lines += [""] * bool(lines) + [" ".join(line).rstrip() for line in cells]
-    return lines
+    tables = [[0, 1]]
+    for i in range(2, len(widths)):
+        longest = sum(widths[j] + 1 for j in [*tables[-1], i]) - 1
+        if width is not None and longest > width and len(tables[-1]) > 2:
+            tables.append([0, 1])
+        tables[-1].append(i)
+    lines = []
+    for table in tables:
+        cells = ([row[i].ljust(widths[i]) for i in table] for row in rows)
+        lines += ["", *(" ".join(line).rstrip() for line in cells)]
+    return lines[1:]

@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 
 from ...formatting import Token, visible
 from .findings import Head, NextToken
@@ -96,6 +97,10 @@ def _table(report: Report, heads: list[Head], width: int) -> list[str]:
     for x in heads:
         effect = [f"{x.effect:+.3f}"] if report.effect_metric else []
         rows.append([str(x.layer), str(x.head), *effect, _does(x)])
+    return _columns(rows, width)
+
+
+def _columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     return columns(rows, width if width < WIDTH else None)
 
 
@@ -135,7 +140,7 @@ def _writers(report: Report, next_token: NextToken, width: int) -> list[str]:
     for x in next_token.writers:
         _, keys = token_labels(report, x.layer)
         rows.append((str(x.layer), str(x.head), f"{x.from_key:+.2f}", _quoted(keys[x.key])))
-    return [*textwrap.wrap(line, width), *columns(rows, width if width < WIDTH else None)]
+    return [*textwrap.wrap(line, width), *_columns(rows, width)]
 
 
 def _sentence(report: Report, begin: Opening) -> str:
