@@ -188,12 +188,11 @@ def _print_retrieval(result: "Survey") -> None:
 def _print_forgetting(result: "Survey") -> None:
     """Print how many key heads need all keys, and those with the largest error without them."""
     from clearhead.errors import AttentionError
-    from clearhead.survey.forgetting import RECENT
+    from clearhead.survey.forgetting import RECENT, known_windows
     from clearhead.survey.long import SINKS
 
-    windows = "select distinct metric from heads where metric like 'error_%'"
-    sizes = [int(name.removeprefix("error_")) for (name,) in result.query(windows).rows]
-    recent = max((size for size in sizes if size <= RECENT), default=RECENT)
+    windows = known_windows(result)
+    recent = max((size for size in windows if size <= RECENT), default=RECENT)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -218,16 +218,19 @@ def groups_of_layers(survey: "Survey") -> dict[int, tuple[int, int]]:
     return {layer: (G, H // G) for layer, G, H in rows}
 
 
+def known_windows(survey: "Survey") -> list[int]:
+    """Return the windows whose errors the survey has, the smallest first."""
+    known = survey.query("select distinct metric from heads where metric like 'error_%'").rows
+    return [size for size in WINDOWS if (f"error_{size}",) in known]
+
+
 def _errors(survey: "Survey") -> dict[int, dict[tuple[int, int], Mean]]:
     """Return the error of each key head, for each window outside which a text has keys.
 
     Raises `BadValue` without one, and for a model that looks ahead, which has no such cache.
     """
     _must_not_look_ahead(survey)
-    known = survey.query("select distinct metric from heads where metric like 'error_%'").rows
-    errors = {
-        size: _largest(survey, f"error_{size}") for size in WINDOWS if (f"error_{size}",) in known
-    }
+    errors = {size: _largest(survey, f"error_{size}") for size in known_windows(survey)}
     if not errors:
         raise BadValue(
             "The survey has no errors of windows.",
