@@ -259,8 +259,8 @@ def key_gradients(
     value_tile = load_keys(v, b, g, tile * N, sizes.Tk, N, DV, BLOCK_DV, True)
     group_size = sizes.H // sizes.G
     state = tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_DV], tl.float32)
-    last_head = tl.minimum(split * chunk + chunk, group_size)
-    for head in tl.range(split * chunk, last_head, num_stages=1, disable_licm=True):
+    head_stop = tl.minimum(split * chunk + chunk, group_size)
+    for head in tl.range(split * chunk, head_stop, num_stages=1, disable_licm=True):
         # These are the same in each iteration. If the compiler saw that, it would compute them, and
         # the addresses of three loops, before the loop, in registers that spill.
         program = tl.minimum(tl.program_id(0), tl.num_programs(0) + head)
