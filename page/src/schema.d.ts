@@ -104,6 +104,13 @@ export interface LayerNorms {
 }
 
 /**
+ * Why a layer has no step but the weights, if another program computed them.
+ */
+export interface LayerOrigin {
+  steps_withheld?: string;
+}
+
+/**
  * A call with its labels and maps.
  *
  * `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are
@@ -117,6 +124,7 @@ export interface Layer {
   steps: Step[];
   norms?: Numbers;
   norms_withheld?: string;
+  steps_withheld?: string;
   queries?: string[] | null;
   keys?: string[] | null;
   kept?: number[];

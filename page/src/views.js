@@ -59,7 +59,10 @@ export function drawPicture() {
   byId("frame").hidden = !store.picture;
   byId("panel").hidden = Boolean(store.picture);
   if (view === "numbers") drawNumbers();
-  else if (!store.picture) byId("panel").replaceChildren(...elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
+  else if (!store.picture) {
+    byId("panel").replaceChildren(...(shownTrace().steps_withheld ? [make("p", {}, `The walk shows queries, keys and values. ${shownTrace().steps_withheld}`)]
+      : elsewhere(shownTrace().step("scores") ?? shownTrace().weights)));
+  }
   else {
     const canvas = byId("picture");
     canvas.style.width = `${store.picture.width}px`;
@@ -69,7 +72,7 @@ export function drawPicture() {
       `${byId("sentence").textContent} Arrow keys move the query and the key.`);
   }
   drawReading();
-  if (view === "walk") {
+  if (view === "walk" && !shownTrace().steps_withheld) {
     byId("scrub").value = walk.at;
     byId("play").textContent = walk.isPlaying ? "Pause" : "Play";
   }
@@ -140,7 +143,7 @@ function drawOptions() {
   }
   if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
   if (view === "numbers") parts.push(fillStages());
-  if (view === "walk") parts.push(...walkOptions());
+  if (view === "walk" && !shownTrace().steps_withheld) parts.push(...walkOptions());
   if (store.isAdding || chosen.others.length) parts.push(besideWords());
   const focused = options.contains(document.activeElement) ? document.activeElement?.id : null;
   if (focused === "threshold") {

@@ -32,6 +32,7 @@ from .files.results import load
 from .functional import compat
 from .functional.attention import attention
 from .functional.explain import explain
+from .functional.explain_weights import explain_weights
 from .functional.look import Look, look
 from .functional.matrix import Matrix, matrix
 from .functional.plan import Plan, plan
@@ -45,7 +46,7 @@ from .inspection.logit_attribution import logit_attribution
 from .inspection.logit_parts import LogitAttribution
 from .inspection.metrics import logit_difference
 from .inspection.recording import Recording
-from .inspection.report import Report, report, report_batch
+from .inspection.report import Report, report, report_batch, report_weights
 from .inspection.rollout import rollout
 from .inspection.watch import watch
 from .masks import (
@@ -69,6 +70,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "attention",
     "explain",
     "explain_text",
+    "explain_weights",
     "Trace",
     "Step",
     "look",
@@ -97,6 +99,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Circuits",
     "report",
     "report_batch",
+    "report_weights",
     "Report",
     "rollout",
     "survey",

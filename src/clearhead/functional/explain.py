@@ -88,7 +88,7 @@ def explain_problem(
             "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
             "only the requested rows.",
         )
-    queries, keys = _labels(problem, tokens, key_tokens)
+    queries, keys = labels_of(problem.Tq, problem.Tk, tokens, key_tokens)
     if engine == "auto" and problem.dropout and problem.seed is None and not CORE.why_not(problem):
         problem = replace(problem, seed=int(draw_seed()))  # as the core does
     steps: list[Step] = []
@@ -128,15 +128,13 @@ def wrong_count(name: str, count: int, size: int) -> BadValue:
     )
 
 
-def _labels(
-    problem: Problem, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
+def labels_of(
+    Tq: int, Tk: int, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    if key_tokens is None and tokens is not None and problem.Tq == problem.Tk:
+    """Return the labels of queries and keys, after the checks of `explain`."""
+    if key_tokens is None and tokens is not None and Tq == Tk:
         key_tokens = tokens
-    for name, labels, size in (
-        ("tokens", tokens, problem.Tq),
-        ("key_tokens", key_tokens, problem.Tk),
-    ):
+    for name, labels, size in (("tokens", tokens, Tq), ("key_tokens", key_tokens, Tk)):
         if isinstance(labels, str) or not (
             labels is None or (hasattr(labels, "__len__") and is_iterable(labels))
         ):

@@ -24,7 +24,7 @@ from . import schema
 from .document import document, encoded, table, write
 from .live import model_data
 from .schema import Host
-from .steps import number_settings, sizes, spelling_of, step_data, trace_data
+from .steps import number_settings, sizes, spelling_of, step_data, steps_withheld, trace_data
 
 # Limits in bytes before base64, which adds a third, so that a page stays below 3 MB.
 MAP_BYTES = 1 << 20
@@ -264,6 +264,8 @@ def _pooled_layer(
         "bins": (pooled.shape[-2], pooled.shape[-1]),
         "steps": steps,
     }
+    if trace is not None:
+        data |= steps_withheld(trace)
     if layer.query_tokens is None or list(layer.query_tokens) != list(tokens):
         data["queries"] = _visible(layer.query_tokens)
     if layer.key_tokens is None or list(layer.key_tokens) != list(tokens):

@@ -90,7 +90,13 @@ class LayerNorms(TypedDict, total=False):
     norms_withheld: str
 
 
-class Layer(Call, LayerNorms, total=False):
+class LayerOrigin(TypedDict, total=False):
+    """Why a layer has no step but the weights, if another program computed them."""
+
+    steps_withheld: str
+
+
+class Layer(Call, LayerNorms, LayerOrigin, total=False):
     """A call with its labels and maps.
 
     `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are

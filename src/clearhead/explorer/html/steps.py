@@ -110,7 +110,7 @@ def trace_data(trace: Trace) -> Layer:
     """Return a trace as data for the script."""
     size = sizes(trace)
     block, stored = _fit(size)
-    return {
+    data: Layer = {
         "size": size,
         "queries": _labels(trace, "q", size["q"]),
         "keys": _labels(trace, "k", size["k"]),
@@ -120,6 +120,13 @@ def trace_data(trace: Trace) -> Layer:
         "kept": stored,
         "steps": [step_data(step, block, stored) for step in trace],
     }
+    return data | steps_withheld(trace)
+
+
+def steps_withheld(trace: Trace) -> schema.LayerOrigin:
+    """Return why a trace of weights alone has no other step."""
+    only_weights = trace.names == ("weights",)
+    return {"steps_withheld": trace.step("weights").why} if only_weights else {}
 
 
 def _labels(trace: Trace, letter: str, size: int) -> list[str]:

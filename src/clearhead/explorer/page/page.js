@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6c0f95a1d281819914fbd87d653621f4918f5656053f300ffa2489c23704f3db; do not edit.
+// Made by `make page` from the sources 89807207e3a64f44bd9b52c5e6231349d2de3a5d899cdf2568fa0c0323037d70; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -3187,8 +3187,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("frame").hidden = !store.picture;
     byId("panel").hidden = Boolean(store.picture);
     if (view === "numbers") drawNumbers();
-    else if (!store.picture) byId("panel").replaceChildren(...elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
-    else {
+    else if (!store.picture) {
+      byId("panel").replaceChildren(...shownTrace().steps_withheld ? [make("p", {}, `The walk shows queries, keys and values. ${shownTrace().steps_withheld}`)] : elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
+    } else {
       const canvas = byId("picture");
       canvas.style.width = `${store.picture.width}px`;
       canvas.style.height = `${store.picture.height}px`;
@@ -3196,7 +3197,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       canvas.setAttribute("aria-label", `${TABS[view].word} of ${byId("head-title").textContent}. ${byId("sentence").textContent} Arrow keys move the query and the key.`);
     }
     drawReading();
-    if (view === "walk") {
+    if (view === "walk" && !shownTrace().steps_withheld) {
       byId("scrub").value = walk.at;
       byId("play").textContent = walk.isPlaying ? "Pause" : "Play";
     }
@@ -3289,7 +3290,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
     if (view === "numbers") parts.push(fillStages());
-    if (view === "walk") parts.push(...walkOptions());
+    if (view === "walk" && !shownTrace().steps_withheld) parts.push(...walkOptions());
     if (store.isAdding || chosen.others.length) parts.push(besideWords());
     const focused = options.contains(document.activeElement) ? document.activeElement?.id : null;
     if (focused === "threshold") {

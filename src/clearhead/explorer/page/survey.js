@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6c0f95a1d281819914fbd87d653621f4918f5656053f300ffa2489c23704f3db; do not edit.
+// Made by `make page` from the sources 89807207e3a64f44bd9b52c5e6231349d2de3a5d899cdf2568fa0c0323037d70; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -7,6 +7,7 @@ text may be as long as the model's context.
 from .batch import report_batch
 from .exact_weights import tile
 from .findings import Head, Layer, Link, NextToken, Role, Writer
+from .report_weights import report_weights
 from .result import Report
 from .run import report
 from .summary import summary
@@ -21,6 +22,7 @@ __all__ = [
     "Writer",
     "report",
     "report_batch",
+    "report_weights",
     "summary",
     "tile",
 ]

@@ -197,9 +197,8 @@ class Report(ShownInNotebook, Savable):
             )
         for layer in self.layers:
             if layer.cross_attention:
-                lines.append(
-                    f"Layer {layer.number}, {layer.module}, looks from one text into another."
-                )
+                name = f"Layer {layer.number}" + f", {layer.module}," * bool(layer.module)
+                lines.append(f"{name} looks from one text into another.")
         return lines
 
     def __repr__(self) -> str:
