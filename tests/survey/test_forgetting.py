@@ -1,7 +1,9 @@
 """Key heads that need all keys are found, and budgets mask the others."""
 
 import json
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,3 +163,26 @@ def test_the_files_of_duo_attention_and_kvpress(survey, tmp_path):
     sizes = survey.budgets(0.5).sizes
     kept = [[size / T for size in sizes[layer]] for layer in (0, 1)]
     assert (1 - curve[49]) == pytest.approx(np.array(kept))
+
+
+def test_an_exported_pattern_of_duo_attention_is_read_back(survey, tmp_path):
+    """The streaming heads have the masks of budgets with the sizes of the pattern."""
+    folder = survey.export_duo_attention(tmp_path / "pattern", recent=16)
+    model = Planted()
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    model.config = SimpleNamespace(**sizes)
+    found = ch.edits.from_duo_attention(folder, model, sparsity=0.75)
+    [[layer, key_head]] = [
+        (x.layer, x.key_head) for x in survey.key_heads(16) if x.error.mean > 0.2
+    ]
+    keys = {number: [SINKS + 16] * 2 for number in range(2)}
+    keys[layer][key_head] = T
+    budgets = replace(survey.budgets(0.5), sizes={n: tuple(x) for n, x in keys.items()})
+    ids = torch.zeros(1, T, dtype=torch.long)
+    weights = []
+    for some in (found, budgets.edits(), []):
+        with ch.intervene(model, some), ch.watch(model, exact_rows=range(T)) as seen:
+            model(ids)
+        weights.append(torch.stack([call.exact_rows for call in seen.calls]))
+    read, proposed, unedited = weights
+    assert read.equal(proposed) and not read.equal(unedited)

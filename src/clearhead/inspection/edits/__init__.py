@@ -20,6 +20,8 @@ patches of queries, keys and values apply first, then the first four, then `free
 of the output; within each of these groups the order of the list decides. So frozen weights stay as
 recorded.
 
+`from_duo_attention(folder, model)` reads a pattern of DuoAttention as a list of `keep_only`.
+
 All edits take `layers`, `heads`, `positions` and `batch`, which select where they apply (see
 `Edit`).
 
@@ -28,6 +30,7 @@ text if the call carries its padding: a 2-D `attention_mask` of transformers, th
 of torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are columns.
 """
 
+from .duo_attention import from_duo_attention
 from .edit import Edit
 from .freeze import freeze
 from .outputs import ablate, mean_ablate, scale, zero_ablate
@@ -39,6 +42,7 @@ __all__ = [
     "Edit",
     "ablate",
     "freeze",
+    "from_duo_attention",
     "keep_only",
     "knock_out",
     "mean_ablate",
