@@ -94,7 +94,8 @@ def test_vectors_are_those_of_plain_hooks(surveyed):
             weight = eager(
                 input_ids=torch.tensor([[words[token] for token in tokens]]), output_attentions=True
             ).attentions[LAYER][0, HEAD, row["query"]]
-        assert row["weight"] == pytest.approx(float(weight.max()), abs=1e-5)
+        # T5 does not scale its scores, so a weight has the rounding of q and k several times.
+        assert row["weight"] == pytest.approx(float(weight.max()), abs=5e-5)
         assert float(weight[row["key"]]) == pytest.approx(float(weight.max()), abs=1e-5)
 
 
