@@ -144,6 +144,22 @@ def test_a_sink_does_not_hide_what_a_head_does_with_the_rest():
     assert first.low < first.mass < first.high and induction.chance < 1e-4
 
 
+def test_the_words_of_the_evidence_are_those_of_the_hits():
+    keys, some = simulated.keys_of(simulated.text(67, 3, words=29), True), 0
+    weights = simulated.without_role("none", 11, keys, 4.0, 3)
+    weights = simulated.planted(weights, keys, ("previous",), 0.4)
+    largest = weights[..., 1:].argmax(-1) + 1  # the first key is a role of its own
+    for head, roles in enumerate(simulated.roles_of(weights, keys)):
+        for role in (role for role in roles if role.name == "previous"):
+            hits = [q for q in keys.voters("previous").tolist() if largest[head, q] == q - 1]
+            words = {int(keys.words[q]) for q in hits}
+            assert (role.hits, role.words) == (len(hits), len(words))
+            assert f"; {len(hits)} of {role.queries} tokens look there most, " in role.evidence
+            assert role.evidence.endswith(f" {len(words)} different ones.")
+            some += len(words) < len(hits) < role.queries
+    assert some == 3
+
+
 def test_two_before_in_a_text_of_period_three_is_not_induction():
     T = 60
     for tokens in (

@@ -30,8 +30,9 @@ class Role:
     `mass` is the mean weight on these keys, over the `queries` that have a choice between them and
     other keys. `low` to `high` is its 95 % interval, which counts the queries of one word as one.
     `hits` of the queries have their largest weight on these keys, except for keys of other roles,
-    and have `words` different words. `chance` bounds the probability of this for a head whose
-    weights depend only on the words. `name` is the key of `label`: "window8" for "local window".
+    and `words` counts their different words. `chance` bounds the probability of this for a head
+    whose weights depend only on the words. `name` is the key of `label`: "window8" for "local
+    window".
     """
 
     name: str
@@ -48,11 +49,12 @@ class Role:
     def evidence(self) -> str:
         within = f" of {self.name[6:]}" if self.name.startswith("window") else ""
         mass = f"{self.label}{within}: {self.mass:.2f} of the weight"
-        if not self.words:
+        if self.name == "sink":  # no token
             return f"{mass}."
+        different = f", {self.words} different ones" if self.words > 1 else ""
         return (
             f"{mass} (95 % interval {self.low:.2f} to {self.high:.2f}); {self.hits} of "
-            f"{self.queries} tokens look there most, {self.words} different ones."
+            f"{self.queries} tokens look there most{different}."
         )
 
 

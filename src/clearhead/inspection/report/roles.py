@@ -163,7 +163,7 @@ class _Search:
         probability = chance_of_votes(torch.minimum(rate, rate_seen), fewer, float(chance))
         uniform = keys.voted[name][voters].sum(-1) / keys.choices[voters]
         level = VOTED_CHANCE / len(VOTED)
-        return _tested(mass[:, voters], words, uniform, probability, level, hit.sum(-1), fewer)
+        return _tested(mass[:, voters], words, uniform, probability, level, hit)
 
     def _column(self, name: str) -> "_Tested":
         keys, chooses = self.keys, self.chooses
@@ -187,8 +187,8 @@ class _Search:
         mass = self.mass[name][:, chooses]
         uniform = (keys.keep & keys.columns[name]).sum(-1)[chooses] / keys.choices[chooses]
         level = COLUMN_CHANCE / len(COLUMNS)
-        count = (keys.columns[name][self.top[:, chooses, 0].clamp(min=0)]).sum(-1)
-        return _tested(mass, words, uniform, probability, level, count, None)
+        hit = keys.columns[name][self.top[:, chooses, 0].clamp(min=0)]
+        return _tested(mass, words, uniform, probability, level, hit)
 
     def _ordered(self, head: int) -> tuple[Role, ...]:
         """Sort roles by falling mass; the sink leads only if the first role's queries prefer it."""
@@ -209,7 +209,7 @@ class _Tested:
     """The test of a role for all heads, (H,) each.
 
     `half` is half the width of the interval of `mass`. `hits` counts the queries with their largest
-    weight on keys of the role, of `queries`, and `words` their different words.
+    weight on keys of the role, of `queries`, and `words` the different words of these hits.
     """
 
     mass: Tensor
@@ -249,14 +249,14 @@ def _tested(
     uniform: Tensor,
     probability: Tensor,
     level: float,
-    hits: Tensor,
-    count: Tensor | None,
+    hit: Tensor,
 ) -> _Tested:
     mean, half = interval(mass, words)
     least = max(MIN_MASS, TIMES_UNIFORM * float(uniform.mean()))
     is_large = mean >= least
-    different = torch.full((len(mass),), int(words.max()) + 1) if count is None else count
     holds = is_large & (probability <= level)
+    by_word = torch.zeros(len(mass), int(words.max()) + 1).index_add_(1, words, hit.float())
+    hits, different = hit.sum(-1), (by_word > 0).sum(-1)
     return _Tested(mean, half, is_large, holds, probability, hits, mass.shape[1], different)
 
 
