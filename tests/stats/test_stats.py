@@ -31,6 +31,7 @@ from clearhead import (
     prefix,
     window,
 )
+from clearhead.engines import statistics_of
 from clearhead.engines.reference import steps
 from clearhead.masks import Grid
 from clearhead.problem.check import Options, make_problem
@@ -98,11 +99,9 @@ def dense(problem, inputs, wanted):
             entropy = -(w * logs).sum(-1)
             found[s.name] = entropy if s.name == "entropy" else entropy.exp()
         elif s.name == "topk":
-            best, keys = F.pad(x + n.log(), (0, s.n), value=NOTHING).sort(
-                dim=-1, descending=True, stable=True
-            )
+            best, keys = (x + n.log()).sort(dim=-1, descending=True, stable=True)
             best, keys = best[..., : s.n], keys[..., : s.n]
-            weights = F.pad(w * n, (0, s.n)).gather(-1, keys)
+            weights = (w * n).gather(-1, keys)
             found["topk"] = TopWeights(weights, keys.masked_fill(best == NOTHING, -1))
         elif s.name in ("mass", "weighted", "value_weighted"):
             total = (w * n).sum(-1) if s.name == "value_weighted" else 1.0
@@ -817,12 +816,13 @@ def test_a_look_has_no_more_keys_than_its_call(what):
         ch.look(q, k, k, stats=[statistic])
 
 
-def test_topk_accumulates_no_more_keys_than_there_are():
-    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 20, 8)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_topk_has_no_more_keys_than_there_are(dtype):
+    q, k = torch.randn(1, 2, 5, 8, dtype=dtype), torch.randn(1, 2, 20, 8, dtype=dtype)
     problem, inputs = make_problem(q, k, k)
-    part = sweep(problem, inputs, [topk(10**6)])
+    part = sweep(problem, inputs, [topk(10**12)])
     assert part.rows.more["top"].keys.shape == (1, 2, 5, 20)
-    many = part.finish()["topk"]
-    assert many.keys.shape == (1, 2, 5, 10**6) and (many.keys[..., 20:] == -1).all()
     few = ch.look(q, k, k, stats=[topk(20)]).topk
-    torch.testing.assert_close(many.weights[..., :20], few.weights)
+    for many in (part.finish()["topk"], statistics_of(problem, inputs, [topk(10**12)])["topk"]):
+        assert many.keys.equal(few.keys)
+        torch.testing.assert_close(many.weights, few.weights)

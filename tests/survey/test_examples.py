@@ -27,7 +27,7 @@ def test_batches_of_any_size_select_as_a_plain_sort():
         # Few different values, so that equal ones compete.
         values = torch.randint(0, 60, (B, H, T), generator=random) / 60
         counts = torch.rand(B, T, generator=random) < 0.8
-        keys = torch.arange(B * H * T * 4).view(B, H, T, 4)
+        keys = torch.arange(B * H * T * 4).view(B, H, T, 4)[..., :T]
         contexts = list(range(B))
         batch = Batch(torch.zeros(B, T).long(), [number] * B, contexts, {}, torch.zeros(B, T) > 0)
         order, bins = HashOrder(7, batch), FRACTION.of(values)
@@ -37,7 +37,7 @@ def test_batches_of_any_size_select_as_a_plain_sort():
         for b, t in counts.nonzero().tolist():
             for h in range(H):
                 query = int(order.hash[b, t]), number, b, t
-                about = float(values[b, h, t]), keys[b, h, t].tolist()
+                about = float(values[b, h, t]), keys[b, h, t].tolist() + [-1] * (4 - T)
                 stratum = int(bins[b, h, t]) * STRATA // FRACTION.count
                 strata.setdefault((h, stratum), []).append((*query, *about))
                 largest.setdefault(h, []).append((-about[0], *query, about[1]))

@@ -91,8 +91,10 @@ class Call:
             parts: dict[str, Tensor] = {}
             if isinstance(result, dict):
                 parts = {f"{name}.{group}": x for group, x in result.items()}
-            else:
-                parts = {name: result.weights[..., 0] if isinstance(result, TopWeights) else result}
+            elif not isinstance(result, TopWeights):
+                parts = {name: result}
+            elif result.weights.shape[-1]:
+                parts = {name: result.weights[..., 0]}
             for part, x in parts.items():
                 counts = torch.isfinite(x)
                 if self.fully_masked is not None and name not in NOT_PER_QUERY:

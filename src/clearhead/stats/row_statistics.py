@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import BadValue
@@ -91,7 +90,8 @@ class topk(RowStatistic):
 
     They are ordered by logit, so weights that round to 0 keep their order. If a query may look at
     fewer keys, the other entries have weight 0 and key -1. In `look` and `matrix`, n is at most Tk.
-    In `watch` a call may have fewer keys, and a key is its position in the text.
+    In `watch`, a call of fewer keys has all of them: the result is (B, H, Tq, min(n, Tk)). There a
+    key is its position in the text.
 
     `by` is a number of 0 or more for every key, (Tk,), (H, Tk) or (B, H, Tk), without a gradient.
     With it, the statistic finds the largest products of weight and number, and `weights` holds the
@@ -145,10 +145,4 @@ class topk(RowStatistic):
         scores, keys = rows.state.more["top"]
         largest = scores[..., :1] if self.by is None else anchor(rows.state.max).unsqueeze(-1)
         below = (scores - largest.detach()).masked_fill(keys < 0, MASKED)
-        return self.padded(rows.weight(below.exp().to(rows.factor.dtype)), keys)
-
-    def padded(self, weights: Tensor, keys: Tensor) -> TopWeights:
-        """Return `n` weights and keys of each query, also if the call has fewer keys."""
-        if missing := self.n - keys.shape[-1]:
-            weights, keys = F.pad(weights, (0, missing)), F.pad(keys, (0, missing), value=-1)
-        return TopWeights(weights, keys)
+        return TopWeights(rows.weight(below.exp().to(rows.factor.dtype)), keys)

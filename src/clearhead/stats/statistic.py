@@ -33,7 +33,7 @@ from .per_key import Numbers, PerKey
 
 @loadable
 class TopWeights(NamedTuple):
-    """The largest weights of each query, and their keys, (B, H, Tq, n) both."""
+    """The largest weights of each query, and their keys, (B, H, Tq, min(n, Tk)) both."""
 
     weights: Tensor
     keys: Tensor

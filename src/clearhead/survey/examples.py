@@ -127,6 +127,7 @@ class LayerExamples:
         new["value"], new["query"] = values[b, h, t], t
         new["text"] = np.asarray(batch.texts)[b.numpy()]
         new["context"] = np.asarray(batch.contexts)[b.numpy()]
+        new["keys"] = -1  # a context may have fewer keys
         new["keys"][:, : top.keys.shape[-1]] = top.keys[b, h, t]
         new["weights"][:, : top.keys.shape[-1]] = top.weights[b, h, t]
         self._new.append(new)

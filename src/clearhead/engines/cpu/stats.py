@@ -19,7 +19,7 @@ from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
 from ...stats.group_statistics import GroupStatistic
 from ...stats.per_key import PerKey
 from ...stats.row_statistics import Effective, Entropy, Moment
-from ...stats.statistic import WeightStatistic, finish_rows
+from ...stats.statistic import TopWeights, WeightStatistic, finish_rows
 from ...stats.top_scores import TopScores
 from ..engine import Results
 from ..operators import KernelArgs, with_rows
@@ -106,7 +106,7 @@ def core_results(
             results[s.name] = cast(Effective, s).of_entropy(row) if s.name == "effective" else row
         elif s.name == "topk":
             top = cast(Tensor, computed.top_scores), cast(Tensor, computed.top_keys)
-            results[s.name] = cast(topk, s).padded(*top)
+            results[s.name] = TopWeights(*top)
         elif s.sweep == "first":
             of_groups = cast(GroupStatistic, s)
             results[s.name] = of_groups.of_sums([next(group_sums) for _ in of_groups.masks])

@@ -20,7 +20,7 @@ from ....problem.tiles import runs_of
 from ....stats import Partial, Result, Statistic, exact_rows, pooled, received, topk
 from ....stats.group_statistics import GroupStatistic
 from ....stats.row_statistics import Entropy, Moment
-from ....stats.statistic import WeightStatistic, WeightSums, empty_sums
+from ....stats.statistic import TopWeights, WeightStatistic, WeightSums, empty_sums
 from ....stats.top_scores import TopScores
 from ....torch_state import is_plain
 from ...operators import KernelArgs, in_kernels
@@ -95,7 +95,7 @@ def _finished(
     if isinstance(s, Entropy):
         return s.of_entropy(of_rows["entropy"])
     if isinstance(s, topk):
-        return s.padded(of_rows["weights"], of_rows["keys"])
+        return TopWeights(of_rows["weights"], of_rows["keys"])
     if isinstance(s, WeightStatistic):
         total = sums[s.name]
         return total if isinstance(s, pooled) else s.finish(total, p.grid, None)
