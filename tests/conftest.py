@@ -26,10 +26,13 @@ import torch
 from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
+# What tools write to the root of the tree, beside names that begin with a dot.
+OF_TOOLS = {"build", "dist", "out"}
 UNIT = {
     *("masks", "problem", "stats", "functional", "engines", "nn", "inspection"),
     *("test_architecture.py", "test_errors.py", "test_mutations.py"),
 }
+BEFORE = pytest.StashKey[set[str]]()
 OUTSIDE = {"transformers", "jax", "onnxruntime", "matplotlib", "playwright"}
 
 torch.set_num_threads(1)
@@ -58,6 +61,22 @@ def pytest_configure(config: pytest.Config) -> None:
     # numpy, with which Triton's interpreter computes, warns of what a GPU does silently.
     if os.environ.get("TRITON_INTERPRET") == "1":
         config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning")
+
+
+def entries() -> set[str]:
+    """The names in the root of the tree, empty folders too, which git does not show."""
+    names = {path.name for path in TESTS.parent.iterdir()} - OF_TOOLS
+    return {name for name in names if not name.startswith(".")}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.stash[BEFORE] = entries()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    left = sorted(entries() - session.stash[BEFORE])
+    if left and "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.exit(f"the tests left {', '.join(left)} in the tree", returncode=1)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

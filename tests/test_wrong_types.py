@@ -90,7 +90,8 @@ def test_results(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_tensor_without_dimensions_is_no_list(name):
+def test_a_tensor_without_dimensions_is_no_list(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(BadType):
         LISTS[name](torch.tensor(1))
 
