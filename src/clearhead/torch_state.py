@@ -333,5 +333,5 @@ def _is_compiled(module: nn.Module) -> bool:
     return (
         type(module).__module__ == "torch._dynamo.eval_frame"  # torch.compile(module)
         or getattr(module, "_compiled_call_impl", None) is not None  # module.compile()
-        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        or hasattr(getattr(module, "forward", None), "_torchdynamo_orig_callable")
     )
