@@ -79,7 +79,7 @@ def test_what_heads_write_is_found_or_named_as_unknown(tiny):
         layers.enter(name, *given)
 
     def leave(module, args, result):
-        layers.leave()
+        layers.leave(module, args, result)
         if (call := expected.pop(running.pop(), None)) is not None:
             call[0].check(call[1], result)
 

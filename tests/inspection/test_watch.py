@@ -195,8 +195,9 @@ def test_only_modules_that_may_call_attention_have_hooks():
         assert count(model.plain) == 0 < count(model.attention)
         model(torch.randn(5, 8))
     assert [call.module for call in recording] == ["attention", "replaced", "hooked"]
-    with ch.watch(model, stats=[ch.topk(2, by="value")]):
-        assert count(model.plain) == 2
+    with pytest.warns(UserWarning, match="did not run"):
+        with ch.watch(model, stats=[ch.topk(2, by="value")]):
+            assert count(model.plain) == 2
 
 
 def test_torch_modules_that_may_call_attention_later_have_hooks(monkeypatch):
@@ -355,7 +356,7 @@ def test_two_watchers_do_not_share_a_folder(tmp_path):
             pass
         model(x)
     assert len(index_of(tmp_path)) == 1
-    with ch.watch(model, to=tmp_path / "nothing"):
+    with pytest.warns(UserWarning, match="did not run"), ch.watch(model, to=tmp_path / "nothing"):
         pass
     assert not (tmp_path / "nothing" / "index.jsonl").exists()
 
@@ -567,8 +568,9 @@ def test_watching_what_never_asks_is_said():
         assert refused.value.gave == f"watch got layers={layers}; {named} called no attention."
         assert refused.value.rule.endswith("has only layer 0.")
     whole = torch.nn.Sequential(torch.nn.Linear(8, 8), layer)
-    with ch.watch(whole) as recording:
-        whole[0](x)  # the model itself did not run, so nothing was missed
+    with pytest.warns(UserWarning, match="the Sequential did not run"):
+        with ch.watch(whole) as recording:
+            whole[0](x)
     assert len(recording) == 0
     with ch.watch(whole, layers=(i for i in [np.int64(0)])) as recording:
         whole(x)

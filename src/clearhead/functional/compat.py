@@ -111,7 +111,8 @@ def patched() -> Iterator[None]:
     The block also switches off torch's fused paths for `nn.TransformerEncoder` and
     `nn.MultiheadAttention` in evaluation mode, which bypass the function. Two cases stay on torch:
     `nn.MultiheadAttention` with ``need_weights=True``, its default, and modules that imported the
-    function by name before (``from torch.nn.functional import ...``).
+    function by name before (``from torch.nn.functional import ...``). `watch`, `intervene`,
+    `effects` and `report` warn of those that they recognise.
     """
     outer = _inside.get()
     _count_blocks(1)

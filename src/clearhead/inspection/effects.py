@@ -1,6 +1,7 @@
 """Measure the effect of each head, or each edit, on a metric: `effects`."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..functional.sharding import must_not_be_sharded
 from ..nn.token_ids import run_with_known_ids
 from .column_positions import warn_of_column_positions
 from .copies import Layout, fresh
+from .coverage import warn_if_missed
 from .edited_runs import EditedRuns, UneditedRun
 from .edits import Edit, ablate, path
 from .effect_table import Effect, Effects
@@ -95,6 +97,7 @@ def effects(
 
     Warns if copies run one at a time, and if texts are padded on the left and the model counts
     positions from the first column. The effects are those of ``model(**inputs)`` in both cases.
+    Also warns if a module computed attention without clearhead, because it has no effect here.
 
     Source: as in `ablate`; the estimate Nanda 2023, "Attribution Patching".
     """
@@ -131,6 +134,9 @@ def effects(
     else:
         groups = _groups(edits, over)
     baseline = float(unedited.detach())
+    swept = [edits] if edits is None or isinstance(edits, Edit) else chain(*groups.values())
+    named = [which for edit in swept for which in (edit and edit.layers) or (None,)]
+    warn_if_missed("effects", recorder.layers.texts.missed, named, stacklevel=2)
     warn_of_column_positions(model, inputs)
     guesses: list[float | None] = [None] * len(groups)
     if estimate:

@@ -16,9 +16,18 @@ from ..functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, ambient,
 from ..functional.plan import Plan, plan_of
 from ..problem.problem import Inputs, Problem
 from ..torch_state import compiled_parts, in_autograd_function, in_backward
+from .coverage import left_out, warn_if_missed
 from .edits.edit import Edit, EditSite, in_order
 from .edits.patch import patch
-from .layers import Layers, check_layers, is_selected, module_hooks, must_be_module, never_called
+from .layers import (
+    Layers,
+    check_layers,
+    is_selected,
+    module_hooks,
+    must_be_module,
+    never_called,
+    ran_in_other_thread,
+)
 from .reentrant import ReentrantCheckpoints
 
 
@@ -44,8 +53,9 @@ def intervene(
         model: any torch.nn.Module that is not compiled.
         edits: a list of `clearhead.edits`, where the order in which they apply is documented.
         must_apply: at the end of the block, raise `BadValue` if an edit never applied, or never
-            applied in one of its `layers`; and warn if an edit removed no visible edge. With False,
-            only the `Intervention` reports this.
+            applied in one of its `layers`; and warn if an edit removed no visible edge, or leaves
+            out a module that computed attention without clearhead. With False, only the
+            `Intervention` reports this.
 
     Yields:
         An `Intervention`, which counts the calls that each edit changed.
@@ -78,7 +88,11 @@ def intervene(
             editor.reentrant.open = False
     if must_apply:
         editor.done.warn_if_unchanged()
-        editor.done.must_have_applied(type(model).__name__, editor.layers)
+        editor.done.must_have_applied(model, editor.layers)
+        # A number is that of a recording, which gave this warning.
+        named = [which for edit in edits for which in edit.layers or (None,)]
+        named = [which for which in named if not isinstance(which, int)]
+        warn_if_missed("intervene", editor.layers.texts.missed, named, stacklevel=3)
 
 
 class Applied(NamedTuple):
@@ -103,6 +117,7 @@ class Intervention:
         self.applied: Counter[Applied] = Counter()
         self.without_edges: Counter[int] = Counter()
         self._problems: dict[int, tuple[Problem, str]] = {}
+        self._missed: Mapping[str, type[nn.Module]] = {}
 
     def times(self, edit: int) -> int:
         """Count the calls to which the edit with this index applied."""
@@ -134,6 +149,8 @@ class Intervention:
                 for at, n in sorted(self.applied.items())
                 if at.edit == number
             ]
+        if self._missed:
+            lines.append(f"left out, because computed without clearhead: {left_out(self._missed)}")
         return "\n".join(lines) or "no edits"
 
     def warn_if_unchanged(self) -> None:
@@ -146,7 +163,7 @@ class Intervention:
                     stacklevel=4,
                 )
 
-    def must_have_applied(self, model: str, layers: Layers) -> None:
+    def must_have_applied(self, model: nn.Module, layers: Layers) -> None:
         idle = [f"{edit!r} never applied" for i, edit in enumerate(self.edits) if not self.times(i)]
         if layers.names:
             idle += [
@@ -156,13 +173,17 @@ class Intervention:
             ]
         if not idle:
             return
+        name = type(model).__name__
+        if not layers.ran and layers.ran_in_other_thread:
+            raise ran_in_other_thread(model, "edits apply in the thread of the with block.")
         if not layers.ran:
-            rule = f"edits apply while the {model} runs, and it did not run in the with block."
+            rule = f"edits apply while the {name} runs, and it did not run in the with block, or "
+            rule += "ran in a graph that was compiled before."
             hint = "run it inside the block: with clearhead.intervene(model, edits): model(x)."
         elif not layers.names:
             rule = (
                 f"edits apply to attention calls that go through clearhead, in this thread and "
-                f"outside compiled graphs; the {model} made none."
+                f"outside compiled graphs; the {name} made none."
             )
             hint = (
                 f"{THROUGH_CLEARHEAD}; some transformers models always compute attention "
@@ -170,7 +191,7 @@ class Intervention:
             )
         else:
             last = len(layers.names) - 1
-            rule = f"an edit applies in its layers and positions; the {model} has "
+            rule = f"an edit applies in its layers and positions; the {name} has "
             rule += f"layers 0 to {last}." if last else "only layer 0."
             hint = "change them, or in Python, pass must_apply=False to allow unused edits."
         raise BadValue(f"{idle[0]}.", rule, hint)
@@ -182,13 +203,14 @@ class _Editor(Editor):
     def __init__(self, edits: tuple[Edit, ...]) -> None:
         self.edits, self.done = edits, Intervention(edits)
         self.layers = Layers()
+        self.done._missed = self.layers.texts.missed
         self._calls: Counter[int] = Counter()  # by layer, since the block began
         self._outside = False  # did calls come from outside the model?
         self.reentrant = ReentrantCheckpoints()
         self._no_checkpoint = False  # does the model run without gradients, outside a checkpoint?
 
     def enter(self, name: str, module: nn.Module, *arguments: Any) -> None:
-        if not self.layers.inside:
+        if not (self.layers.inside or torch.compiler.is_compiling()):
             self._no_checkpoint = not (torch.is_grad_enabled() or in_autograd_function())
         self.layers.enter(name, module, *arguments)
 

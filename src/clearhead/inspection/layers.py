@@ -37,6 +37,15 @@ def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> B
     )
 
 
+def ran_in_other_thread(model: nn.Module, rule: str) -> BadValue:
+    """Return the error for a model that ran only in threads that did not open the block."""
+    return BadValue(
+        f"The {type(model).__name__} ran in another thread.",
+        rule,
+        "run it in the thread of the with block, or open the block in the other thread.",
+    )
+
+
 class MissingLayer(BadValue):
     """A layer that is named made no attention call while the model ran."""
 
@@ -60,6 +69,7 @@ class Layers:
 
     def __init__(self) -> None:
         self.ran = False
+        self.ran_in_other_thread = False
         self.names: list[str] = []  # the module of each layer
         self.texts = TextStack()
         self._thread = threading.get_ident()
@@ -82,6 +92,7 @@ class Layers:
         # torch adds a hook before it notes that the hook takes keywords: a thread that runs the
         # model in between calls it without them.
         if self._in_other_thread():
+            self.ran_in_other_thread = True
             return
         if not name:  # the model itself: an earlier run may have been interrupted
             self.ran = True
@@ -94,10 +105,10 @@ class Layers:
         self._running.append(name)
         self.texts.enter(name, module, args, kwargs)
 
-    def leave(self, *_: object) -> None:
+    def leave(self, *ran: Any) -> None:
         if self._running and not self._in_other_thread():
             self._running.pop()
-            self.texts.leave()
+            self.texts.leave(*ran)
 
     @property
     def inside(self) -> bool:
@@ -121,6 +132,7 @@ class Layers:
         if layer == len(self.names):
             self.names.append(name)
         self._calls[name] += 1
+        self.texts.calls += 1
         return layer, name
 
     def recomputed(self) -> list[int]:

@@ -95,7 +95,7 @@ class RecordedRun(ABC):
         self.on_call(call)
 
     def _leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
-        self._layers.leave()
+        self._layers.leave(module, args, result)
         name, inputs, before = self._running.pop()
         parts = result if isinstance(result, tuple) else (result,)
         if not parts or not isinstance(parts[0], Tensor):

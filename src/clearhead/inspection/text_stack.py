@@ -21,6 +21,7 @@ from ..masks.text_positions import Padding, PerText, Positions, padding_of, per_
 from ..masks.without import WithoutEdges
 from ..problem.problem import Problem
 from ..torch_state import has_values, in_backward
+from .coverage import attends
 
 # The arguments that pass another text to a module, for cross-attention.
 OTHER_TEXT = (
@@ -39,6 +40,7 @@ class Running(NamedTuple):
     module: nn.Module
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    calls: int  # of the model, before this module ran
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments by name; None for those that were left out."""
@@ -74,10 +76,16 @@ class _OwnText(NamedTuple):
 
 
 class TextStack:
-    """The running modules, outermost first, and the positions of their attention calls in texts."""
+    """The running modules, outermost first, and the positions of their attention calls in texts.
+
+    A listener counts the `calls`. `missed` has the modules that ran without one, and so computed
+    attention without clearhead.
+    """
 
     def __init__(self) -> None:
         self.running: list[Running] = []
+        self.calls = 0
+        self.missed: dict[str, type[nn.Module]] = {}
         self._own_text: _OwnText | None = None
         self._known: dict[tuple[str, Grid], set[Positions]] = {}  # of the calls of each module
 
@@ -85,11 +93,17 @@ class TextStack:
         self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         if not torch.compiler.is_compiling():  # a graph cannot hold modules
-            self.running.append(Running(name, module, args, kwargs))
+            self.running.append(Running(name, module, args, kwargs, self.calls))
 
-    def leave(self, *_: object) -> None:
-        if not torch.compiler.is_compiling() and self.running:
-            self.running.pop()
+    def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
+        if torch.compiler.is_compiling() or not self.running:
+            return
+        ran = self.running.pop()
+        # The result of a module that raised an error is None. A backward pass reports no calls.
+        kind = type(ran.module)
+        computed = ran.calls == self.calls and result is not None
+        if computed and attends(kind) and not in_backward():  # type: ignore[arg-type]  # a class has a hash
+            self.missed[ran.name] = kind
 
     def clear(self) -> None:
         if not torch.compiler.is_compiling():

@@ -93,10 +93,14 @@ def watch(
         BadValue, BadType: unknown statistics, patterns that match no module, heads or rows that do
             not exist, heads that tensor parallelism divides over ranks, a folder that cannot be
             written or holds an earlier recording; and at the end of the block, if the model ran
-            without an attention call, or a layer in `layers` made none; for statistics of values,
-            an output projection that is not found, or that does not compute what the layer returns.
+            without an attention call or in another thread, or a layer in `layers` made none; for
+            statistics of values, an output projection that is not found, or that does not compute
+            what the layer returns.
 
-    Warns if a part of the model is compiled.
+    Warns at the end of the block if the model did not run, if a part of it is compiled, or if a
+    module computed attention without clearhead: `torch.nn.MultiheadAttention` with
+    ``need_weights=True``, a part of a transformers model with another `attn_implementation`, or a
+    module whose class has "Attention" in its name and computes it itself.
     """
     if "rows" in unknown and renamed("rows", ["exact_rows"]):
         exact_rows = unknown.pop("rows")

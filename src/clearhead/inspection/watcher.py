@@ -1,6 +1,7 @@
 """Compute statistics of each attention call of a running model: `Watcher`."""
 
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from ..stats import (
 )
 from ..stats.per_key import RELATIVE_VALUE
 from ..torch_state import in_autograd_function, in_backward, in_transform, is_batched
+from .coverage import warn_if_missed
 from .layers import (
     Layers,
     MissingLayer,
@@ -43,6 +45,7 @@ from .layers import (
     module_hooks,
     never_called,
     no_attention_call,
+    ran_in_other_thread,
     warn_if_compiled,
 )
 from .recording import Call
@@ -99,7 +102,7 @@ class Watcher:
     def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
         if self.values is not None and (name := self.running.current) is not None:
             self.values.verify(name, result)
-        self.running.leave()
+        self.running.leave(module, arguments, result)
 
     def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
         if not self.running.inside or in_backward():
@@ -199,17 +202,27 @@ class Watcher:
         return at.rows(self.rows, problem.Tq)
 
     def check_recorded(self) -> None:
-        """Raise `BadValue` if the model ran without an attention call, or a selected layer made
-        none. Warn if a part of the model is compiled."""
+        """Raise `BadValue` if the model ran without an attention call or in another thread, or a
+        selected layer made no call. Warn if the model did not run, if a part of it is compiled, or
+        if modules computed attention without clearhead."""
         if self.values is not None:
             self.values.must_be_verified()
-        if self.running.ran and not self.running.names:
-            raise no_attention_call(
-                self.model,
-                "watch records attention calls that go through clearhead, in this thread and "
-                "outside compiled graphs.",
-            )
-        if self.running.ran:
+        running = self.running
+        if not running.names:
+            rule = "watch records attention calls that go through clearhead, in the thread of its "
+            rule += "with block and outside compiled graphs."
+            if running.ran:
+                raise no_attention_call(self.model, rule)
+            if running.ran_in_other_thread:
+                raise ran_in_other_thread(self.model, rule)
+            if not running.texts.missed:
+                warnings.warn(
+                    f"watch recorded nothing: the {type(self.model).__name__} did not run in the "
+                    "with block, or it ran in a graph that was compiled before",
+                    stacklevel=4,
+                )
+        warn_if_missed("watch", running.texts.missed, self.layers or (None,), stacklevel=4)
+        if running.ran:
             warn_if_compiled(self.model, stacklevel=5)
         if self.running.ran and (missing := never_called(self.layers, self.running.names)):
             layers, last = list(self.layers or ()), len(self.running.names) - 1

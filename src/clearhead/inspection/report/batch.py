@@ -15,6 +15,7 @@ from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
 from ...problem.problem import Inputs, Problem
 from ..column_positions import warn_of_column_positions
+from ..coverage import warn_if_missed
 from ..layers import module_hooks, no_attention_call, warn_if_compiled
 from ..progress import progress_bar
 from ..text_stack import TextStack
@@ -65,6 +66,7 @@ def report_batch(
     with bar as advance, torch.no_grad():
 
         def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+            stack.calls += 1
             if not collectors:
                 for tracker in _trackers(problem.B, tokens, decoder_tokens, stack):
                     crops.append(TextOfBatch(len(crops)))
@@ -86,6 +88,7 @@ def report_batch(
         rule = "a report describes attention calls that go through clearhead."
         raise no_attention_call(module, rule)
     warn_if_compiled(module, stacklevel=3)
+    warn_if_missed("report_batch", stack.missed, stacklevel=2)
     warn_of_column_positions(module, inputs)
     reader = model if isinstance(model, Checkpoint) else None
     called = type(module).__name__ if reader is None else reader.name

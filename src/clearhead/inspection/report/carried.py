@@ -44,7 +44,7 @@ class CarriedValues:
         """Compare what the running module returns with what the heads of its call write."""
         if self.stack.running:
             self._try(lambda: self._values.verify(self.stack.running[-1].name, result))
-        self.stack.leave()
+        self.stack.leave(module, arguments, result)
 
     def finish(self) -> None:
         self._try(self._values.must_be_verified)

@@ -15,6 +15,7 @@ from ...functional.ambient import listening
 from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
 from ...problem.problem import Inputs, Problem
+from ..coverage import warn_if_missed
 from ..effects import effects as measure_effects
 from ..layers import module_hooks, no_attention_call, warn_if_compiled
 from ..metrics import Metric, logits_of, most_probable, turn
@@ -98,6 +99,7 @@ def report(
     with bar as advance, torch.no_grad():
 
         def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+            texts.stack.calls += 1
             carried = values.of_call(problem, inputs, out)
             collector.add_layer(problem, inputs, carried=carried)
             advance()
@@ -109,6 +111,7 @@ def report(
         rule = "a report describes attention calls that go through clearhead."
         raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
     warn_if_compiled(run.module, stacklevel=3)
+    warn_if_missed("report", texts.stack.missed, stacklevel=2)
     if values.refused:
         collector.layers = [without_norms(layer, values.refused) for layer in collector.layers]
     result = collector.report(run.name if name is None else name)
