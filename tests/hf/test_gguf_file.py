@@ -235,12 +235,28 @@ def test_rotations_of_llama_3_are_scaled(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "setting", [("llama.rope.scaling.type", "yarn"), ("llama.attention.sliding_window", 9)]
+    "setting",
+    [
+        ("llama.rope.scaling.type", "yarn"),
+        ("llama.rope.scaling.factor", 8.0),
+        ("llama.rope.scale_linear", 8.0),
+        ("llama.rope.scaling.attn_factor", 0.5),
+        ("llama.attention.sliding_window", 9),
+        ("llama.attention.a_new_one", 0),
+    ],
 )
 def test_a_setting_that_transformers_does_not_read_is_refused_by_name(tmp_path, setting):
     vocabulary = ByteLevel("smollm")
     file = write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary, settings=[setting])
-    with pytest.raises(BadValue, match=f"{setting[0]}={setting[1]}"):
+    by_name = f"{setting[0]}={setting[1]}"
+    with pytest.raises(BadValue, match=by_name):
+        Checkpoint(file)
+
+
+def test_sizes_of_tensors_other_than_in_the_settings_are_refused(tmp_path):
+    vocabulary, setting = ByteLevel("smollm"), ("llama.feed_forward_length", 65)
+    file = write(tmp_path / "a.gguf", llama(len(vocabulary)), vocabulary, settings=[setting])
+    with pytest.raises(BadValue, match=r"down_proj.weight is \(32, 64\), and \(32, 65\)"):
         Checkpoint(file)
 
 

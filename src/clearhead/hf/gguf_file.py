@@ -30,7 +30,7 @@ from .gguf_settings import (
 from .pre_tokenizers import ADDS_BOS, apply_rule
 from .register import quiet_transformers
 
-FORMAT = 2  # of the converted folders; higher when a conversion changes
+FORMAT = 3  # of the converted folders; higher when a conversion changes
 ABOUT = "clearhead.json"
 _PLAIN = {"F32", "F16", "BF16", "F64"}
 
@@ -106,6 +106,7 @@ def _convert(file: Path, reader: Any, folder: Path) -> None:
     }
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # `check_numbers` raises, with names and sizes
     if hasattr(transformers, "GgufConfig"):  # older ones always dequantise
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
@@ -119,7 +120,7 @@ def _convert(file: Path, reader: Any, folder: Path) -> None:
     check_settings(file, reader, model.config)
     scale_rotations(file, reader, model.config)
     scale_queries(model.config)
-    check_numbers(file, reader, model, loaded["missing_keys"])
+    check_numbers(file, reader, model, loaded)
     _write_model(model, folder)
     _set_tokenizer(file, reader, tokenizer)
     tokenizer.save_pretrained(folder)
