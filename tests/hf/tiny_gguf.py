@@ -118,10 +118,11 @@ def write(
 class ByteLevel:
     """A byte-level vocabulary with merges, of the pre-tokenizer with this name; None writes none.
 
-    `ids` follows llama.cpp's rules without the library tokenizers.
+    `added` has the types of tokens after those, by their texts. `ids` follows llama.cpp's rules
+    without the library tokenizers, for texts without them.
     """
 
-    def __init__(self, pre):
+    def __init__(self, pre, added=()):
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
         self.pre, self.rules = pre, PUBLISHED.get(pre, PUBLISHED["gpt-2"])
@@ -137,6 +138,8 @@ class ByteLevel:
         self.tokens = sorted(state["vocab"], key=state["vocab"].get)
         self.merges = [tuple(pair) for pair in state["merges"]]
         self.letters = gguf_letters()
+        self.types = [3, *[1] * (len(self.tokens) - 1), *dict(added).values()]
+        self.tokens += dict(added)
 
     def __len__(self):
         return len(self.tokens)
@@ -146,7 +149,7 @@ class ByteLevel:
         if self.pre is not None:
             writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
-        writer.add_token_types([3, *[1] * (len(self.tokens) - 1)])
+        writer.add_token_types(self.types)
         writer.add_token_merges([" ".join(pair) for pair in self.merges])
         writer.add_bos_token_id(0)
         writer.add_eos_token_id(0)
@@ -193,7 +196,7 @@ def gguf_letters():
 class SentencePiece:
     """A SentencePiece vocabulary with bytes for characters that it lacks."""
 
-    def __init__(self, spaced=True):
+    def __init__(self, spaced=True, added=()):
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
         self.spaced = spaced
@@ -204,7 +207,9 @@ class SentencePiece:
         pieces = [t for t, _ in sorted(trained.get_vocab().items(), key=lambda item: item[1])]
         self.tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
         self.scores = [0.0] * 259 + [-float(i) for i in range(len(pieces))]
-        self.types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+        self.types = [2, 3, 3, *[6] * 256, *[1] * len(pieces), *dict(added).values()]
+        self.tokens += dict(added)
+        self.scores += [0.0] * len(added)
 
     def __len__(self):
         return len(self.tokens)

@@ -22,12 +22,11 @@ from ..errors import BadValue, needs
 from .gguf_settings import (
     check_numbers,
     check_settings,
-    misread,
     scale_queries,
     scale_rotations,
     unreadable,
 )
-from .pre_tokenizers import ADDS_BOS, apply_rule
+from .gguf_tokenizer import check_tokens, set_tokenizer
 from .register import quiet_transformers
 
 FORMAT = 3  # of the converted folders; higher when a conversion changes
@@ -122,8 +121,9 @@ def _convert(file: Path, reader: Any, folder: Path) -> None:
     scale_queries(model.config)
     check_numbers(file, reader, model, loaded)
     _write_model(model, folder)
-    _set_tokenizer(file, reader, tokenizer)
+    set_tokenizer(file, reader, tokenizer)
     tokenizer.save_pretrained(folder)
+    check_tokens(file, reader, transformers.AutoTokenizer.from_pretrained(folder))
     about["quantization"] = _quantization(reader, about.get("file_type"))
     (folder / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
@@ -164,35 +164,3 @@ def _quantization(reader: Any, file_type: Any) -> str:
         return gguf.LlamaFileType(file_type).name.removeprefix("MOSTLY_")
     except ValueError:
         return sizes.most_common(1)[0][0]
-
-
-def _set_tokenizer(file: Path, reader: Any, tokenizer: Any) -> None:
-    """Apply the settings of the file's tokenizer that transformers ignores."""
-    from tokenizers import decoders, normalizers, pre_tokenizers
-
-    fields = {
-        key.removeprefix("tokenizer.ggml."): field.contents()
-        for key, field in reader.fields.items()
-        if key.startswith("tokenizer.ggml.") and len(field.data) < 2
-    }
-    backend = tokenizer.backend_tokenizer
-    if fields.get("model") == "gpt2":
-        apply_rule(backend, fields.get("pre"), str(file))
-        if fields.get("pre") in ADDS_BOS and "add_bos_token" not in fields:
-            tokenizer.add_bos_token = True
-    elif fields.get("model") == "llama":
-        spaced = fields.get("add_space_prefix", True)
-        adds = backend.encode("a", add_special_tokens=False).tokens[0].startswith("▁")
-        if adds and not spaced:
-            backend.normalizer = None
-            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-            backend.decoder = decoders.Sequence(
-                [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-            )
-        elif spaced and not adds:
-            raise misread(file, "tokenizer.ggml.add_space_prefix", spaced, adds)
-        elif spaced:  # Metaspace adds none to a text that begins with a space
-            backend.normalizer = normalizers.Sequence(
-                [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-            )
-            backend.pre_tokenizer = None
