@@ -83,9 +83,11 @@ def effects(
         estimate: compute estimates, from one gradient. `exact` or `estimate` may be False.
         at_once: the number of copies of the batch that run together; None means up to 512 tokens.
         to: a file to which each exact effect is appended as a line of JSON. If it has effects of an
-            earlier call with the same model, weights, inputs and metric, equal edits of the same
-            name are not run again. Two functions are the same metric if their code and everything
-            they refer to are equal. None writes no file.
+            earlier call with the same model, inputs and metric, equal edits of the same name are
+            not run again. Functions and classes are the same if their code is, and everything that
+            it refers to, in other modules too; code of installed packages, if their release is.
+            What may read more, such as a file or a clock, cannot be compared: it is measured anew,
+            with a warning. None writes no file.
         progress: show a progress bar on stderr. None shows it only in a terminal.
 
     Raises:
@@ -95,8 +97,9 @@ def effects(
             embedding; a call inside `distributed.sharded`; a file of other effects, or one that
             cannot be read or written; any error of `intervene`.
 
-    Warns if copies run one at a time, and if texts are padded on the left and the model counts
-    positions from the first column. The effects are those of ``model(**inputs)`` in both cases.
+    Warns if copies run one at a time, if a file cannot be continued, and if texts are padded on the
+    left and the model counts positions from the first column. The effects are those of
+    ``model(**inputs)`` in all cases.
     Also warns if a module computed attention without clearhead, because it has no effect here.
 
     Source: as in `ablate`; the estimate Nanda 2023, "Attribution Patching".

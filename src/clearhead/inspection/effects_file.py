@@ -1,15 +1,16 @@
 """The file of measured effects, from which an interrupted call of `effects` resumes."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import BadValue, as_path, why_failed
-from .copies import leaves
-from .digest import Digests
+from ..functional.ambient import ambient
+from .digest import Digests, Undigested
 from .edits import Edit
 from .metrics import Metric
 
@@ -17,8 +18,9 @@ from .metrics import Metric
 class EffectsFile:
     """The metric of each edited run, by name, and the file that stores them.
 
-    The first line identifies the model, weights, inputs and metric. Each other line has the digest
-    of its edits, and is used only for equal edits.
+    The first line identifies the model, its inputs, the metric, and the edits of blocks around the
+    call. Each other line has the digest of its edits, and is used only for equal edits. Without a
+    digest of one of these, nothing is used, and a warning gives the reason.
     """
 
     def __init__(
@@ -32,27 +34,46 @@ class EffectsFile:
         groups: Mapping[str, Sequence[Edit]],
     ) -> None:
         self.path, self.values = as_path("effects(to=)", path), dict[str, float]()
-        digests = Digests()
-        weights = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+        self._digests, self._unknown = Digests(), list[str]()
+        around = [getattr(editor, "edits", None) for editor in ambient().editors]
+        digests = {
+            what: self._digest(f"the {what}", value)
+            for what, value in (
+                ("model", model), ("metric", metric), ("inputs", inputs), ("edits around", around),
+            )
+        }  # fmt: skip
         header = json.dumps(
             {
                 "model": type(model).__name__,
-                "weights": digests.of(weights),
                 "metric": name,
-                "metric_digest": digests.of(metric),
-                "inputs": digests.of([(leaf.path, leaf.value) for leaf in leaves(inputs)]),
                 "baseline": round(baseline, 5),
+                "digests": digests,
             }
         )
-        self.edits = {name: digests.of(group) for name, group in groups.items()}
+        self.edits = {name: self._digest(f"the edits {name!r}", x) for name, x in groups.items()}
+        if None in digests.values():
+            self.edits = dict.fromkeys(groups)
         lines = self._read(header)
         for number, line in enumerate(lines, 2):
             if not line:
                 continue
             name, edits, value = self._parsed(number, line)
-            if self.edits.get(name) == edits:
+            if edits is not None and self.edits.get(name) == edits:
                 self.values[name] = value
         self._write("".join(f"{line}\n" for line in [header, *lines]), "w")
+        if self._unknown:
+            warnings.warn(
+                f"effects measures anew, and does not read {str(self.path)!r}, for "
+                f"{self._unknown[0]}, which cannot be compared with an earlier one.",
+                stacklevel=3,
+            )
+
+    def _digest(self, what: str, value: object) -> str | None:
+        try:
+            return self._digests.of(value)
+        except Undigested as error:
+            self._unknown.append(f"{what}: {error}")
+            return None
 
     def _read(self, header: str) -> list[str]:
         """Return the lines after the header, without a last line that is incomplete."""
@@ -65,13 +86,14 @@ class EffectsFile:
         first, *rest = text.split("\n")
         if text and first != header:
             raise BadValue(
-                f"The file {str(self.path)!r} has other effects: {first[:200]}",
-                f"a file is for one model, one set of weights and inputs, and one metric: {header}",
+                f"The file {str(self.path)!r} has other effects: {first[:400]}",
+                "a file is for one model with its weights, code and settings, for inputs, and for "
+                f"a metric with all that it refers to: {header}",
                 "pass another file as to=, or delete this one.",
             )
         return rest[:-1]
 
-    def _parsed(self, number: int, line: str) -> tuple[str, str, float]:
+    def _parsed(self, number: int, line: str) -> tuple[str, str | None, float]:
         try:
             fields = json.loads(line)
             return str(fields["name"]), fields["edits"], float(fields["value"])

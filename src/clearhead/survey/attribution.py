@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..errors import AttentionError, BadValue
-from ..inspection.digest import Digests
+from ..inspection.digest import weights_digest
 from ..inspection.logit_attribution import logit_attribution
 from .metric import Batch, Bins, LayerCall, Metric
 from .reader import Reader
@@ -19,7 +19,7 @@ class Parts:
     """What each head of a model writes toward each next token, for the last batch."""
 
     def __init__(self, predictor: nn.Module) -> None:
-        self.predictor, self.digest = predictor, Digests().of(predictor)
+        self.predictor, self.digest = predictor, weights_digest(predictor)
         self._of: tuple[Batch, Tensor] | None = None
 
     def of_heads(self, batch: Batch) -> Tensor:

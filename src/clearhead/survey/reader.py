@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import BadType, BadValue, kind_of
 from ..hf import Checkpoint
 from ..hf.token_text import TokenTexts, Vocabulary
-from ..inspection.digest import Digests
+from ..inspection.digest import weights_digest
 from ..inspection.text_model import TextModel
 from ..nn.token_ids import run_with_known_ids
 
@@ -105,7 +105,7 @@ class Reader:
         local = {"_name_or_path", "transformers_version", "_attn_implementation"}
         portable = {name: x for name, x in settings.items() if name not in local}
         written = json.dumps(portable, sort_keys=True, default=str)
-        return _short(Digests().of(self.module), written)
+        return _short(weights_digest(self.module), written)
 
     @cached_property
     def tokenizer_digest(self) -> str:
