@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 import clearhead as ch
 from clearhead.distributed import Layout, contiguous, head_tail
@@ -10,6 +11,7 @@ from clearhead.distributed.look import look_over_ranks
 from clearhead.errors import BadValue
 from clearhead.problem.biases import TensorBias
 from clearhead.problem.check import Options
+from clearhead.stats import map_tensors
 from clearhead.testing import PROBLEMS
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
@@ -25,21 +27,10 @@ LAYOUTS = {
 }
 
 
-LOOKED_AT = [name for name in PROBLEMS if name not in ("no batch", "large scores")]
-
-
-@pytest.mark.parametrize(
-    "problem, layout, dtype", pairs(LOOKED_AT, LAYOUTS, [torch.float64, torch.float32]), ids=str
-)
-def test_statistics_are_those_of_one_machine(problem, layout, dtype):
-    case = PROBLEMS[problem](dtype, 0)
+def over_ranks(case, queries, keys, asked, gather=False):
+    """Return the look of each rank at its shards of a problem."""
     keywords = dict(case.keywords)
-    asked = [*STATS, *SHARED] if case.q.shape[2] else STATS
-    if case.k.shape[2] < 9:  # fewer than topk and the span name
-        asked = [*ROWS, ch.mass(GROUPS), "received", *(SHARED if case.q.shape[2] else [])]
-    one = ch.look(*case.tensors, stats=asked, **keywords)
-    world, bias = 3, keywords.pop("bias", None)
-    queries, keys = (LAYOUTS[layout](x.shape[2], world) for x in (case.q, case.k))
+    bias = keywords.pop("bias", None)
 
     def rank(transport):
         at, on = queries.positions[transport.rank], keys.positions[transport.rank]
@@ -49,9 +40,25 @@ def test_statistics_are_those_of_one_machine(problem, layout, dtype):
             mine = ch.bias(rows if rows.shape[2] == 1 else at.cut(rows, 2))
         call = Call(Options(bias=mine, **keywords), queries, keys)
         q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return look_over_ranks(transport, call, q, k, v, asked)
+        return look_over_ranks(transport, call, q, k, v, asked, gather)
 
-    parts = on_ranks(world, rank)
+    return on_ranks(queries.world, rank)
+
+
+LOOKED_AT = [name for name in PROBLEMS if name not in ("no batch", "large scores")]
+
+
+@pytest.mark.parametrize(
+    "problem, layout, dtype", pairs(LOOKED_AT, LAYOUTS, [torch.float64, torch.float32]), ids=str
+)
+def test_statistics_are_those_of_one_machine(problem, layout, dtype):
+    case = PROBLEMS[problem](dtype, 0)
+    asked = [*STATS, *SHARED] if case.q.shape[2] else STATS
+    if case.k.shape[2] < 9:  # fewer than topk and the span name
+        asked = [*ROWS, ch.mass(GROUPS), "received", *(SHARED if case.q.shape[2] else [])]
+    one = ch.look(*case.tensors, stats=asked, **case.keywords)
+    queries, keys = (LAYOUTS[layout](x.shape[2], 3) for x in (case.q, case.k))
+    parts = over_ranks(case, queries, keys, asked)
     loose = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=1e-9, atol=1e-9)
     for name in ("out", *ROWS):
         whole = queries.join([getattr(part, name) for part in parts], 2)
@@ -73,14 +80,7 @@ def test_gathered_statistics_are_complete_on_every_rank():
     case = PROBLEMS["grouped"](torch.float32, 0)
     one = ch.look(*case.tensors, stats=[*STATS, *SHARED], **case.keywords)
     queries, keys = (head_tail(x.shape[2], 3) for x in (case.q, case.k))
-
-    def rank(transport):
-        at, on = queries.positions[transport.rank], keys.positions[transport.rank]
-        call = Call(Options(**case.keywords), queries, keys)
-        q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return look_over_ranks(transport, call, q, k, v, [*STATS, *SHARED], gather=True)
-
-    for part in on_ranks(3, rank):
+    for part in over_ranks(case, queries, keys, [*STATS, *SHARED], gather=True):
         assert part.names == one.names
         for name in one.names:
             a, b = getattr(part, name), getattr(one, name)
@@ -111,14 +111,7 @@ def test_numbers_per_key_are_those_of_the_whole_text(layout, per):
     asked, world = weighted_by(numbers), 2
     one = ch.look(*case.tensors, stats=asked, **case.keywords)
     queries, keys = (LAYOUTS[layout](size, world) for size in (Tq, Tk))
-
-    def rank(transport):
-        at, on = queries.positions[transport.rank], keys.positions[transport.rank]
-        call = Call(Options(**case.keywords), queries, keys)
-        q, k, v = at.cut(case.q, 2), on.cut(case.k, 2), on.cut(case.v, 2)
-        return look_over_ranks(transport, call, q, k, v, asked, gather=True)
-
-    for part in on_ranks(world, rank):
+    for part in over_ranks(case, queries, keys, asked, gather=True):
         for name in one.names:
             a, b = getattr(part, name), getattr(one, name)
             if isinstance(b, dict):
@@ -152,3 +145,49 @@ def test_norms_of_values_outside_a_model_are_refused():
             look_over_ranks(transport, call, *case.tensors, [ch.topk(2, by="value")])
 
     on_ranks(1, rank)
+
+
+@st.composite
+def subsets(draw):
+    """Draw a problem, and any statistics that fit it, also none."""
+    case = PROBLEMS[draw(st.sampled_from([*PROBLEMS]))](torch.float64, draw(st.integers(0, 999)))
+    (B, H, Tq, _), Tk = case.q.shape, case.k.shape[2]
+    source = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    numbers = torch.rand(
+        draw(st.sampled_from([(Tk,), (H, Tk), (B, H, Tk)])), generator=source, dtype=torch.float64
+    )
+    by = st.sampled_from([None, numbers])
+    positions = st.integers(-Tq, Tq - 1) if Tq else st.nothing()
+    bins = st.integers(1, 23)
+    fitting = [
+        *ROWS,
+        ch.mass(GROUPS),
+        ch.weighted(numbers - 0.5, {"start": ch.prefix(3), "span": (0, min(2, Tk))}),
+        ch.value_weighted(GROUPS, by=numbers),
+        ch.received(by=draw(by)),
+        ch.pooled(draw(bins), draw(bins), by=draw(by)),
+        ch.exact_rows(draw(st.lists(positions, max_size=4))),
+    ]
+    if Tk:
+        fitting.append(ch.topk(draw(st.integers(1, Tk)), by=draw(by)))
+    chosen = st.lists(st.sampled_from(range(len(fitting))), unique=True)
+    return case, [
+        fitting[i] for i in draw(st.integers(0, len(fitting) - 1).map(lambda i: [i]) | chosen)
+    ]
+
+
+@given(subsets(), st.integers(1, 3), st.sampled_from([*LAYOUTS]), st.booleans())
+def test_every_subset_of_statistics_is_that_of_one_machine(asked, world, layout, gather):
+    case, stats = asked
+    one = ch.look(*case.tensors, stats=stats, **case.keywords)
+    queries, keys = (LAYOUTS[layout](x.shape[2], world) for x in (case.q, case.k))
+    for rank, part in enumerate(over_ranks(case, queries, keys, stats, gather)):
+        assert part.names == one.names
+        for name in one.names:
+            held, expected = (keys if name == "received" else queries), getattr(one, name)
+            if not (gather or name in ("pooled", "exact_rows")):
+                own = held.positions[rank]
+                expected = map_tensors(expected, lambda x, own=own: own.cut(x, 2))
+            torch.testing.assert_close(
+                getattr(part, name), expected, rtol=1e-9, atol=1e-9, msg=f"{name} of {stats}"
+            )

@@ -124,9 +124,11 @@ def shard_statistics(
 ) -> dict[str, Result]:
     """Compute the statistics of this rank's queries and keys; `pooled` and `exact_rows` are
     complete."""
+    if not statistics:
+        return {}
     first = tuple(s for s in statistics if s.sweep == "first")
     parts: dict[Positions, Partial] = {}
-    for at, part in _of_blocks(ring, inputs, first):
+    for at, part in _of_blocks(ring, inputs, first or parse_stats(["lse"])):
         parts[at] = parts[at].merge(part) if at in parts else part
     complete = [replace(p, problem=replace(p.problem, Tk=len(p.keys))) for p in parts.values()]
     of_queries = [p.finish() for p in complete]

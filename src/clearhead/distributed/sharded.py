@@ -126,8 +126,6 @@ class Shard:
             must_merge_over_ranks(parsed)
         call: dict[str, object] = {"call": "statistics", "stats": parsed}
         agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])
-        if not parsed:
-            return {}
         own = replace(
             problem, Tq=inputs.q.shape[2], Tk=inputs.k.shape[2], mask=everything, bias=None
         )
