@@ -337,6 +337,59 @@ def decoded(rank: int) -> list[str]:
         ]
 
 
+def generated(rank: int) -> dict[str, str]:
+    from transformers import DynamicCache
+
+    model = build("llama", "AutoModelForCausalLM").eval()
+    model.set_attn_implementation("clearhead")
+    model.generation_config.pad_token_id = 0
+    ids = torch.randint(1, 97, (1, T), generator=torch.Generator().manual_seed(3))
+    ids[0, 5] = 0  # generate takes it for padding
+    greedy = dict(do_sample=False, max_new_tokens=2)
+
+    def from_shard(here) -> None:
+        model.generate(here.shard(ids), position_ids=here.positions[None], **greedy)
+
+    def one_token(here) -> None:
+        whole = here.shard(ids).clamp(min=1)
+        model.generate(whole, position_ids=here.positions[None], max_new_tokens=1)
+
+    def while_decoding(here, masked: bool, generates: bool) -> None:
+        cache, mine = DynamicCache(), here.shard(ids)
+        model(mine, position_ids=here.positions[None], past_key_values=cache)
+        longer = torch.cat([mine, torch.tensor([[5]])], 1)
+        mask = torch.ones_like(longer) if masked else None
+        with here.decoding(T):
+            if generates:
+                model.generate(longer, attention_mask=mask, past_key_values=cache, **greedy)
+            else:
+                at = torch.tensor([[T]])
+                one = longer[:, -1:]
+                model(one, attention_mask=mask, position_ids=at, past_key_values=cache)
+
+    cases = {
+        "shard": from_shard,
+        "one token": one_token,
+        "generate": partial(while_decoding, masked=False, generates=True),
+        "generate with a mask": partial(while_decoding, masked=True, generates=True),
+        "step with a mask": partial(while_decoding, masked=True, generates=False),
+    }
+
+    def padded(here) -> None:  # behind this rank's columns of a mask of the whole text
+        mask = (torch.arange(T) < T - 1).long()[None]
+        model(here.shard(ids), attention_mask=mask, position_ids=here.positions[None])
+
+    with torch.no_grad():
+        return {name: error_of(inside(run)) for name, run in (cases | {"padded": padded}).items()}
+
+
+def test_generate_is_refused_for_what_it_is(tmp_path):
+    for found in on_processes(2, generated, tmp_path):
+        assert found.pop("step with a mask") == "nothing"
+        assert found.pop("padded").startswith("The model's attention_mask has zeros")
+        assert set(found.values()) == {"generate() of transformers ran inside distributed.sharded."}
+
+
 def test_ranks_decode_the_same_tokens(tmp_path):
     for found in on_processes(2, decoded, tmp_path):
         assert found[0] == "The new queries of rank 1 differ from those of rank 0."

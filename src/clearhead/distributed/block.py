@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import AttentionError, BadValue
 from ..functional.ambient import THROUGH_CLEARHEAD, compiled_in_block
 from ..torch_state import has_values
-from .caller import Caller, check_arguments, find_caller
+from .caller import Caller, check_arguments, find_caller, must_not_generate
 from .handshake import UNKNOWN, Kind, agree, digest_of_text, send_error
 from .transport import Group, GroupTransport, history_of
 
@@ -93,8 +93,12 @@ class Block:
             )
         self.called = True
         caller = find_caller(self.frame)
+        must_not_generate(caller)
         check_arguments(caller, positions, any_mask)
         return caller
+
+    def must_be_one_pass(self) -> None:
+        must_not_generate(find_caller(self.frame))
 
     def note_text(self, x: Tensor) -> None:
         """Store a digest of the text that is cut, so that the ranks can compare it."""

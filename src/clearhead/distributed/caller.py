@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import BadValue
 from ..torch_state import in_backward
 
+GENERATION = "transformers.generation.utils"
 CHECKPOINT = inspect.unwrap(checkpoint).__code__
 
 
@@ -24,6 +25,7 @@ class Caller:
     modules: list[FrameType] = field(default_factory=list)  # frames of modules' `forward`
     functions: list[FunctionCtx] = field(default_factory=list)  # autograd functions that run them
     in_checkpoint: bool = False  # one without use_reentrant
+    in_generate: bool = False  # of transformers
 
     @property
     def layer(self) -> str:
@@ -37,10 +39,11 @@ class Caller:
 
 def find_caller(block: FrameType | None) -> Caller:
     """Find the caller on the stack, up to the frame that entered the block."""
-    modules, functions, in_checkpoint = [], [], False
+    modules, functions, in_checkpoint, in_generate = [], [], False, False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not block:
         code = frame.f_code
+        in_generate |= frame.f_globals.get("__name__") == GENERATION
         if code is CHECKPOINT:
             in_checkpoint = True
         elif code.co_name in ("forward", "backward") and code.co_argcount:
@@ -51,7 +54,7 @@ def find_caller(block: FrameType | None) -> Caller:
             elif isinstance(context := frame.f_locals.get(first), FunctionCtx):
                 functions.append(context)
         frame = frame.f_back
-    return Caller(modules, functions, in_checkpoint)
+    return Caller(modules, functions, in_checkpoint, in_generate)
 
 
 _names: "WeakKeyDictionary[nn.Module, dict[int, str]]" = WeakKeyDictionary()
@@ -63,6 +66,17 @@ def _name(inner: FrameType, outer: FrameType) -> str:
     if known is None or id(module) not in known:
         known = _names[root] = {id(part): name for name, part in root.named_modules()}
     return known.get(id(module), "") or type(module).__name__
+
+
+def must_not_generate(caller: Caller) -> None:
+    """Raise `BadValue` inside `generate` of transformers."""
+    if caller.in_generate:
+        raise BadValue(
+            "generate() of transformers ran inside distributed.sharded.",
+            "it chooses a token at the end of each rank's part, and counts positions in the part.",
+            "compute the text, choose a token from part.last(logits), and run the model on one new "
+            "token at a time inside part.decoding(length).",
+        )
 
 
 def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:

@@ -234,6 +234,9 @@ class Decoding:
         at = torch.arange(self.tokens_before, self.tokens_before + count) - self.layout.length
         return (at // TURN) % self.layout.world
 
+    def must_be_one_pass(self) -> None:
+        self.block.must_be_one_pass()
+
     def refuse(self, error: BadValue) -> BadValue:
         self.block.refused = error
         return error

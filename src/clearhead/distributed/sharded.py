@@ -140,6 +140,9 @@ class Shard:
         transport = GroupTransport(self.group, self.timeout)
         return rows(transport, self.layout.positions[self.rank], problem, inputs, queries)
 
+    def must_be_one_pass(self) -> None:
+        self.block.must_be_one_pass()
+
     def refuse(self, error: BadValue) -> BadValue:
         self.block.refused = error
         return error

@@ -111,6 +111,9 @@ class Ranks(Protocol):
     def total(self, x: Tensor) -> Tensor:
         """Return the sum over the ranks, on every rank."""
 
+    def must_be_one_pass(self) -> None:
+        """Raise `BadValue` for a model that runs several times, such as by `generate`."""
+
     def must_be_one_text(self, ids: Tensor) -> None:
         """Raise `BadValue` if the document `ids` (B, t) name more than one text.
 

@@ -55,17 +55,22 @@ def attention_mask(
         # A graph would hold the padding of this call, and guard on the LazyMask and the positions.
         ranks = around.ranks
         first = None if ranks is None else ranks.tokens_before
+        if ranks is not None:
+            ranks.must_be_one_pass()
         if first is None:
             first, keys = int(q_offset), range(kv_offset, kv_offset + kv_length)
         else:  # the cache has only the keys of this rank
             keys = range(first + q_length)
         at = _Positions(range(first, first + q_length), keys, device)
         mask = _mask_of(function, at)
-        padding = everything if attention_mask is None else _padding(attention_mask, at.k)
+        padding: Mask = everything
+        if attention_mask is not None:  # over ranks, its columns are not the keys
+            columns = at.k if ranks is None else range(attention_mask.shape[1])
+            padding = _padding(attention_mask, columns)
         if ranks is not None and (mask is None or padding is not everything):
+            wrong = "mask is of an unknown kind" if mask is None else "attention_mask has zeros"
             raise BadValue(
-                "The model's mask has padding or is of an unknown kind, and the text is sharded "
-                "over ranks.",
+                f"The model's {wrong}, and the text is sharded over ranks.",
                 "inside distributed.sharded, a model's mask is causal, a sliding window, or none.",
                 "pass no attention_mask, and pass any other mask to sharded(mask=...), for example "
                 "mask=lengths(keys=...) for padding.",
