@@ -1,5 +1,7 @@
 """Layouts contain every position once, and can be inverted; masks are the same when cut to them."""
 
+from math import prod
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -36,6 +38,18 @@ def test_split_and_join_are_inverse(length, world):
             assert held.tensor().equal(held.tensor().sort().values)
         assert torch.equal(layout.join(shards, 1), x)
         assert torch.equal(layout.order()[layout.inverse()], torch.arange(length))
+
+
+@pytest.mark.parametrize("dim", range(-3, 3))
+def test_shards_are_contiguous(dim):
+    sizes = [5, 3, 2]
+    sizes[dim] = 23
+    whole = torch.arange(prod(sizes)).reshape(sizes)
+    for x in (whole, whole.movedim(0, -1).contiguous().movedim(-1, 0)):
+        for layout in every_layout(23, 3):
+            for held, part in zip(layout.positions, layout.split(x, dim), strict=True):
+                assert part.is_contiguous()
+                assert torch.equal(part, x.index_select(dim, held.tensor()))
 
 
 def test_contiguous_is_as_torch_chunks():

@@ -55,6 +55,30 @@ def test_transformers_models_compute_what_one_process_computes(tmp_path):
             assert logits < 1e-5 and gradients < 2e-5, f"{which}: {logits:.2g}, {gradients:.2g}"
 
 
+def losses(rank: int) -> list[float]:
+    """Return the losses that a model computes itself from labels that were shifted first."""
+    text = torch.randint(1, 97, (2, T + 1), generator=torch.Generator().manual_seed(3))
+    ids, labels = text[:, :-1], text[:, 1:]
+    model, found = build("llama", "AutoModelForCausalLM"), []
+    model.set_attn_implementation("clearhead")
+    given = dict(use_cache=False, num_items_in_batch=labels.numel())
+    one = model(ids, labels=ids, shift_labels=labels.contiguous(), **given).loss
+    for layout in LAYOUTS:
+        with sharded(T, layout=layout) as here:
+            mine, shifted = here.shard(ids), here.shard(labels)
+            positions = here.positions[None]
+            loss = model(
+                mine, position_ids=positions, labels=mine, shift_labels=shifted, **given
+            ).loss
+            found.append(float((here.total(loss.detach()) - one) / one))
+    return found
+
+
+def test_a_model_computes_its_loss_from_shifted_labels(tmp_path):
+    for found in on_processes(2, losses, tmp_path):
+        assert len(found) == 2 and max(map(abs, found)) < 1e-5
+
+
 def refusals(rank: int) -> list[str]:
     model = build("llama", "AutoModelForCausalLM")
     model.set_attn_implementation("clearhead")

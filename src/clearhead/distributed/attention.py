@@ -306,12 +306,12 @@ def shard(
         dim: the dimension of the positions.
 
     Returns:
-        `x` at the positions of this rank, in increasing order; a view if they are one range.
+        `x` at the positions of this rank, in increasing order, contiguous in memory.
 
     Raises `BadValue` for a layout of another length or of another number of ranks.
     """
     rank, world = rank_and_world(group)
-    return layout_of(layout, x.shape[dim], world).positions[rank].cut(x, dim)
+    return layout_of(layout, x.shape[dim], world).part(x, rank, dim)
 
 
 def unshard(
@@ -369,7 +369,7 @@ class _Gather(torch.autograd.Function):
         rank, world = ctx.transport.rank, ctx.transport.world
         agree(ctx.transport, {"call": "backward of unshard", "sizes": str(list(dx.shape))}, 0, 0)
         with ctx.transport.computing():
-            parts = [part.contiguous() for part in ctx.layout.split(dx, ctx.dim)]
+            parts = ctx.layout.split(dx, ctx.dim)
             incoming = [torch.empty_like(parts[rank]) for _ in range(world)]
             ctx.transport.all_to_all(parts, incoming)
         total = torch.zeros_like(parts[rank])

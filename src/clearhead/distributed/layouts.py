@@ -138,7 +138,11 @@ class Layout:
 
     def split(self, x: Tensor, dim: int) -> list[Tensor]:
         """Split a tensor of the whole sequence into the shards of all ranks."""
-        return [p.cut(x, dim) for p in self.positions]
+        return [self.part(x, rank, dim) for rank in range(self.world)]
+
+    def part(self, x: Tensor, rank: int, dim: int) -> Tensor:
+        """Return the shard of one rank, contiguous in memory, so that it can be reshaped."""
+        return self.positions[rank].cut(x, dim).contiguous()
 
     def join(self, shards: Sequence[Tensor], dim: int) -> Tensor:
         """Join the shards of all ranks: the inverse of `split`."""

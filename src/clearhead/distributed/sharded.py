@@ -78,9 +78,9 @@ class Shard:
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return this rank's positions of a tensor of the whole text, such as token ids (B, T)."""
-        own = layout_of(self.layout, x.shape[dim], self.layout.world).positions[self.rank]
+        layout = layout_of(self.layout, x.shape[dim], self.layout.world)
         self.block.note_text(x)
-        return own.cut(x, dim)
+        return layout.part(x, self.rank, dim)
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """Gather the whole text on every rank, as `distributed.unshard` does."""
