@@ -201,6 +201,46 @@ def test_a_compiled_model_is_refused(tmp_path):
     assert here[4] == f"Rank 1 left its block of distributed.sharded: {refusal}"
 
 
+def compiled_calls(rank: int) -> dict[str, object]:
+    x = torch.randn(1, 2, T, 8, generator=torch.Generator().manual_seed(1))
+    calls: dict[str, Callable[..., torch.Tensor]] = {
+        "attention": lambda y: ch.distributed.attention(y, y, y, mask=ch.causal),
+        "look": lambda y: ch.distributed.look(y, y, y, stats=["received"]).received,
+        "decode": lambda y: ch.distributed.decode(
+            y[:, :, :3] * 0, y, y, keys=ch.distributed.contiguous(T, 2)
+        ),
+        "shard": lambda y: ch.distributed.shard(y),
+        "unshard": lambda y: ch.distributed.unshard(y),
+    }
+    found: dict[str, object] = {}
+    for name, call in calls.items():
+
+        def around(y: torch.Tensor, call=call) -> torch.Tensor:
+            return call(y * 2).cos()
+
+        y = x if name == "shard" else shard(x)
+        y = y.clone().requires_grad_(name not in ("look", "decode"))
+        torch._dynamo.reset()
+        expected, got = around(y), torch.compile(around, backend="aot_eager")(y)
+        off = [float((got - expected).detach().abs().max())]
+        if y.requires_grad:
+            grads = [torch.autograd.grad(out.sum(), y)[0] for out in (expected, got)]
+            off.append(float((grads[0] - grads[1]).abs().max()))
+        torch._dynamo.reset()
+        full = torch.compile(around, backend="aot_eager", fullgraph=True)
+        found[name] = max(off), error_of(lambda full=full, y=y: full(y))
+    dist.barrier()
+    return found
+
+
+def test_a_compiled_call_breaks_the_graph_or_says_that_it_would(tmp_path):
+    for found in on_processes(2, compiled_calls, tmp_path):
+        assert len(found) == 5
+        for name, (off, error) in found.items():
+            assert off < 1e-5, name
+            assert error.startswith("A function of clearhead.distributed was called in torch.comp")
+
+
 def gradients(model: torch.nn.Module) -> torch.Tensor:
     found = torch.cat([p.grad.flatten() for p in model.parameters()])
     model.zero_grad()

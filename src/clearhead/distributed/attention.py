@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
+from ..errors import BadType, BadValue, as_index, kind_of
 from ..masks import Grid, Mask, everything
 from ..problem.biases import Alibi, Bias, TensorBias, bias as as_bias
 from ..problem.check import DEFAULTS, Options, make_problem
@@ -16,7 +16,8 @@ from ..problem.problem import Inputs, Problem
 from ..torch_state import has_values, in_forward_mode, in_transform, requires_grad
 from .cut import routes
 from .dtensor import local_parts
-from .exchange import check_heads, exchanged_ring
+from .eager import eagerly
+from .exchange import check_heads, exchanged_ring, must_be_first_order
 from .handshake import UNKNOWN, agree, reporting_errors
 from .layouts import Layout, layout_of
 from .local import QueryOutputs
@@ -26,6 +27,7 @@ from .transport import Group, GroupTransport, Transport, rank_and_world
 TIMEOUT = 300.0  # seconds
 
 
+@eagerly
 def attention(
     q: Tensor,
     k: Tensor,
@@ -83,7 +85,8 @@ def attention(
         The output of this rank's queries, (B, H, q, Dv), in the dtype of q. For DTensors it is a
         DTensor, (B, H, Tq, Dv), placed like q.
 
-        Gradients of q, k and v are those of the shards, and exact. Gradients of sinks and of a bias
+        Gradients of q, k and v are those of the shards, and exact; they have none themselves
+        (``create_graph=True`` is refused). Gradients of sinks and of a bias
         come only from this rank's queries: sum them over the ranks, like those of all replicated
         parameters.
 
@@ -139,8 +142,8 @@ def agreed_ring(
 ) -> tuple[Ring, Inputs]:
     """Check the call, compare it with those of the other ranks, and return this rank's part of it.
     `more` is compared too."""
-    must_be_eager(q, k, v)
     with reporting_errors(transport):
+        must_be_eager(q, k, v)
         p, bias, inputs = _checked(call, transport.world, q, k, v)
     draws = p.dropout and p.seed is None
     drawn = int(draw_seed()) if draws else 0
@@ -160,13 +163,13 @@ def agreed_ring(
     return Ring(replace(p, seed=seed), bias, of_rank, transport, name), inputs
 
 
-def must_be_eager(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise `BadValue` if tensors have no values that can be sent. The other ranks are not
-    notified, since that needs values too."""
-    if not has_values(q, k, v) or in_transform() or in_forward_mode():
+def must_be_eager(*tensors: object, verb: str = "Attention over ranks") -> None:
+    """Raise `BadValue` if tensors have no values that can be sent."""
+    values = has_values(*(x for x in tensors if isinstance(x, Tensor)))
+    if not values or in_transform() or in_forward_mode():
         raise BadValue(
-            "Attention over ranks was called inside a transform of torch.func, a trace or a fake "
-            "mode, or on tensors without values.",
+            f"{verb} was called inside a transform of torch.func, a trace or a fake mode, or on "
+            "tensors without values.",
             "the ranks exchange numbers during the call.",
             "call it eagerly, and use torch.autograd for gradients.",
         )
@@ -230,9 +233,9 @@ class _Attend(torch.autograd.Function):
         return out.to(q.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         ring: Ring = ctx.ring
+        must_be_first_order(ring.transport.everyone)
         q, k, v, out, lse = ctx.saved_tensors
         agree(ring.transport.everyone, {"call": f"backward of {ring.name}"}, 0, 0)
         bias_grad = ctx.needs_input_grad[4]
@@ -293,6 +296,7 @@ def _version() -> str:
     return __version__
 
 
+@eagerly
 def shard(
     x: Tensor, group: Group = None, layout: Layout | str = "contiguous", dim: int = -2
 ) -> Tensor:
@@ -311,9 +315,11 @@ def shard(
     Raises `BadValue` for a layout of another length or of another number of ranks.
     """
     rank, world = rank_and_world(group)
+    dim = dim_of("shard", x, dim)
     return layout_of(layout, x.shape[dim], world).part(x, rank, dim)
 
 
+@eagerly
 def unshard(
     x: Tensor,
     group: Group = None,
@@ -341,7 +347,9 @@ def unshard(
 
 def gathered(transport: Transport, x: Tensor, layout: Layout | str, dim: int) -> Tensor:
     """Compute `unshard` over any transport."""
-    dim %= x.dim()
+    with reporting_errors(transport):
+        dim = dim_of("unshard", x, dim)
+        must_be_eager(x, verb="unshard")
     rest = [n for d, n in enumerate(x.shape) if d != dim]
     what = {"call": "unshard", "dtype": x.dtype, "other sizes": str(rest)}
     what |= {"dim": dim, "layout": layout}
@@ -349,6 +357,18 @@ def gathered(transport: Transport, x: Tensor, layout: Layout | str, dim: int) ->
     checked = _checked_layout("positions", layout, sizes)
     with transport.computing():
         return _Gather.apply(transport, x, checked, dim)
+
+
+def dim_of(verb: str, x: object, dim: object) -> int:
+    """Return a dimension of a tensor, counted from 0, or raise `BadType` or `BadValue`."""
+    if not isinstance(x, Tensor):
+        raise BadType(
+            f"{verb} got {kind_of(x)}.",
+            "the positions are those of a dimension of a tensor.",
+            "convert it first: torch.as_tensor(x).",
+        )
+    rule = f"a tensor of shape {tuple(x.shape)} has dimensions up to {x.dim() - 1}."
+    return as_index(f"{verb} along dim", dim, x.dim(), rule, "pass dim=1 for token ids (B, T).")
 
 
 class _Gather(torch.autograd.Function):
@@ -367,6 +387,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         rank, world = ctx.transport.rank, ctx.transport.world
+        must_be_first_order(ctx.transport)
         agree(ctx.transport, {"call": "backward of unshard", "sizes": str(list(dx.shape))}, 0, 0)
         with ctx.transport.computing():
             parts = ctx.layout.split(dx, ctx.dim)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
+from ..errors import BadType, BadValue, kind_of
 from ..functional.ambient import Ambient
 from ..masks import Grid, Mask, everything
 from ..problem.biases import Alibi, Bias
@@ -25,6 +25,7 @@ from ..stats import Result, Statistic
 from .attention import TIMEOUT, check_on_all_positions, must_be_eager
 from .block import Block
 from .cut import Routes
+from .eager import eagerly
 from .handshake import agree, reporting_errors, written
 from .layouts import Layout
 from .local import no_keys
@@ -35,6 +36,7 @@ DIGEST_BYTES = 8
 TURN = 256  # consecutive new tokens that one rank stores
 
 
+@eagerly
 def decode(
     q: Tensor,
     k: Tensor,
@@ -86,8 +88,8 @@ def decode_step(
     """Compute `decode` over any transport. With `compare` the ranks compare their calls first, and
     then their queries. Without it, which saves a message, they detect calls that differ when the
     states arrive."""
-    must_be_eager(q, k, v)
     with reporting_errors(transport) if compare else nullcontext():
+        must_be_eager(q, k, v)
         ring, inputs = _ring(options, keys, transport, q, k, v)
     p = ring.problem
     call: dict[str, object] = {
@@ -137,6 +139,12 @@ def _ring(
             f"decode got {'dropout' if options.dropout else 'a bias tensor'}.",
             "decode has no dropout, and its bias is ALiBi or None.",
             "call model.eval(), or use distributed.attention.",
+        )
+    if not isinstance(keys, Layout):
+        raise BadType(
+            f"decode got {kind_of(keys)} for keys.",
+            "keys= is the layout of all keys, because ranks may hold any numbers of them.",
+            "pass for example distributed.contiguous(length, world).",
         )
     p, inputs = make_problem(q, k, v, options._replace(mask=None, bias=None))
     own = keys.positions[transport.rank] if keys.world == transport.world else ()

@@ -24,8 +24,9 @@ from ..masks.key_ranges import KeyRanges
 from ..masks.mask import CachedRanges
 from ..problem.biases import Alibi
 from ..problem.problem import Inputs, Problem
+from ..torch_state import batches_gradients
 from .cut import routes
-from .handshake import agree
+from .handshake import agree, reporting_errors
 from .layouts import Layout
 from .ring import Ring
 from .transport import Transport
@@ -89,6 +90,19 @@ class Team:
         return [incoming[r] for r in self.ranks]
 
 
+def must_be_first_order(transport: Transport) -> None:
+    """Raise `BadValue` on every rank for a gradient that records its own graph, or for a batch of
+    gradients."""
+    with reporting_errors(transport):
+        if torch.is_grad_enabled() or batches_gradients():
+            keyword = "is_grads_batched" if batches_gradients() else "create_graph"
+            raise BadValue(
+                f"A gradient over ranks was requested with {keyword}=True.",
+                "the ranks exchange the numbers of one gradient, which has no gradient itself.",
+                f"omit {keyword}=True, or use clearhead.attention on one machine.",
+            )
+
+
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, team: Team, layout: Layout, to_heads: bool) -> Tensor:
@@ -96,9 +110,9 @@ class _Exchange(torch.autograd.Function):
         return team.exchange(x, layout, to_heads)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         team, to_heads = ctx.team, not ctx.to_heads
+        must_be_first_order(team.transport.everyone)
         if to_heads:  # for the gradient of the output, which comes first
             agree(team.transport, {"call": f"backward of the heads of {team.call}"}, 0, 0)
         with team.transport.computing():

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
 from functools import lru_cache
+from threading import Thread
 from typing import NamedTuple
 
 import torch
@@ -124,9 +125,19 @@ def written(call: dict[str, object]) -> bytes:
 
 
 def send_error(transport: Transport, kind: Kind, error: BaseException) -> None:
-    """Send an error of this rank to the others, without waiting for their records."""
+    """Send an error of this rank to the others, without waiting for their records.
+
+    A new thread sends it: transforms of torch.func, traces and fake modes, which change tensors,
+    are of one thread.
+    """
     if transport.history.ended_block:
         return
+    sender = Thread(target=_send_error, args=(transport, kind, error))
+    sender.start()
+    sender.join()
+
+
+def _send_error(transport: Transport, kind: Kind, error: BaseException) -> None:
     reason = summary(error)
     with suppress(AttentionError):  # the rank's own error matters more than a lost rank
         transport.store_reason(reason)

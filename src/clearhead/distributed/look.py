@@ -37,6 +37,7 @@ from ..stats.statistic import bin_of
 from ..stats.top_scores import TopScores
 from .attention import TIMEOUT, Call, agreed_ring, gathered, output
 from .cut import Cut
+from .eager import eagerly
 from .handshake import agree, reporting_errors
 from .layouts import Layout, Positions
 from .ring import Block, Part, PendingPart, Ring, pieces
@@ -45,6 +46,7 @@ from .transport import Group, GroupTransport, Transport
 SHARED = "pooled", "exact_rows"  # statistics of all queries and keys, complete on every rank
 
 
+@eagerly
 def look(
     q: Tensor,
     k: Tensor,
@@ -110,7 +112,7 @@ def look_over_ranks(
 def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
     """Raise `BadValue` for statistics that cannot be merged over ranks."""
     for s in statistics:
-        if s.sweep != "first" and s.name not in (*SHARED, "received"):
+        if s.sweep == "second" and s.name not in (*SHARED, "received"):
             raise BadValue(
                 f"The statistic {s.name} was requested over ranks.",
                 'ranks merge only three sums of weights: "received", pooled and exact_rows.',

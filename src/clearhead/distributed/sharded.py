@@ -14,7 +14,7 @@ from ..masks import Mask, everything, intersect
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, parse_stats
-from .attention import TIMEOUT, Call, agreed_ring, gathered, must_be_eager, output
+from .attention import TIMEOUT, Call, agreed_ring, dim_of, gathered, must_be_eager, output
 from .block import Block
 from .cut import routes
 from .decode import Decoding, must_be_computed_together
@@ -78,6 +78,7 @@ class Shard:
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return this rank's positions of a tensor of the whole text, such as token ids (B, T)."""
+        dim = dim_of("part.shard", x, dim)
         layout = layout_of(self.layout, x.shape[dim], self.layout.world)
         self.block.note_text(x)
         return layout.part(x, self.rank, dim)
@@ -96,9 +97,9 @@ class Shard:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: Ambient
     ) -> Tensor:
-        must_be_eager(q, k, v)
         transport = GroupTransport(self.group, self.timeout)
         with reporting_errors(transport):
+            must_be_eager(q, k, v)
             caller = self.block.enter_call(self.positions, self.mask is not everything)
             must_be_computed_together(engine, around)
         mask = everything if options.mask is None else options.mask
@@ -120,9 +121,9 @@ class Shard:
         self, problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
     ) -> dict[str, Result]:
         """Compute statistics of the whole text on every rank, from the inputs of each rank."""
-        parsed = parse_stats(statistics, problem.grid)
         transport = GroupTransport(self.group, self.timeout)
         with reporting_errors(transport):
+            parsed = parse_stats(statistics, problem.grid)
             must_merge_over_ranks(parsed)
         call: dict[str, object] = {"call": "statistics", "stats": parsed}
         agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])

@@ -1,6 +1,7 @@
 """Send messages between ranks, and handle ranks that fail."""
 
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import AttentionError, BadType, BadValue, kind_of
+from ..errors import AttentionError, BadType, BadValue, as_number, kind_of
 from ..torch_state import ends_recomputation
 from .interrupt import ended_by_ctrl_c
 
@@ -141,7 +142,13 @@ class GroupTransport(Transport):
     def __init__(self, group: Group, timeout: float) -> None:
         self.group = process_group(group)
         self.rank, self.world = rank_and_world(self.group)
-        self.timeout = timeout
+        self.timeout = as_number(
+            "timeout",
+            timeout,
+            "a rank waits for another for a number of seconds.",
+            "pass for example timeout=300.",
+            lambda x: 0 < x <= threading.TIMEOUT_MAX,
+        )
         self.history = history_of(self.group)
         if self.history.lost:
             raise RankLost(
