@@ -585,3 +585,14 @@ def test_a_part_that_failed_before_has_the_same_digest():
             digests.of(made.a)
     made.f = 3
     assert digests.of(made.b) == Digests().of(made.b)
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_dataclasses_are_their_fields(slots):
+    @dataclass(frozen=True, slots=slots)
+    class Setting:
+        at: int
+        factor: torch.Tensor
+
+    one, same, other = (Setting(3, torch.tensor(n)) for n in (1.0, 1.0, 2.0))
+    assert Digests().of(one) == Digests().of(same) != Digests().of(other)

@@ -35,6 +35,7 @@ _DERIVED = {
     "__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__",
     "__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__", "_abc_impl",
     "__dataclass_fields__", "__dataclass_params__", "__parameters__", "__orig_bases__",
+    "__slotnames__",
 }  # fmt: skip
 # Attributes of transformers that change no number: where a model came from, and a hash of a run.
 _ORIGIN = {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version",
@@ -289,8 +290,8 @@ def _pickled(value: Any) -> dict[str, object]:
     kind = type(value)
     own_state = getattr(kind, "__getstate__", None)
     default = own_state is getattr(object, "__getstate__", None)
-    of_dataclass = getattr(own_state, "__module__", "") == "dataclasses"  # with slots
-    if kind.__reduce__ is not object.__reduce__ or not (default or of_dataclass):
+    is_known = default or release(module_of(own_state)) is not None  # as of dataclasses with slots
+    if kind.__reduce__ is not object.__reduce__ or not is_known:
         raise Undigested(kind_of(value))
     try:
         parts: Any = object.__reduce_ex__(value, 2)

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import BadValue, as_path, why_failed
 from ..functional.ambient import ambient
+from .copies import fresh
 from .digest import Digests, Undigested
 from .edits import Edit
 from .metrics import Metric
@@ -39,7 +40,8 @@ class EffectsFile:
         digests = {
             what: self._digest(f"the {what}", value)
             for what, value in (
-                ("model", model), ("metric", metric), ("inputs", inputs), ("edits around", around),
+                ("model", model), ("metric", metric), ("inputs", fresh(inputs)),
+                ("edits around", around),
             )
         }  # fmt: skip
         header = json.dumps(
