@@ -137,6 +137,21 @@ def test_rows_that_depend_on_each_other_show_in_the_unedited_copy(form, metric):
     check(Wrapped(form), metric, warns="an unedited copy gives")
 
 
+@pytest.mark.parametrize("weight", [1e-1, 1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("of_batch", [lambda x: x.amax(0), lambda x: x.sum(0), lambda x: len(x)])
+def test_rows_that_depend_on_each_other_weakly_show_too(of_batch, weight):
+    """Also by less than 1 % of the largest effect."""
+    net = Wrapped(lambda x: x - weight * of_batch(x))
+    check(net, lambda out: out[:, -1, 3].sum(), warns="an unedited copy gives", estimate=False)
+
+
+def test_rounding_that_depends_on_the_size_of_the_batch_does_not():
+    """A kernel for large batches may round in another way; each row is then the same number."""
+    net = Wrapped(lambda x: x * (1 + 1.2e-5 * (len(x) > B)))
+    found = check(net, lambda out: out[:, -1, 3].sum(), estimate=False)
+    assert net.runs[1:3] == [(1 + HEADS) * B] * 2 and len(found) == HEADS
+
+
 def test_a_metric_that_reads_elsewhere_shows_in_the_unedited_copy():
     net, seen = Wrapped(lambda x: x), []
     net.net.register_forward_hook(lambda module, args, out: seen.append(out))

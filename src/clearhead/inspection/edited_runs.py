@@ -45,8 +45,10 @@ class EditedRuns:
 
     Groups run together, as copies of the batch with their own edits, if the output can be split
     into copies. The first such run has an unedited copy as a control: if its metric differs from
-    that of the unedited run, rows of a batch depend on each other. If copies cannot be separated,
-    each group runs alone, and a warning gives the reason.
+    that of the unedited run by more than rounding, rows of a batch depend on each other. If the
+    batch alone changes the rounding, as many unedited copies show it: among them, the control is
+    the same number. If copies cannot be separated, each group runs alone, and a warning gives the
+    reason.
     """
 
     def __init__(
@@ -113,15 +115,35 @@ class EditedRuns:
 
     def _together(self, groups: Sequence[Sequence[Edit]]) -> list[float]:
         """Return the metric of each group, from one run. Raises `_Inseparable`."""
-        # The control is in the middle: if the model reorders rows, the first or last may be right.
-        control = None if self._checked else (len(groups) + 1) // 2
-        (B,), copies = self.unedited.batch_sizes, list(groups)
-        if control is not None:
-            copies.insert(control, ())
-        count = len(copies)
+        if self._checked:
+            return self._of_copies(groups)
+        control = (len(groups) + 1) // 2  # if the model reorders rows, the first may be right
+        values = self._of_copies([*groups[:control], (), *groups[control:]])
+        unedited = values.pop(control)
+        scale = max(
+            (abs(x) for x in (*values, self.unedited.baseline) if math.isfinite(x)), default=0
+        )
+        eps = self.unedited.eps
+        if not _agree(unedited, self.unedited.baseline, min(10 * eps, 0.01) * scale):
+            among_unedited = self._of_copies([()] * (len(groups) + 1))[control]
+            if not (
+                _agree(unedited, among_unedited, min(10 * eps, 0.01) * scale)
+                and _agree(among_unedited, self.unedited.baseline, math.sqrt(eps) * scale)
+            ):
+                raise _Inseparable(
+                    f"an unedited copy gives {unedited:.6g} beside edited ones, "
+                    f"{among_unedited:.6g} beside unedited ones and {self.unedited.baseline:.6g} "
+                    "alone"
+                )
+        self._checked = True
+        return values
+
+    def _of_copies(self, groups: Sequence[Sequence[Edit]]) -> list[float]:
+        """Return the metric of a copy with each group of edits. Raises `_Inseparable`."""
+        (B,), count = self.unedited.batch_sizes, len(groups)
         edits = [
             copy
-            for i, group in enumerate(copies)
+            for i, group in enumerate(groups)
             for edit in group
             if (copy := edit.for_copy(range(i * B, (i + 1) * B))) is not None
         ]
@@ -140,23 +162,7 @@ class EditedRuns:
         cuts = self.unedited.layout.cut(output, count)
         if isinstance(cuts, str):
             raise _Inseparable(cuts)
-        values = [self.number(cut) for cut in cuts]
-        if control is not None:
-            self._check(values.pop(control), values)
-        return values
-
-    def _check(self, control: float, edited: Sequence[float]) -> None:
-        """Raise `_Inseparable` if the unedited copy's metric differs from the baseline by more
-        than rounding."""
-        baseline, eps = self.unedited.baseline, self.unedited.eps
-        largest = max((abs(x - baseline) for x in edited if math.isfinite(x)), default=0.0)
-        rounding = max(0.01 * largest, math.sqrt(eps) * abs(baseline), 10 * eps)
-        alike = control == baseline or (math.isnan(control) and math.isnan(baseline))
-        if not (alike or abs(control - baseline) <= rounding):
-            raise _Inseparable(
-                f"an unedited copy gives {control:.6g} beside edited ones and {baseline:.6g} alone"
-            )
-        self._checked = True
+        return [self.number(cut) for cut in cuts]
 
     def _warn(self, why: str) -> None:
         warnings.warn(
@@ -165,6 +171,10 @@ class EditedRuns:
             "inputs, copies can run together; at_once=1 turns this warning off.",
             stacklevel=4,
         )
+
+
+def _agree(a: float, b: float, tolerance: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= tolerance
 
 
 class _Inseparable(Exception):
