@@ -67,6 +67,13 @@ def test_the_model_that_ships():
     assert abs(found.baseline("K").mean - 128**-0.5) < 0.002
 
 
+def test_a_model_of_images_is_refused():
+    model = Stack()
+    model.main_input_name = "pixel_values"  # as in transformers
+    with pytest.raises(BadValue, match="The Stack reads pixel_values, and not ids"):
+        ch.circuits(model)
+
+
 def test_blocks_with_the_norm_after_the_sum_are_refused():
     with pytest.raises(BadValue, match=r"the norm blocks\.0\.norm_2 of another block"):
         ch.circuits(Stack("post"))

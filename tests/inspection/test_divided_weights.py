@@ -70,3 +70,23 @@ def test_whole_heads_are_watched(mesh, parts):
     with torch.no_grad(), ch.watch(model, stats=["entropy"]) as found:
         model(x)
     torch.testing.assert_close(found[0].entropy, right[0].entropy)
+
+
+@pytest.mark.outside  # it imports transformers
+@pytest.mark.parametrize("call", ["logit_attribution", "circuits"])
+def test_offloaded_weights_are_named(call, tmp_path):
+    """accelerate loads them while a module runs, so the model itself can run."""
+    import accelerate
+
+    from tests.hf.test_models import build
+
+    model = build("llama", "AutoModelForCausalLM")
+    model.set_attn_implementation("clearhead")
+    ids = torch.arange(3, 10)[None]
+    plain = [e.exact for e in ch.effects(model, ids, estimate=False)]
+    model = accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    with pytest.raises(ch.BadValue, match=r"is on the meta device[^!]*without offloading"):
+        ch.circuits(model) if call == "circuits" else ch.logit_attribution(model, ids)
+    with pytest.warns(UserWarning, match=r"measures anew[^!]*for the model: .* on the meta device"):
+        again = ch.effects(model, ids, estimate=False, to=tmp_path / "effects")
+    assert [e.exact for e in again] == pytest.approx(plain, abs=1e-6)

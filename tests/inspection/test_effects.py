@@ -316,12 +316,17 @@ def test_it_is_drawn():
         ),
         (lambda: ch.effects(nn.Linear(2, 2), torch.ones(1, 2)), BadType, "have no ids"),
         (
+            lambda: ch.effects(model(), ids(), lambda out: out.sum().to(torch.complex64)),
+            BadValue,
+            "returned torch.complex64 numbers[^!]*one real number[^!]*take the real part",
+        ),
+        (
             lambda: ch.effects(nn.Embedding(9, 2), torch.ones(1, 2).long()),
             BadValue,
             "The Embedding made no attention call through clearhead",
         ),
         (lambda: ch.logit_difference("a", 1), BadType, "right='a'"),
-        (lambda: ch.logit_difference(1, 2)(torch.ones(3, 3)), BadValue, "reads logits"),
+        (lambda: ch.logit_difference(1, 2)(torch.ones(3, 3)), BadValue, "logits of the next"),
         (lambda: ch.logit_difference(torch.ones(2), 1), BadType, "right=tensor"),
         (lambda: ch.logit_difference(-1, 5), BadValue, "right=-1 and wrong=5"),
         (lambda: ch.logit_difference(5, 5), BadValue, "right=5 and wrong=5"),

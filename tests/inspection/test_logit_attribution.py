@@ -235,6 +235,21 @@ def test_what_is_no_model_and_no_text_is_refused():
         ch.logit_attribution(randomised(Small("pre")), [1, 2])
     with pytest.raises(BadValue, match="a text of 1 token"):
         ch.logit_attribution(randomised(Small("pre")), ids(1))
+    with pytest.raises(BadType, match=r"got pixel_values, and no input_ids[^!]*image model"):
+        ch.logit_attribution(randomised(Small("pre")), {"pixel_values": torch.ones(1, 3, 5, 5)})
+    with pytest.raises(BadType, match=r"got torch.float32 numbers \(1, 3, 5, 5\) as ids"):
+        ch.logit_attribution(randomised(Small("pre")), torch.ones(1, 3, 5, 5))
+
+
+class Classifier(Small):
+    def forward(self, ids):
+        return super().forward(ids)[:, -1]
+
+
+def test_an_error_names_no_argument_that_does_not_exist():
+    with pytest.raises(BadValue, match=r"tensor of shape \(1, 19\)") as error:
+        ch.logit_attribution(randomised(Classifier("pre")), ids())
+    assert "metric=" not in str(error.value) and "classifier" in error.value.hint
 
 
 def test_nan_in_weights_is_named_as_such():

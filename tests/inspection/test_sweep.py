@@ -122,6 +122,13 @@ def test_it_is_drawn_with_words():
         ({"over": []}, "over=\\[\\]"),
         ({"over": ["heads"], "edits": [ch.edits.ablate()]}, "several edits and over"),
         ({"edits": ch.edits.ablate(layers=[7])}, "selects no layer"),
+        ({"edits": ch.edits.ablate(positions=[50])}, r"\[50\]\) names positions[^!]*0 to 6\."),
+        ({"edits": [ch.edits.scale(2.0, layers=[1], positions=[-8])]}, "names positions"),
+        (
+            {"edits": ch.edits.ablate(positions=[3, 50]), "over": ["positions"]},
+            r"positions=\[50\]\) names positions",
+        ),
+        ({"edits": path(ch.edits.ablate(heads=[0], positions=[7]), (1, 0))}, "names positions"),
         ({"over": ["receivers"]}, "over=\\['receivers'\\]"),
         ({"edits": path(ch.edits.ablate(), None)}, "receiver=None"),
         ({"edits": path(ch.edits.ablate(), [(1, 0), (1, 1)])}, r"receiver=\[\(1, 0\), \(1, 1\)\]"),

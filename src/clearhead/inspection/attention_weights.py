@@ -8,6 +8,7 @@ Letters: T tokens, H query heads, G key heads, D head size, Dv value size, d mod
 """
 
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from ..errors import BadValue
 from ..hf.projections import input_width, matrix_of
 from ..nn.token_ids import run_with_known_ids
 from ..problem.problem import Problem
+from .divided_weights import weights_must_be_whole
 from .layers import no_attention_call
 from .metrics import logits_of
 from .norms import Norm, is_norm, read_norm
@@ -64,13 +66,21 @@ def read_weights(model: nn.Module) -> ModelWeights:
 
     Raises `BadValue` if queries, keys or values are not a linear map of a layer's input (MLA), or
     if its output is not a linear map of its heads; for norms after the residual sum, with which the
-    stream is not a sum; and for an encoder and decoder.
+    stream is not a sum; for an encoder and decoder, and a model that does not read ids; and for
+    weights that are divided over ranks or offloaded.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise BadValue(
             f"The {type(model).__name__} is an encoder and a decoder.",
             "the heads of a circuit read and write one residual stream.",
             "pass its encoder: model.get_encoder().",
+        )
+    main_input = getattr(model, "main_input_name", "input_ids")  # of a transformers model
+    if main_input != "input_ids" and "input_ids" not in signature(model.forward).parameters:
+        raise BadValue(
+            f"The {type(model).__name__} reads {main_input}, and not ids.",
+            "circuits runs a model once, on the ids of eight tokens.",
+            "pass a model that reads ids of tokens, such as a language model.",
         )
     run, output = _recorded(model, _ids(model))
     with torch.no_grad():
@@ -107,6 +117,7 @@ def _ids(model: nn.Module) -> Tensor:
 
 def _recorded(model: nn.Module, ids: Tensor) -> "tuple[_Run, Any]":
     """Run a model on a few ids. Returns what is recorded, and the output."""
+    weights_must_be_whole("circuits", model)
     run = _Run(model, ids)
     with torch.no_grad(), run.recorded():
         output = run_with_known_ids(model, run.ids[None])

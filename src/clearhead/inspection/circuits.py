@@ -232,8 +232,8 @@ def circuits(model: nn.Module) -> Circuits:
     model.
 
     Raises `BadType` for an object that is not a module. Raises `BadValue` for norms after the sum
-    (BERT), latent attention (MLA), an encoder and decoder, quantised or sharded weights, and layers
-    of different sizes.
+    (BERT), latent attention (MLA), an encoder and decoder, a model that reads no ids, quantised,
+    sharded or offloaded weights, and layers of different sizes.
     """
     must_be_module("circuits", model, "circuits reads the weights of a model.")
     must_not_be_sharded("circuits")

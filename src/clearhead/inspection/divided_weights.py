@@ -1,4 +1,5 @@
-"""Refuse weights that are divided over ranks: heads by tensor parallelism, or any by FSDP."""
+"""Refuse weights that cannot be read here: those that are divided over ranks, by tensor parallelism
+or FSDP, and those that are offloaded."""
 
 from typing import Any
 
@@ -23,7 +24,19 @@ def heads_must_be_whole(name: str, module: nn.Module) -> None:
 
 
 def weights_must_be_whole(call: str, model: nn.Module) -> None:
-    """Raise `BadValue` if weights of a model that does not run are divided over ranks."""
+    """Raise `BadValue` if weights of a model that does not run are divided over ranks or offloaded.
+
+    Offloaded ones are on the meta device, without numbers, except while their module runs.
+    """
+    meta = next((name for name, x in model.named_parameters() if x.is_meta), None)
+    if meta is not None:
+        raise BadValue(
+            f"{call} got a {type(model).__name__} whose weight {meta} is on the meta device.",
+            "it reads the weights outside of the modules; offloaded ones are loaded only while "
+            "their module runs.",
+            "load the model without offloading, on one device; watch and effects accept it as it "
+            "is.",
+        )
     if _is_divided(model):
         raise BadValue(
             f"{call} got a {type(model).__name__} whose weights are divided over ranks.",

@@ -26,7 +26,7 @@ from .layers import module_hooks, must_be_module, no_attention_call
 from .metrics import Metric, loss_metric
 from .progress import progress_bar
 from .random_numbers import no_random_numbers
-from .sweep import site_of, sweep
+from .sweep import must_have_positions, site_of, sweep
 
 
 def effects(
@@ -136,6 +136,7 @@ def effects(
         groups = sweep(ablate() if edits is None else edits, axes, recorder.calls)
     else:
         groups = _groups(edits, over)
+    must_have_positions(groups, recorder.calls)
     baseline = float(unedited.detach())
     swept = [edits] if edits is None or isinstance(edits, Edit) else chain(*groups.values())
     named = [which for edit in swept for which in (edit and edit.layers) or (None,)]
@@ -239,14 +240,17 @@ def _no_metric(metric: object) -> BadValue:
 
 
 def _number(value: object, name: str) -> Tensor:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        what = f"{tuple(value.shape)} numbers" if isinstance(value, Tensor) else kind_of(value)
-        hint = "take the mean, for example."
-        if value is None:
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+        what, hint = kind_of(value), "take the mean, for example."
+        if isinstance(value, Tensor):
+            what = f"{tuple(value.shape)} numbers"
+            if value.is_complex():
+                what, hint = f"{value.dtype} numbers", "take the real part or the absolute value."
+        elif value is None:
             hint = "pass labels= in the inputs, from which a model computes its loss."
         raise BadValue(
             f"The metric {name} returned {what}.",
-            "a metric returns a tensor of one number for the rows of the batch.",
+            "a metric returns a tensor of one real number for the rows of the batch.",
             hint,
         )
     return value.reshape(())

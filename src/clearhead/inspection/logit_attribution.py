@@ -26,6 +26,7 @@ from .random_numbers import no_random_numbers
 from .recorded_run import AttentionCall
 from .unembedding import find_unembedding, parse_target
 
+_OTHERS = "for an image model or a classifier, effects measures a function of its output."
 _TOLERANCE = 1e-4  # for the residue over the sum of absolute parts; larger in 16-bit types
 
 
@@ -65,7 +66,7 @@ def logit_attribution(
     than 1e-4 of their absolute sum (for 16-bit models, 8 roundings). The error names the reason: a
     transform before the unembedding (BERT), an unknown norm, or a gate or a norm before an output
     projection. Raises `BadValue` or `BadType` also for several texts, a compiled model, random
-    numbers, or a model without attention calls through clearhead.
+    numbers, offloaded weights, or a model without attention calls through clearhead.
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens"; Elhage et al. 2021, "A
     Mathematical Framework for Transformer Circuits"; Wang et al. 2022, "Interpretability in the
@@ -79,7 +80,8 @@ def logit_attribution(
     inputs, text = _one_text(ids)
     paths = DirectPaths(model)
     with no_random_numbers(model), paths.recorded():
-        logits = logits_of(run_with_known_ids(model, fresh(inputs))).detach()
+        output = run_with_known_ids(model, fresh(inputs))
+    logits = logits_of(output, f"pass a model with a head for the next token; {_OTHERS}").detach()
     if not paths.heads:
         raise no_attention_call(model, "logit_attribution splits attention calls by head.")
     if logits.shape[:2] != (1, len(text)):
@@ -167,11 +169,20 @@ def _one_text(ids: Tensor | Mapping[str, Any]) -> tuple[Tensor | dict[str, Any],
     """Return the inputs of the model, and the ids (T,) of its logits."""
     named = dict(ids) if isinstance(ids, Mapping) else {"input_ids": ids}
     text = named.get("decoder_input_ids", named.get("input_ids"))
-    if not isinstance(text, Tensor) or text.is_floating_point() or text.dim() not in (1, 2):
+    if text is None and named:
         raise BadType(
-            f"logit_attribution got {kind_of(text)} as ids.",
+            f"logit_attribution got {', '.join(map(str, named))}, and no input_ids.",
+            "it splits the logits of the next tokens of a text.",
+            f"pass the ids of a text as input_ids; {_OTHERS}",
+        )
+    if not isinstance(text, Tensor) or text.is_floating_point() or text.dim() not in (1, 2):
+        what = kind_of(text)
+        if isinstance(text, Tensor):
+            what = f"{text.dtype} numbers {tuple(text.shape)}"
+        raise BadType(
+            f"logit_attribution got {what} as ids.",
             "ids are those of one text, (T,) or (1, T), or inputs by name with these.",
-            "pass an integer tensor.",
+            f"pass an integer tensor; {_OTHERS}",
         )
     if (text.dim() == 2 and len(text) != 1) or not text.numel():
         raise BadValue(

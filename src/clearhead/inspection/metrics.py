@@ -15,18 +15,28 @@ from .edits.edit import EditSite
 Metric = Callable[[Any], Tensor]
 
 
-def logits_of(output: Any) -> Tensor:
-    """Return the logits (B, T, words) of a model's output: the output, or its part `logits`."""
+AS_METRIC = "pass a function of the output as metric=."
+
+
+def logits_of(
+    output: Any,
+    hint: str = "pass a model with a head for the next token, such as one of AutoModelForCausalLM.",
+) -> Tensor:
+    """Return the logits (B, T, words) of a model's output: the output, or its part `logits`.
+
+    Raises `BadValue` with `hint` for another output, such as that of a classifier.
+    """
     if isinstance(output, Mapping):
         logits = output.get("logits", output)
     else:
         logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 3:
-        what = f"of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else kind_of(logits)
+        is_tensor = isinstance(logits, Tensor)
+        what = f"a tensor of shape {tuple(logits.shape)}" if is_tensor else kind_of(logits)
         raise BadValue(
             f"The model returned {what}.",
-            "this metric reads logits, (B, T, words).",
-            "pass a function of the output as metric=.",
+            "logits of the next token at every position are (B, T, words).",
+            hint,
         )
     return logits
 
@@ -127,7 +137,8 @@ def next_token_loss(inputs: Any) -> Metric:
         raise BadType(
             "The inputs have no ids (B, T), from which to compute the next-token loss.",
             "the next token is one of the ids that the model reads.",
-            CHOICES,
+            "pass labels= in the inputs for the model's own loss, or a function of the output as "
+            "metric=, such as lambda output: output.logits[:, 3].mean() for a classifier.",
         )
     B, T = ids.shape
     if T < 2:
@@ -151,7 +162,7 @@ def next_token_loss(inputs: Any) -> Metric:
         )
 
     def loss(output: Any) -> Tensor:
-        logits = logits_of(output)
+        logits = logits_of(output, AS_METRIC)
         if logits.shape[:2] != ids.shape:
             raise BadValue(
                 f"The model returned logits {tuple(logits.shape)} for ids {tuple(ids.shape)}.",
@@ -192,7 +203,7 @@ def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> 
         )
 
     def difference(output: Any) -> Tensor:
-        logits = logits_of(output)
+        logits = logits_of(output, AS_METRIC)
         B, T, words = logits.shape
         position = as_index("Position", at, T, f"the logits have {T}.", "pass one of them as at=.")
         if most >= words or not texts <= {B}:
@@ -225,7 +236,7 @@ def vectors_of(output: Any) -> Tensor:
         raise BadValue(
             f"The model returned {kind_of(output)}.",
             "this metric reads the vectors after the last layer, (B, T, d).",
-            "pass a function of the output as metric=.",
+            AS_METRIC,
         )
     return vectors
 

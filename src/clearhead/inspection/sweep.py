@@ -1,7 +1,7 @@
 """Apply one edit at every layer, head or position of a run, and a path from and to every head: the
 groups of edits of `effects`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -96,6 +96,24 @@ def _positions(edit: Edit, calls: Sequence[UneditedCall]) -> Sequence[int]:
     if edit.positions is not None:
         return edit.positions
     return sorted({p for call in calls for p in edit.positions_in(call.problem, call.site)})
+
+
+def must_have_positions(
+    groups: Mapping[str, Sequence[Edit]], calls: Sequence[UneditedCall]
+) -> None:
+    """Raise `BadValue` for an edit whose positions are not in a text of any call of its layers."""
+    edits = (edit.sender if isinstance(edit, path) else edit for x in groups.values() for edit in x)
+    for edit in edits:
+        if edit.positions is None:
+            continue
+        own = [x for x in calls if is_selected(edit.layers, x.site.layer, x.site.module)]
+        if own and not any(bool(edit.at_positions(x.problem, x.site).any()) for x in own):
+            last = max((p for x in own for p in edit.positions_in(x.problem, x.site)), default=-1)
+            raise BadValue(
+                f"{edit!r} names positions that its layers do not have.",
+                f"the texts have positions 0 to {last}.",
+                f"pass positions from 0 to {last}, or from -{last + 1}, which count from the end.",
+            )
 
 
 def site_of(group: Sequence[Edit]) -> dict[str, Any]:
