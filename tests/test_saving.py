@@ -178,27 +178,6 @@ def test_tables_have_the_numbers_of_the_results(tmp_path):
     assert calls["entropy"][1] == pytest.approx(float(seen[0].entropy.detach()[:, 1].mean()))
 
 
-def test_tensors_under_the_names_of_transformerlens(tmp_path):
-    model, x = block(), torch.randn(2, 7, 12)
-    with ch.watch(model, exact_rows=range(7), outputs=True) as seen:
-        model(x)
-    tensors = seen.to_hook_names()
-    assert {name: tuple(x.shape) for name, x in tensors.items()} == {
-        "blocks.0.attn.hook_pattern": (2, 3, 7, 7),
-        "blocks.0.attn.hook_z": (2, 7, 3, 4),
-    }
-    assert torch.equal(tensors["blocks.0.attn.hook_z"][:, :, 1], seen[0].output[:, 1])
-    assert tensors["blocks.0.attn.hook_pattern"].sum(-1).allclose(torch.ones(()))
-    with ch.watch(model, exact_rows=range(3)) as part:
-        model(x)
-    with pytest.raises(BadValue, match="no weights of all queries"):
-        part.to_hook_names()
-    with ch.watch(model, outputs=True, heads=[1]) as one:
-        model(x)
-    with pytest.raises(BadValue, match="was recorded for heads 1"):
-        one.to_hook_names()
-
-
 def test_a_new_process_reads_them_once_clearhead_is_imported(tmp_path):
     for name in ("look", "report"):
         torch.save(RESULTS[name](tmp_path), tmp_path / f"{name}.pt")

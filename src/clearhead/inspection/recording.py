@@ -20,6 +20,7 @@ from ..masks.text_positions import BY_COLUMN, Positions
 from ..stats import Result, TopWeights
 from ..stats.parse import how_to_request
 from ..torch_state import loadable
+from .hook_sites import HookSite
 
 if TYPE_CHECKING:
     import pandas
@@ -47,6 +48,7 @@ class Call:
         key: the keys that attention received, (B, G, Tk, D), of all key heads.
         value: the values that attention received, (B, G, Tk, Dv), of all key heads.
         at: the positions in the texts of the columns of the call.
+        site: where TransformerLens has the tensors of the call.
     """
 
     layer: int
@@ -61,23 +63,74 @@ class Call:
     query: Tensor | None = field(default=None, repr=False)
     key: Tensor | None = field(default=None, repr=False)
     value: Tensor | None = field(default=None, repr=False)
+    site: HookSite | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         heads = "" if self.heads is None else f", heads {', '.join(map(str, self.heads))}"
         return f"{self._where()}{heads}: {', '.join(self.statistics)}"
 
-    @property
-    def query_count(self) -> int:
-        """The number of queries, Tq; that of keys, if the call has only exact rows."""
-        for x in (self.output, self.query):
-            if x is not None:
-                return x.shape[2]
-        for name, result in self.statistics.items():
-            if isinstance(result, Tensor) and name not in NOT_PER_QUERY:
-                return result.shape[2]
+    def must_have_all_heads(self, rule: str) -> None:
+        """Raise `BadValue` with this rule if only some heads were recorded."""
+        if self.heads is not None:
+            raise BadValue(
+                f"Layer {self.layer} was recorded for heads {', '.join(map(str, self.heads))}.",
+                rule,
+                "record without heads=.",
+            )
+
+    def hook_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that `Recording.to_hook_names` names, by the last part of the name.
+
+        Raises `BadValue` for tensors of which the name is uncertain, and weights of some queries.
+        """
+        self.must_have_all_heads("a tensor under a hook name has all heads.")
+        reason = "it was recorded by another version" if self.site is None else self.site.reason
+        if self.site is None or reason:
+            raise BadValue(
+                f"{self.module or 'The model'} has no name in TransformerLens: {reason}.",
+                "its names are blocks.N.attn, encoder_blocks.N.attn, decoder_blocks.N.self_attn "
+                "and decoder_blocks.N.cross_attn, for block N of a list.",
+                "read the tensors of the calls, or record only other modules: "
+                'layers=["*.layers.*"].',
+            )
+        tensors: dict[str, Tensor] = {}
+        if self.queries is not None:
+            tensors["hook_pattern"] = self._pattern(self.site.Tq)
+        if self.output is not None:
+            tensors["hook_z"] = self.output
+        if self.query is not None and self.key is not None and self.value is not None:
+            if self.site.rotation is None or not self.site.projected or self._has_cached_keys():
+                raise BadValue(
+                    f"{self.module} was recorded with inputs, and their names are uncertain.",
+                    "hook_rot_q and hook_rot_k are rotated, hook_q, hook_k and hook_v are outputs "
+                    "of projections, and none is from a cache; other changes, and code outside "
+                    "torch, transformers and clearhead, are unknown.",
+                    "record without inputs=True, or read .query, .key and .value of the calls.",
+                )
+            tensors[f"hook_{self.site.rotation}q"] = self.query
+            tensors[f"hook_{self.site.rotation}k"] = self.key
+            tensors["hook_v"] = self.value
+        return {n: x if n == "hook_pattern" else x.transpose(1, 2) for n, x in tensors.items()}
+
+    def _has_cached_keys(self) -> bool:
+        crosses = self.site is not None and self.site.prefix.endswith("cross_attn")
+        assert self.query is not None and self.key is not None
+        return not crosses and self.key.shape[2] != self.query.shape[2]
+
+    def _pattern(self, Tq: int) -> Tensor:
+        """Return the weights of all queries, (B, H, Tq, Tk), which are 0 on padding."""
         rows = self.statistics["exact_rows"]
         assert isinstance(rows, Tensor)
-        return rows.shape[3]
+        columns = self.at.rows(self.queries or (), Tq)
+        recorded = (columns.unsqueeze(-1) == torch.arange(Tq)).any(1)
+        if missing := int((self.at.is_real(Tq)[:, 0] & ~recorded).sum(-1).max()):
+            raise BadValue(
+                f"Layer {self.layer} was recorded without {missing} of {Tq} queries.",
+                "hook_pattern has the weights of all queries.",
+                f"record watch(model, exact_rows=range({Tq})), or of the longest text if texts are "
+                "padded; or record without exact_rows=.",
+            )
+        return rows_in_columns(rows, columns, Tq)
 
     def _where(self) -> str:
         return f"layer {self.layer}  {self.module or 'the model'}  {self.problem}"
@@ -232,34 +285,45 @@ class Recording(ShownInNotebook, Savable):
         return data_frame([*rows.values()])
 
     def to_hook_names(self) -> dict[str, Tensor]:
-        """Return the tensors of the calls under the names and in the shapes of TransformerLens.
+        """Return the tensors of the calls under the names and in the shapes of TransformerLens 4.
 
-        ``blocks.3.attn.hook_pattern`` is (B, H, Tq, Tk), the weights of layer 3, if the exact rows
-        of all queries were recorded (``watch(model, exact_rows=range(T))``).
-        ``blocks.3.attn.hook_z`` is (B, Tq, H, Dv), the output of its heads (``outputs=True``). A
-        layer that was called again has the tensors of its last call.
+        ``blocks.3.attn.hook_pattern`` is (B, H, Tq, Tk), the weights of block 3, if the exact rows
+        of all queries were recorded (``watch(model, exact_rows=range(T))``). Its rows and columns
+        are those of the call, and rows of padding are 0. ``blocks.3.attn.hook_z`` is
+        (B, Tq, H, Dv), the output of its heads (``outputs=True``). With ``inputs=True``,
+        ``hook_rot_q``, (B, Tq, H, D), and ``hook_rot_k``, (B, Tk, G, D), are what attention
+        receives, after rotation and norms; in a model without rotation they are ``hook_q`` and
+        ``hook_k``. ``hook_v`` is (B, Tk, G, Dv).
 
-        Raises `BadValue` for a recording without these tensors, of some heads, or in files.
+        The number is the index of the block in its list, also if other blocks have no attention. In
+        an encoder-decoder, names begin with ``encoder_blocks.3.attn``,
+        ``decoder_blocks.3.self_attn`` and ``decoder_blocks.3.cross_attn``, and in an image encoder
+        of SigLIP or CLIP before a text model with ``vision_encoder.encoder_layers.3.attn``. A layer
+        that was called again has the tensors of its last call.
+
+        Raises `BadValue` for a recording without these tensors, of some heads or queries, or in
+        files; for a module of which the block is unknown, such as one outside a list; and for
+        inputs of which it is unknown whether they were rotated.
         """
         self._must_be_in_memory()
         named: dict[str, Tensor] = {}
+        modules: dict[str, str] = {}
         for call in self.calls:
-            if call.heads is not None:
-                raise BadValue(
-                    f"Layer {call.layer} was recorded for heads {', '.join(map(str, call.heads))}.",
-                    "a tensor under a hook name has all heads.",
-                    "record without heads=.",
-                )
-            rows = call.statistics.get("exact_rows")
-            if isinstance(rows, Tensor) and call.queries == tuple(range(call.query_count)):
-                named[f"blocks.{call.layer}.attn.hook_pattern"] = rows
-            if call.output is not None:
-                named[f"blocks.{call.layer}.attn.hook_z"] = call.output.transpose(1, 2)
+            for hook, x in call.hook_tensors().items():
+                name = f"{call.site.prefix}.{hook}" if call.site else hook
+                other = modules.setdefault(name, call.module)
+                if other != call.module:
+                    raise BadValue(
+                        f"{other} and {call.module} would both be {name}.",
+                        "a name belongs to one module.",
+                        f"record one of them: layers=[{call.module!r}].",
+                    )
+                named[name] = x
         if not named:
             raise BadValue(
-                "The recording has no weights of all queries and no outputs.",
-                "hook_pattern and hook_z are the tensors that have a name in TransformerLens.",
-                "record with watch(model, exact_rows=range(T), outputs=True).",
+                "The recording has no weights of all queries, no outputs and no inputs.",
+                "these are the tensors that have a name in TransformerLens.",
+                "record with watch(model, exact_rows=range(T), outputs=True, inputs=True).",
             )
         return named
 
@@ -287,6 +351,19 @@ class Recording(ShownInNotebook, Savable):
         """Remove the calls, for example after each training step."""
         self.calls.clear()
         self.written.clear()
+
+
+def rows_in_columns(rows: Tensor, columns: Tensor, Tq: int) -> Tensor:
+    """Move rows, (B, ..., n, Tk), to their columns, (B|1, n), of (B, ..., Tq, Tk); others are 0.
+
+    A row at column -1 is left out.
+    """
+    if columns.tolist() == [list(range(Tq))]:
+        return rows
+    every = rows.new_zeros(*rows.shape[:-2], Tq + 1, rows.shape[-1])  # column Tq takes the -1
+    to = columns.to(rows.device) % (Tq + 1)
+    to = to.reshape(len(to), *(1,) * (rows.dim() - 3), -1, 1).expand(rows.shape)
+    return every.scatter(-2, to, rows)[..., :Tq, :]
 
 
 # -------------------------------------------------------------------------- a recording in a folder

@@ -5,6 +5,7 @@ The statistics are computed after each call. They do not change what the model c
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,8 +13,10 @@ from torch import nn
 
 from ..errors import refuse_keywords, renamed
 from ..functional.sharding import must_not_be_sharded
+from ..problem.problem import Problem
 from ..stats import DEFAULT_STATISTICS, Statistic, exact_rows as ExactRows, parse_stats
 from ..stats.parse import BY_NAME
+from .hook_sites import hook_site
 from .layers import check_layers, checked_list, must_be_module
 from .recording import INDEX, Call, Recording, new_folder, write_call
 from .watcher import Watcher
@@ -122,10 +125,13 @@ def watch(
     names += [] if rows is None else [repr(ExactRows(rows))]
     recording, recorded = Recording(), 0
 
-    def keep(call: Call, *_: object) -> None:
+    def keep(call: Call, problem: Problem, *_: object) -> None:
         nonlocal recorded  # `Recording.clear` forgets files, but their numbers are used
         if folder is None:
-            recording.calls.append(call)
+            running = watcher.running
+            repeated = running.names.index(call.module) != call.layer
+            site = hook_site(model, call.module, running.texts.crosses, repeated, problem)
+            recording.calls.append(replace(call, site=site))
         else:
             recording.written.append(write_call(folder, recorded, call, names))
         recorded += 1

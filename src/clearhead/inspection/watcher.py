@@ -173,8 +173,9 @@ class Watcher:
             results = {n: map_tensors(result, refuse) for n, result in results.items()}
             vectors = {n: refuse(x) for n, x in vectors.items()}
         return Call(
-            layer, name, problem.describe(), results, masked, heads, queries, at=at, **vectors
-        )
+            layer, name, problem.describe(), results, masked, heads, queries, at=at, site=None,
+            **vectors,
+        )  # fmt: skip
 
     def aligned(self, problem: Problem, at: Positions) -> tuple[Statistic, ...]:
         """Return the statistics with their groups of keys aligned to this call.
