@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import BadType, BadValue, as_index, as_number, kind_of
 from ..masks.text_positions import Positions
 from ..torch_state import own_dtypes
-from .recording import Call, Recording
+from .recording import Call, Recording, rows_in_columns
 
 
 @own_dtypes()
@@ -22,8 +22,11 @@ def rollout(
 
     ``R = A_L ... A_2 A_1`` with ``A_l = residual I + (1 - residual) mean over heads of W_l``: in
     every layer a token keeps the fraction `residual` of itself (the residual connection) and takes
-    the rest from the tokens that its heads look at. The rows of R sum to 1. Only weights count:
-    values, projections and feed-forward layers are ignored.
+    the rest from the tokens that its heads look at. The weight of a sink logit adds nothing to a
+    token, so the token keeps that fraction of itself too, and also if it may look at no key:
+    ``A_l = residual I + (1 - residual) (W + diag(1 - sum over keys of W))``, with W the mean over
+    heads. So the rows of R sum to 1. Only weights count: values, projections and feed-forward
+    layers are ignored.
 
     >>> with ch.watch(model, exact_rows=range(T)) as recording:  # doctest: +SKIP
     ...     model(x)
@@ -43,7 +46,7 @@ def rollout(
 
     Raises:
         BadType, BadValue: an object that is not a recording, rows that were not recorded, layers of
-            different sizes, a fraction outside 0 to 1.
+            different sizes, layers recorded for some heads, a fraction outside 0 to 1.
 
     Source: Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers".
     """
@@ -52,13 +55,17 @@ def rollout(
     mixed = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0].weights)
     mixed = mixed.expand(len(layers[0].weights), -1, -1)
     for layer in reversed(layers):
-        mixed = residual * mixed + (1 - residual) * (mixed[..., layer.queries] @ layer.weights)
+        before = mixed[..., layer.queries]
+        taken = before @ layer.weights
+        taken[..., layer.queries] += before * layer.remaining.unsqueeze(1)
+        mixed = residual * mixed + (1 - residual) * taken
     return mixed
 
 
 class _Layer(NamedTuple):
     queries: list[int]
     weights: Tensor  # (B, queries, T), the mean over heads
+    remaining: Tensor  # (B, queries), what heads take from no key
 
 
 def _layers(
@@ -110,6 +117,7 @@ def _layers(
 
 def _layer(call: Call) -> _Layer:
     """Return a layer with its rows in their columns; 0 on padding, where a text has no row."""
+    call.must_have_all_heads("rollout takes the mean over all heads of a layer.")
     if call.queries is None:
         raise BadValue(
             f"Layer {call.layer} was recorded without rows.",
@@ -119,13 +127,15 @@ def _layer(call: Call) -> _Layer:
     rows = call.statistics["exact_rows"]
     assert isinstance(rows, Tensor)
     weights = rows.mean(1)
+    remaining = (1 - weights.sum(-1)).clamp(min=0)
     if not call.at.padded:
-        return _Layer(list(call.queries), weights)
-    B, n, T = weights.shape
-    at = call.at.rows(call.queries, T).to(weights.device) % (T + 1)  # column T takes the -1
-    every = weights.new_zeros(B, T + 1, T)
-    every.scatter_(1, at.unsqueeze(-1).expand(B, n, T), weights)
-    return _Layer(list(range(T)), every[:, :T])
+        return _Layer(list(call.queries), weights, remaining)
+    T = weights.shape[-1]
+    columns = call.at.rows(call.queries, T)
+    weights = rows_in_columns(weights, columns, T)
+    return _Layer(
+        list(range(T)), weights, rows_in_columns(remaining[..., None], columns, T)[..., 0]
+    )
 
 
 def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:
