@@ -596,3 +596,25 @@ def test_dataclasses_are_their_fields(slots):
 
     one, same, other = (Setting(3, torch.tensor(n)) for n in (1.0, 1.0, 2.0))
     assert Digests().of(one) == Digests().of(same) != Digests().of(other)
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (lambda: functools.partial(torch.sum, dim=None), "sum"),
+        (lambda: functools.partial(lambda n, out: n * out[:, -1].sum(), 3), "<lambda>"),
+        (lambda: WithMore(), "WithMore"),
+    ],
+)
+def test_the_name_of_a_metric_has_no_address_and_no_numbers(metric, name, tmp_path):
+    net, file = model(), tmp_path / "effects.jsonl"
+
+    def call():
+        with torch.no_grad():
+            counted = metric()
+        if isinstance(counted, nn.Module):
+            counted.forward = torch.sum
+        return ch.effects(net, ids(), counted, at_once=1, estimate=False, to=file)
+
+    first, (again, count) = call(), runs_of(net, call)
+    assert count == 1 and first == again and first.metric == name

@@ -1,6 +1,7 @@
 """Measure the effect of each head, or each edit, on a metric: `effects`."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def effects(
     problems = [(call.problem, call.site) for call in recorder.calls]
     layout = Layout(output)
     if callable(metric):
-        name, measure = getattr(metric, "__name__", repr(metric)), metric
+        function = metric.func if isinstance(metric, partial) else metric
+        name, measure = getattr(function, "__name__", type(function).__name__), metric
     else:
         name, measure = loss_metric(model, inputs, output, problems)
     if not problems:
