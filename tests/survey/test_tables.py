@@ -4,7 +4,8 @@ import pytest
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.survey.tables import FOLDER, connect
+from clearhead.survey.connection import connect
+from clearhead.survey.tables import FOLDER
 from examples.storyteller import story
 
 
@@ -32,3 +33,11 @@ def test_the_digest_of_a_survey_depends_on_its_rows_alone(survey):
     assert ch.Survey.open(survey.folder).digest() == before
     assert rewrite(survey, "heads", "select * replace (mean + 1e-12 as mean)")
     assert ch.Survey.open(survey.folder).digest() != before
+
+
+def test_the_working_folder_may_change(survey, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = ch.Survey.open(".")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert relative.digest() == survey.digest()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..errors import as_count, as_path
+from .connection import connect, pattern_of
 from .merge import merge
 from .metric import Metric
 from .needles import Needles
@@ -16,7 +17,6 @@ from .ranks import rank_of_environment
 from .repeats import RandomRepeats
 from .result import Survey
 from .steps import SHARD_TOKENS, make_setup, prepare, work
-from .tables import connect
 
 if TYPE_CHECKING:
     from ..inspection.text_model import TextModel
@@ -75,10 +75,11 @@ def survey(
         BadValue: a survey in `out` of another model, of other settings, versions or texts; a text
             on which a metric is NaN; a full disk. Shards that are finished stay valid.
     """
-    connect().close()  # DuckDB is needed at the end, and its absence is an error now
+    connect().close()  # DuckDB is needed at the end, so that a fault of it is an error now
     setup = make_setup(model, context, seed, metrics, tokenizer, threads, shard_tokens)
     folder, rank = as_path("survey", out), rank_of_environment()
     workers = as_count("workers", workers, "a survey has workers.", "pass workers=2.", least=1)
+    pattern_of(folder)
     prepare(setup, texts, folder, tokens=tokens)
     if ray is not None:
         work_on_ray(setup, folder, *ray, progress)

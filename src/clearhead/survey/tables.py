@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import BadValue, needs
+from ..errors import BadValue
 from ..files.atomic_io import temporary_for
 from ..files.results import data_frame
 from ..formatting import quantity
 from .basic import TOP_KEYS
+from .connection import connect, full_path, pattern_of, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -162,16 +163,6 @@ class Table:
         return data_frame(self.to_pylist())
 
 
-def connect() -> Any:
-    """Return a connection of DuckDB with one thread. Raises `Missing` without DuckDB."""
-    with needs("survey", "tables of a survey are read and written with DuckDB."):
-        import duckdb
-    connection = duckdb.connect()
-    connection.execute("set threads = 1")
-    connection.execute("set preserve_insertion_order = true")
-    return connection
-
-
 def write_table(out: Path, name: str, parts: Iterable[Columns]) -> Path:
     """Write a table, in one move, from parts of columns whose rows are in order.
 
@@ -191,7 +182,7 @@ def write_table(out: Path, name: str, parts: Iterable[Columns]) -> Path:
             connection.execute(f"insert into rows select {_selected(name)} from part")
             connection.unregister("part")
         connection.execute(
-            f"copy (select * from rows) to '{_quoted(temporary)}' "
+            f"copy (select * from rows) to {quoted(full_path(temporary))} "
             f"(format parquet, compression zstd, row_group_size {ROW_GROUP})"
         )
         connection.close()
@@ -235,10 +226,6 @@ def _selected(name: str) -> str:
     return ", ".join(items)
 
 
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
-
-
 def open_tables(out: Path, shards: Sequence[str]) -> Any:
     """Return a connection with a view of each table.
 
@@ -252,8 +239,10 @@ def open_tables(out: Path, shards: Sequence[str]) -> Any:
             f"run the same survey again, or: clearhead survey merge {out}",
         )
     for name in SCHEMA:
-        path = out / FOLDER / f"{name}.parquet"
-        connection.execute(f"create view {name} as select * from read_parquet('{_quoted(path)}')")
+        path = quoted(pattern_of(out / FOLDER / f"{name}.parquet"))
+        connection.execute(
+            f"create view {name} as select * from read_parquet({path}, hive_partitioning = false)"
+        )
     return connection
 
 

@@ -4,11 +4,13 @@ A text that cannot be read is left out, and its name and the reason are reported
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import BadType, BadValue, is_iterable, kind_of, needs, why_failed
+from ..errors import BadType, BadValue, is_iterable, kind_of, why_failed
+from .connection import connect, pattern_of
 
 COLUMN = "text"  # of .jsonl and .parquet
 
@@ -45,7 +47,7 @@ def read_texts(sources: "str | Path | Iterable[str | Path]") -> Iterator[Text]:
         path = source if isinstance(source, Path) else None
         if path is None:
             _must_not_name_a_file(str(source))
-            yield Text(f"text {number}", str(source))
+            yield _text(f"text {number}", str(source))
         elif not path.exists():
             raise BadValue(
                 f"{str(path)!r} does not exist.",
@@ -56,9 +58,23 @@ def read_texts(sources: "str | Path | Iterable[str | Path]") -> Iterator[Text]:
             for file in sorted(path.rglob("*"), key=lambda x: x.relative_to(path).parts):
                 hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
                 if file.is_file() and not hidden:
-                    yield from _texts_of(file, file.relative_to(path.parent).as_posix())
+                    yield from _texts_of(file, _name_of(file.relative_to(path.parent)))
         else:
-            yield from _texts_of(path, path.name)
+            yield from _texts_of(path, _name_of(Path(path.name)))
+
+
+def _name_of(path: Path) -> str:
+    """Return the name of a text; bytes of the path that are not UTF-8 are written as \\xff."""
+    return os.fsencode(path.as_posix()).decode(errors="backslashreplace")
+
+
+def _text(name: str, content: str) -> Text:
+    """Return a text. One with a lone surrogate, which is not a character, cannot be read."""
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        return Text(name, None, f"character {error.start} is half of a surrogate pair")
+    return Text(name, content)
 
 
 def _not_texts(source: object) -> BadType:
@@ -108,32 +124,35 @@ def _decoded(raw: bytes, name: str) -> Text:
 def _line(line: bytes, name: str) -> Text:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Text(name, None, "the line is not JSON in UTF-8")
     content = value.get(COLUMN) if isinstance(value, dict) else value
     if not isinstance(content, str):
         return Text(name, None, f"the line has no string in its field {COLUMN!r}")
-    return Text(name, content)
+    return _text(name, content)
 
 
 def _rows(file: Path, name: str) -> Iterator[Text]:
-    with needs("survey", "a .parquet file is read with DuckDB."):
-        import duckdb
+    connection, number = connect(), 0
+    import duckdb
+
     try:
-        rows = duckdb.connect().execute(
-            f'select "{COLUMN}" from read_parquet(?, file_row_number = true) '
-            "order by file_row_number",
-            [str(file)],
+        rows = connection.execute(
+            f'select "{COLUMN}" from read_parquet(?, file_row_number = true, '
+            "hive_partitioning = false) order by file_row_number",
+            [pattern_of(file)],
         )
+        while batch := rows.fetchmany(1000):
+            for (content,) in batch:
+                if isinstance(content, str):
+                    yield Text(f"{name}:{number}", content)
+                else:
+                    yield Text(f"{name}:{number}", None, f"the row has no string in {COLUMN!r}")
+                number += 1
+    except BadValue as error:
+        yield Text(name, None, f"{error.gave} {error.rule}")
     except duckdb.Error as error:
         why = " ".join(str(error).split())[:200]
         yield Text(name, None, f"it has no column {COLUMN!r} that can be read: {why}")
-        return
-    number = 0
-    while batch := rows.fetchmany(1000):
-        for (content,) in batch:
-            if isinstance(content, str):
-                yield Text(f"{name}:{number}", content)
-            else:
-                yield Text(f"{name}:{number}", None, f"the row has no string in {COLUMN!r}")
-            number += 1
+    finally:
+        connection.close()
