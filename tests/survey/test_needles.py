@@ -27,7 +27,7 @@ def test_scores_of_needles(tmp_path):
     ch.survey(model, Needles(haystacks(), count=2, tokens=N), **options)
     survey = ch.survey(model, Needles(haystacks(), count=COUNT, tokens=N), **options)  # adds three
     assert survey.manifest.corpus["needles"] == {"count": COUNT, "tokens": N}
-    shards = [read_shard(tmp_path / FOLDER / entry.file) for entry in survey.manifest.shards]
+    shards = [read_shard(tmp_path / FOLDER / entry.corpus) for entry in survey.manifest.shards]
     contexts = torch.cat([shard.ids for shard in shards]).long().view(COUNT, CONTEXT)
     depths = []
     for context in contexts.tolist():

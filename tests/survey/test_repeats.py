@@ -22,7 +22,7 @@ def test_scores_of_random_repeats(name, tmp_path):
     ch.survey(model, RandomRepeats(texts=4, tokens=N), **options)
     survey = ch.survey(model, RandomRepeats(texts=7, tokens=N), **options)  # adds three
     assert survey.manifest.corpus["random repeats"] == {"texts": 7, "tokens": N}
-    shards = [read_shard(tmp_path / FOLDER / entry.file) for entry in survey.manifest.shards]
+    shards = [read_shard(tmp_path / FOLDER / entry.corpus) for entry in survey.manifest.shards]
     contexts = torch.cat([shard.ids for shard in shards]).long().view(7, -1)
     halves = contexts[:, start : start + 2 * N].view(7, 2, N)
     assert torch.equal(halves[:, 0], halves[:, 1])

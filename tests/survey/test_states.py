@@ -9,7 +9,7 @@ from clearhead import demo
 from clearhead.survey import steps
 from clearhead.survey.collect import state_of
 from clearhead.survey.corpus import read_shard
-from clearhead.survey.state import is_readable, read_state
+from clearhead.survey.state import is_state_of, read_state
 from examples.storyteller import story
 
 
@@ -23,11 +23,11 @@ def computed(setup, tmp_path_factory):
     """The state of one shard in memory, and its file."""
     out = tmp_path_factory.mktemp("survey")
     (entry,) = steps.prepare(setup, [str(story(3, i)) for i in range(9)], out).shards
-    shard = read_shard(out / "corpus" / entry.file)
+    shard = read_shard(out / "corpus" / entry.corpus)
     state = state_of(
         setup.reader, setup.metrics, shard, seed=5, batch_tokens=4096, advance=lambda _: None
     )
-    return state, state.write(out / "states" / entry.file)
+    return state, state.write(out / "states" / entry.state, "origin")
 
 
 def test_the_bytes_of_a_shard(computed):
@@ -43,10 +43,12 @@ def test_the_bytes_of_a_shard(computed):
 
 def test_a_state_is_read_as_it_was_written(computed):
     state, path = computed
-    read = read_state(path, 5)
+    read = read_state(path, "origin", 5)
     for name in ("examples", "linked", "tokens"):
         assert np.array_equal(getattr(read, name), getattr(state, name)), name
-    assert not np.array_equal(read_state(path, 6).examples["hash"], state.examples["hash"])
+    assert not np.array_equal(
+        read_state(path, "origin", 6).examples["hash"], state.examples["hash"]
+    )
     assert read.texts.equal(state.texts)
     for a, b in zip(read.layers, state.layers, strict=True):
         assert (a.module, a.counts.tolist()) == (b.module, b.counts.tolist())
@@ -61,9 +63,9 @@ def test_a_state_with_a_damaged_header_is_computed_again(computed, tmp_path):
     headers = b"\xff" * 7 + b"\x3f", (2).to_bytes(8, "little") + b"[]", data[:7], data[:-1]
     for header in headers:
         path.write_bytes(header)
-        assert not is_readable(path)
+        assert not is_state_of(path, "origin")
     path.write_bytes(data)
-    assert is_readable(path)
+    assert is_state_of(path, "origin") and not is_state_of(path, "other")
 
 
 def test_damage_within_a_state_is_named(computed, tmp_path):
@@ -71,5 +73,5 @@ def test_damage_within_a_state_is_named(computed, tmp_path):
     data[-100] ^= 0xFF
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(data)
-    with pytest.raises(ch.BadValue, match=r"damaged.safetensors' is damaged(.|\n)*delete the file"):
-        read_state(damaged, 5)
+    with pytest.raises(ch.BadValue, match=r"damaged.safetensors' is damaged: its contents do not"):
+        read_state(damaged, "origin", 5)

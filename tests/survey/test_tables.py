@@ -5,7 +5,7 @@ import pytest
 import clearhead as ch
 from clearhead import demo
 from clearhead.survey.connection import connect
-from clearhead.survey.tables import FOLDER
+from clearhead.survey.tables import DIGEST, FOLDER
 from examples.storyteller import story
 
 
@@ -18,9 +18,10 @@ def rewrite(survey, table, select):
     """Write a table again with another codec and other row groups."""
     path = survey.folder / FOLDER / f"{table}.parquet"
     new = path.with_suffix(".new")
+    digest = survey.manifest.digest
     connect().execute(
-        f"copy ({select} from read_parquet('{path}')) to '{new}' "
-        "(format parquet, compression snappy, row_group_size 4096)"
+        f"copy ({select} from read_parquet('{path}')) to '{new}' (format parquet, "
+        f"compression snappy, row_group_size 4096, kv_metadata {{'{DIGEST}': '{digest} {table}'}})"
     )
     changed = new.read_bytes() != path.read_bytes()
     new.replace(path)

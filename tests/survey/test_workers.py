@@ -52,7 +52,7 @@ def test_any_number_of_workers_in_any_order(alone, tmp_path, world):
         manifest = setup.must_fit(tmp_path)
         own, _ = Rank(number, world).split(range(len(manifest.shards)))
         for shard in reversed(own):
-            steps.compute_shard(setup, tmp_path, manifest.shards[shard])
+            steps.compute_shard(setup, tmp_path, manifest, manifest.shards[shard])
     merge(tmp_path)
     assert tables(tmp_path) == alone
 

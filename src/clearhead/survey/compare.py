@@ -122,8 +122,11 @@ def _must_spell_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) ->
     """
     if len({manifest.fixed["tokenizer digest"] for manifest in manifests}) == 1:
         return
-    for entry in manifests[0].shards:
-        one, other = (read_shard(folder / FOLDER / entry.file).spelling for folder in folders)
+    for entries in zip(*(manifest.shards for manifest in manifests), strict=True):
+        one, other = (
+            read_shard(folder / FOLDER / entry.corpus).spelling
+            for folder, entry in zip(folders, entries, strict=True)
+        )
         for token in one:
             if one[token] != other[token]:
                 raise BadValue(

@@ -7,7 +7,9 @@ as it is. A context never mixes texts. A shard has contexts in their order, unti
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import Tensor
 from ..errors import BadValue
 from ..files import atomic_io
 from ..inspection.report import role_keys
+from .damage import damaged
 from .metric import Batch
 from .reader import Reader
 from .texts import Text
@@ -52,6 +55,7 @@ class Shard:
         """A digest of the contexts."""
         digest = hashlib.sha256()
         for part in (self.ids, self.lengths, self.texts, self.contexts):
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
             digest.update(part.numpy().tobytes())
         return digest.hexdigest()[:16]
 
@@ -67,9 +71,16 @@ class Shard:
         return is_separator
 
     @property
-    def file(self) -> str:
-        """The name of its files: that of its tokens, and that of its state."""
+    def state_file(self) -> str:
+        """The name of the file of its state, by the digest of its contexts."""
         return f"{self.number:06d}-{self.digest}.safetensors"
+
+    @property
+    def file(self) -> str:
+        """The name of the file of its contexts, by the digest of all that it has."""
+        texts = json.dumps([self.names, self.spelling], sort_keys=True)
+        digest = hashlib.sha256(f"{self.digest} {texts}".encode()).hexdigest()[:16]
+        return f"{self.number:06d}-{digest}.safetensors"
 
     def context(self, index: int) -> Tensor:
         """Return the ids of a context, (T,)."""
@@ -101,9 +112,10 @@ class Shard:
         )
 
     def write(self, out: Path) -> Path:
-        """Write the shard, if the folder does not have it."""
+        """Write the shard, if the folder does not have it, or only a damaged one."""
         path = out / FOLDER / self.file
-        if path.exists():
+        with suppress(BadValue):
+            read_shard(path)
             return path
         tensors = {n: getattr(self, n) for n in ("ids", "lengths", "texts", "contexts")}
         about = {"number": self.number, "names": self.names, "spelling": self.spelling}
@@ -111,11 +123,21 @@ class Shard:
 
 
 def read_shard(path: Path) -> Shard:
-    """Read the contexts of a shard. Raises `BadValue` for a missing or damaged file."""
+    """Read the contexts of a shard.
+
+    Raises `BadValue` for a missing file, and for one whose contents do not have the digest in its
+    name.
+    """
     tensors, about = atomic_io.read(path)
-    number, names, spelling = (about["shard"][name] for name in ("number", "names", "spelling"))
-    by_number = [{int(i): text for i, text in texts.items()} for texts in (names, spelling)]
-    return Shard(number, **tensors, names=by_number[0], spelling=by_number[1])
+    try:
+        number, *texts = (about["shard"][name] for name in ("number", "names", "spelling"))
+        names, spelling = ({int(i): text for i, text in part.items()} for part in texts)
+        shard = Shard(number, **tensors, names=names, spelling=spelling)
+        if shard.file == path.name:
+            return shard
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"it is not that of a shard ({error})") from error
+    raise damaged(path, "its contents do not have the digest in its name")
 
 
 def pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:

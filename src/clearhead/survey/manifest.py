@@ -4,6 +4,7 @@ A folder has one survey. A run with another model, tokenizer, setting or version
 error names the value that differs. Texts may be added after those that it has.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from importlib import metadata
@@ -20,19 +21,24 @@ from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
 
-FILE, FORMAT = "manifest.json", 5
+FILE, FORMAT = "manifest.json", 6
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 # Fixed values of the machine, which change how numbers are rounded.
-MACHINE = ("batch tokens", "threads of a worker", "device", "instruction level", "torch uses",
-           "versions")  # fmt: skip
+MACHINE = ("batch tokens", "threads of a worker", "device", "instruction level",
+           "torch uses", "versions")  # fmt: skip
 # Other fixed values that may differ between surveys that are compared, besides digests.
 OWN = "model", "seed", "metrics"
 
 
 class ShardEntry(NamedTuple):
-    """A shard in the manifest: its file, and the numbers of its tokens and contexts."""
+    """A shard in the manifest: its files, and the numbers of its tokens and contexts.
 
-    file: str
+    The name of the file of its `state` has a digest of its contexts, and the name of its file in
+    the `corpus` a digest of the names of its texts too.
+    """
+
+    state: str
+    corpus: str
     tokens: int
     contexts: int
 
@@ -52,8 +58,18 @@ class Manifest(NamedTuple):
     requested: list[str] | None = None
 
     def write(self, out: Path) -> None:
-        value = {"format": FORMAT, **self._asdict(), "shards": [s._asdict() for s in self.shards]}
-        atomic_io.write_json(out / FILE, value)
+        value = self._asdict() | {"shards": [entry._asdict() for entry in self.shards]}
+        head = {"format": FORMAT, "digest": _digest(value)}
+        atomic_io.write_json(out / FILE, head | value)
+
+    def origin(self, shard: ShardEntry) -> str:
+        """Return a digest of all on which the state of a shard depends."""
+        return _digest([self.fixed, self.metrics, shard.state])
+
+    @property
+    def digest(self) -> str:
+        """A digest of all on which the numbers of the tables depend."""
+        return _digest([self.fixed, self.metrics, [entry.state for entry in self.shards]])
 
 
 def fixed_values(
@@ -61,7 +77,7 @@ def fixed_values(
 ) -> dict[str, Any]:
     """Return the values on which all numbers of a survey depend."""
     before, after = reader.around
-    device = next((x.device.type for x in reader.module.parameters()), "cpu")
+    parameters = list(reader.module.parameters())
     return {
         "model": reader.name,
         "model digest": reader.model_digest,
@@ -72,7 +88,7 @@ def fixed_values(
         "metrics": {metric.name: metric.version for metric in metrics},
         **{name: value for metric in metrics for name, value in metric.settings.items()},
         "threads of a worker": threads,
-        "device": device,
+        "device": parameters[0].device.type if parameters else "cpu",
         "instruction level": cpu.level() or "none" if cpu.core is not None else "none",
         "torch uses": torch.backends.cpu.get_cpu_capability(),
         "versions": {"clearhead": _version("clearhead"), "torch": str(torch.__version__),
@@ -105,6 +121,8 @@ def read_manifest(out: Path) -> Manifest:
         value = json.loads(path.read_text(encoding="utf-8"))
         if (written := value.pop("format")) != FORMAT:
             raise ValueError(f"it has format {written}, and this version writes {FORMAT}")
+        if value.pop("digest") != _digest(value):
+            raise ValueError("it was changed after it was written")
         shards = [ShardEntry(**entry) for entry in value.pop("shards")]
         return Manifest(**value, shards=shards)
     except FileNotFoundError as error:
@@ -113,7 +131,7 @@ def read_manifest(out: Path) -> Manifest:
             f"the folder of a survey has a {FILE}.",
             "check the path, or begin a survey with clearhead survey TEXTS --out FOLDER.",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadValue(
             f"{str(path)!r} cannot be read: {error}.",
             "the manifest of a survey is written by this version of clearhead.",
@@ -146,10 +164,11 @@ def must_continue(
 def must_have_added(old: Manifest, new: Manifest, out: Path) -> None:
     """Raise `BadValue` if the texts of a survey are not the first ones of the new texts."""
     last = len(old.shards) - 1
-    same = len(new.shards) > last and old.shards[:last] == new.shards[:last]
+    known, states = ([entry.state for entry in manifest.shards] for manifest in (old, new))
+    same = len(states) > last and known[:last] == states[:last]
     if same:
         before, after = (
-            read_shard(out / FOLDER / manifest.shards[last].file).ids for manifest in (old, new)
+            read_shard(out / FOLDER / manifest.shards[last].corpus).ids for manifest in (old, new)
         )
         same = before.equal(after[: len(before)])
     if not same:
@@ -179,7 +198,8 @@ def must_have_read_the_same(one: Manifest, other: Manifest) -> None:
                 "a difference between surveys is one between models.",
                 "survey both models with the same settings.",
             )
-    if one.shards != other.shards:  # their names have digests of the contexts
+    states, theirs = ([entry.state for entry in manifest.shards] for manifest in (one, other))
+    if states != theirs:  # their names have digests of the contexts
         raise BadValue(
             f"The surveys have {quantity(one.corpus['texts'], 'text')} and "
             f"{quantity(other.corpus['texts'], 'text')}, and their tokens are not the same.",
@@ -202,6 +222,11 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of a value of JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:

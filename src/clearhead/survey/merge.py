@@ -6,6 +6,7 @@ corpus: sums of texts are read shard by shard, twice, for means and for deviatio
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..files import atomic_io
 from ..formatting import quantity
 from . import corpus, mixes, state
 from .corpus import read_shard
@@ -24,8 +24,8 @@ from .groups import first_of_groups, rank_in_group
 from .intervals import interval
 from .manifest import Manifest, read_manifest
 from .metric import Bins
-from .state import State, is_readable, read_state
-from .tables import MERGED, SCHEMA, Columns, write_table
+from .state import State, is_state_of, read_state
+from .tables import SCHEMA, Columns, write_table
 from .token_counts import QUERY, merged
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -35,35 +35,56 @@ LEAST_COUNT = 5  # links of a token with a lift
 
 def missing_shards(out: Path, manifest: Manifest) -> list[int]:
     """Return the numbers of the shards without a complete state."""
-    files = [out / state.FOLDER / entry.file for entry in manifest.shards]
-    return [number for number, file in enumerate(files) if not is_readable(file)]
+    return [
+        number
+        for number, entry in enumerate(manifest.shards)
+        if not is_state_of(out / state.FOLDER / entry.state, manifest.origin(entry))
+    ]
 
 
-def merge(out: Path) -> Path:
-    """Write the tables of a survey. Raises `BadValue` if a shard is not finished."""
-    manifest = read_manifest(out)
+def must_be_finished(out: Path, manifest: Manifest) -> None:
+    """Raise `BadValue` if a shard has no complete state of its own."""
     if missing := missing_shards(out, manifest):
+        path = out / state.FOLDER / manifest.shards[missing[0]].state
         raise BadValue(
-            f"{str(out)!r} lacks {len(missing)} of {quantity(len(manifest.shards), 'shard')}.",
-            "tables are of all texts.",
-            "run the same survey again: it computes the missing shards, and merges.",
+            f"{str(out)!r} lacks {len(missing)} of {quantity(len(manifest.shards), 'shard')}: "
+            f"{str(path)!r} is missing, incomplete, or the state of another shard.",
+            "a survey can be opened when all shards are finished and merged.",
+            "run the same survey again, which computes the missing shards, and merges.",
         )
+
+
+def merge(out: Path, prepared: Manifest | None = None) -> Path:
+    """Write the tables of a survey.
+
+    Raises `BadValue` if a shard is not finished, and if the survey is not the one that was
+    `prepared`, because another run has begun in its folder since then.
+    """
+    manifest = read_manifest(out)
+    if prepared is not None and prepared.digest != manifest.digest:
+        raise BadValue(
+            f"Another run has changed the survey in {str(out)!r} since this one began.",
+            "runs in one folder at the same time have the same texts and settings.",
+            "run this survey again, or use another folder as out=.",
+        )
+    must_be_finished(out, manifest)
     folded, spelling = _fold(out, manifest)
-    write_table(out, "metrics", [_columns("metrics", manifest.metrics)])
-    write_table(out, "texts", _texts(out, manifest))
-    write_table(out, "tokens", _tokens(folded, spelling))
-    write_table(out, "examples", _examples(folded, manifest))
-    write_table(out, "histograms", _histograms(folded, manifest))
-    write_table(out, "heads", _heads(out, manifest, folded))
+    write = partial(write_table, out, manifest.digest)
+    write("metrics", [_columns("metrics", manifest.metrics)])
+    write("texts", _texts(out, manifest))
+    write("tokens", _tokens(folded, spelling))
+    write("examples", _examples(folded, manifest))
+    write("histograms", _histograms(folded, manifest))
+    write("heads", _heads(out, manifest, folded))
     _write_roles(out, manifest, folded)
-    atomic_io.write_json(out / MERGED, [entry.file for entry in manifest.shards])
     return out
 
 
 def states(out: Path, manifest: Manifest) -> Iterator[State]:
     """Yield the states of all shards, in their order."""
     for entry in manifest.shards:
-        yield read_state(out / state.FOLDER / entry.file, manifest.fixed["seed"])
+        path = out / state.FOLDER / entry.state
+        yield read_state(path, manifest.origin(entry), manifest.fixed["seed"])
 
 
 class OfText(NamedTuple):
@@ -99,7 +120,7 @@ def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
     spelling: dict[int, str] = {}
     folded: State | None = None
     for entry, shard in zip(manifest.shards, states(out, manifest), strict=True):
-        spelling |= read_shard(out / corpus.FOLDER / entry.file).spelling
+        spelling |= read_shard(out / corpus.FOLDER / entry.corpus).spelling
         if folded is None:
             folded = shard
             continue
@@ -131,7 +152,7 @@ def _columns(name: str, rows: list[dict[str, Any]]) -> Columns:
 def _texts(out: Path, manifest: Manifest) -> Iterator[Columns]:
     rows: dict[int, dict[str, Any]] = {}
     for entry in manifest.shards:
-        shard = read_shard(out / corpus.FOLDER / entry.file)
+        shard = read_shard(out / corpus.FOLDER / entry.corpus)
         for text, length in zip(shard.texts.tolist(), shard.lengths.tolist(), strict=True):
             if text not in rows:
                 new = {"text": text, "name": shard.names[text], "contexts": 0, "tokens": 0}
@@ -256,8 +277,8 @@ def _write_roles(out: Path, manifest: Manifest, folded: State) -> None:
     shares = mixes.shares_of(looks, chances.numpy())
     p = mixes.p_of_behaviours(shares)
     tests = mixes.tests_of(shares, p)
-    write_table(out, "mixes", [_columns("mixes", mixes.rows_of(heads, shares, p))])
-    write_table(out, "roles", [_columns("roles", mixes.roles_rows(heads, tests))])
+    write_table(out, manifest.digest, "mixes", [_columns("mixes", mixes.rows_of(heads, shares, p))])
+    write_table(out, manifest.digest, "roles", [_columns("roles", mixes.roles_rows(heads, tests))])
 
 
 class _Moments(NamedTuple):

@@ -34,12 +34,12 @@ class Worker:
     ) -> None:
         self.out = out
         self.setup = setup_of_manifest(load(path), out, metrics)
-        self.setup.must_fit(out)
+        self.manifest = self.setup.must_fit(out)
 
     def compute(self, entry: ShardEntry) -> int:
         """Compute the state of a shard. Returns its number of tokens."""
         with torch_threads(self.setup.threads):
-            compute_shard(self.setup, self.out, entry)
+            compute_shard(self.setup, self.out, self.manifest, entry)
         return entry.tokens
 
 

@@ -86,7 +86,7 @@ def _wait(
 ) -> None:
     """Wait until all processes have ended, and show how many tokens are done."""
     entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
-    waiting = {entry.file: entry.tokens for entry in entries}
+    waiting = {entry.state: entry.tokens for entry in entries}
     total = sum(entry.tokens for entry in manifest.shards)
     before = total - sum(waiting.values())
     with token_progress(total, progress, before) as advance:

@@ -1,6 +1,8 @@
 """Read the tables of a survey: `Survey`."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +20,7 @@ from .examples import LARGEST
 from .headvis import export_headvis
 from .looks import BEHAVIOURS
 from .manifest import Manifest, read_manifest
-from .merge import missing_shards
+from .merge import must_be_finished
 from .reader import Reader, open_reader
 from .roles import Roles, roles_of
 from .tables import SCHEMA, Table, content_digest, open_tables
@@ -37,7 +39,7 @@ class Survey:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._connection = open_tables(folder, [entry.file for entry in manifest.shards])
+        self._connection = open_tables(folder, manifest.digest)
         self._shards: dict[str, Shard] = {}
 
     @classmethod
@@ -48,13 +50,7 @@ class Survey:
         """
         path = as_path("Survey.open", folder)
         manifest = read_manifest(path)
-        if missing := missing_shards(path, manifest):
-            raise BadValue(
-                f"{str(folder)!r} lacks {len(missing)} of "
-                f"{quantity(len(manifest.shards), 'shard')}.",
-                "a survey can be opened when all shards are finished and merged.",
-                "run the same survey again, which computes the missing shards.",
-            )
+        must_be_finished(path, manifest)
         return cls(path, manifest)
 
     def __repr__(self) -> str:
@@ -78,15 +74,20 @@ class Survey:
 
         Raises `BadValue` for an error in the query.
         """
+        with self._errors():
+            result = self._connection.execute(sql, parameters)
+            return Table(tuple(x[0] for x in result.description or ()), tuple(result.fetchall()))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise `BadValue` for an error of DuckDB."""
         import duckdb
 
         try:
-            result = self._connection.execute(sql, parameters)
-            columns = tuple(column[0] for column in result.description or ())
-            return Table(columns, tuple(result.fetchall()))
+            yield
         except duckdb.Error as error:
             raise BadValue(
-                f"The query failed: {' '.join(str(error).split())[:500]}.",
+                f"The query of {str(self.folder)!r} failed: {' '.join(str(error).split())[:500]}.",
                 f"a query is SQL of DuckDB over {', '.join(SCHEMA)}.",
                 "see the columns in clearhead.survey.tables.SCHEMA.",
             ) from error
@@ -97,7 +98,8 @@ class Survey:
         Two surveys with the same rows have the same digest, also if other versions of DuckDB wrote
         their files with other bytes.
         """
-        return content_digest(self._connection)
+        with self._errors():
+            return content_digest(self._connection)
 
     @property
     def heads(self) -> Table:
@@ -285,9 +287,10 @@ class Survey:
     def _context(self, text: int, context: int) -> tuple[Shard, int]:
         """Return the shard of a context, and the index of the context in it."""
         for entry in self.manifest.shards:
-            if entry.file not in self._shards:
-                self._shards[entry.file] = read_shard(self.folder / corpus.FOLDER / entry.file)
-            shard = self._shards[entry.file]
+            if entry.corpus not in self._shards:
+                path = self.folder / corpus.FOLDER / entry.corpus
+                self._shards[entry.corpus] = read_shard(path)
+            shard = self._shards[entry.corpus]
             matches = (shard.texts == text) & (shard.contexts == context)
             if matches.any():
                 return shard, int(matches.nonzero()[0])

@@ -80,12 +80,12 @@ def survey(
     folder, rank = as_path("survey", out), rank_of_environment()
     workers = as_count("workers", workers, "a survey has workers.", "pass workers=2.", least=1)
     pattern_of(folder)
-    prepare(setup, texts, folder, tokens=tokens)
+    manifest = prepare(setup, texts, folder, tokens=tokens)
     if ray is not None:
         work_on_ray(setup, folder, *ray, progress)
     elif workers == 1:
         work(setup, folder, rank=rank, progress=progress)
     else:
         run_workers(setup, folder, workers, progress)
-    merge(folder)  # each rank: the last one finds all shards, and the bytes are the same
-    return Survey.open(folder)
+    merge(folder, manifest)  # each rank: the last one finds all shards, and the bytes are the same
+    return Survey(folder, manifest)

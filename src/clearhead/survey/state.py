@@ -1,11 +1,15 @@
 """The state of a shard: sums, counts, examples and links, which merge exactly with other states.
 
 Its file is small: numbers are compressed, a sum of a text is rounded to float32 as its terms are,
-and the hash of an example is computed again from its text and position.
+and the hash of an example is computed again from its text and position. It has a digest of its own,
+and the origin of its numbers, so that it is never taken for the state of another shard.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..files import atomic_io
+from .damage import damaged
 from .examples import EXAMPLE, hashes
 from .looks import SHAPE
 from .packing import packed, packed_records, unpacked, unpacked_records
@@ -75,8 +80,11 @@ class State:
     linked: np.ndarray
     tokens: np.ndarray
 
-    def write(self, path: Path) -> Path:
-        """Write the state to a file, in one move. Raises `BadValue` if the disk is full."""
+    def write(self, path: Path, origin: str) -> Path:
+        """Write the state to a file, in one move. Raises `BadValue` if the disk is full.
+
+        The file has the `origin` of the state, that of `Manifest.origin`.
+        """
         tensors = {"texts": self.texts}
         for name, fields in STORED.items():
             tensors |= packed_records(name, getattr(self, name), fields)
@@ -85,20 +93,25 @@ class State:
                 tensors[f"{number}.{name}"] = packed(getattr(layer, name).numpy().astype(dtype))
         modules = [layer.module for layer in self.layers]
         heads = [[len(layer.counts), layer.key_heads] for layer in self.layers]
-        return atomic_io.write(path, tensors, {"modules": modules, "heads": heads})
+        about: dict[str, Any] = {"modules": modules, "heads": heads, "origin": origin}
+        return atomic_io.write(path, tensors, about | {"digest": _digest(tensors, about)})
 
 
-def read_state(path: Path, seed: int) -> State:
-    """Read the state of a shard of a survey with this seed.
+def read_state(path: Path, origin: str, seed: int) -> State:
+    """Read the state of the shard with this origin, of a survey with this seed.
 
-    Raises `BadValue` for a missing or damaged file.
+    Raises `BadValue` for a missing or damaged file, and for the state of another shard.
     """
     tensors, about = atomic_io.read(path)
+    if about.get("origin") != origin:
+        raise damaged(path, "it is the state of another shard, or of another survey")
+    if about.pop("digest", None) != _digest(tensors, about):
+        raise damaged(path, "its contents do not have its digest")
     texts = tensors["texts"]
     layers = []
     for number, (module, (H, G)) in enumerate(zip(about["modules"], about["heads"], strict=True)):
         sums, queries, uniform, counts, looks, chances = (
-            torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype), path))
+            torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype)))
             for name, dtype in LAYER.items()
         )
         M = len(uniform)
@@ -115,17 +128,26 @@ def read_state(path: Path, seed: int) -> State:
             )
         )
     examples, linked, tokens = (
-        unpacked_records(name, tensors, dtype, STORED[name], path)
+        unpacked_records(name, tensors, dtype, STORED[name])
         for name, dtype in (("examples", EXAMPLE), ("linked", LINK), ("tokens", LINK))
     )
     examples["hash"] = hashes(seed, examples["text"], examples["context"], examples["query"])
     return State(texts, layers, examples, linked, tokens)
 
 
-def is_readable(path: Path) -> bool:
-    """Return whether a file is complete: its header, and the size of the file by it."""
+def is_state_of(path: Path, origin: str) -> bool:
+    """Return whether a file is complete, by its header, and the state with this origin."""
     try:
-        with safe_open(str(path), framework="pt"):
-            return True
+        with safe_open(str(path), framework="pt") as file:
+            return bool((file.metadata() or {}).get("origin") == json.dumps(origin))
     except (OSError, SafetensorError):
         return False
+
+
+def _digest(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
+    """Return a digest of all that a file has."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()[:16]

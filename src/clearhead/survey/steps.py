@@ -31,6 +31,7 @@ from .manifest import (
     must_have_added,
     read_manifest,
 )
+from .merge import missing_shards
 from .metric import Metric
 from .metric_sets import chosen_metrics, entries_of
 from .needles import Needles
@@ -38,7 +39,7 @@ from .progress import token_progress
 from .ranks import ALONE, Rank
 from .reader import Reader, open_reader
 from .repeats import RandomRepeats
-from .state import is_readable
+from .state import is_state_of
 from .texts import read_texts
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def prepare(
     if tokens is not None:
         tokens = as_count("tokens", tokens, "a survey reads tokens.", "pass 1 or more.", least=1)
     writable_folder(out, "a survey is", "pass another folder as out=.")
-    old = setup.must_fit(out) if (out / FILE).exists() else None
+    if (out / FILE).exists():
+        setup.must_fit(out)
     for folder in (corpus.FOLDER, state.FOLDER):
         (out / folder).mkdir(exist_ok=True)
     context, seed = setup.settings["context"], setup.settings["seed"]
@@ -163,7 +165,7 @@ def prepare(
     shards = []
     for shard in cutter.cut(read, tokens):
         shard.write(out)
-        shards.append(ShardEntry(shard.file, len(shard.ids), len(shard.lengths)))
+        shards.append(ShardEntry(shard.state_file, shard.file, len(shard.ids), len(shard.lengths)))
     if not shards:
         raise BadValue(
             f"There is no token in {quantity(cutter.texts, 'text')}."
@@ -176,15 +178,15 @@ def prepare(
         "contexts": sum(shard.contexts for shard in shards),
         "tokens of texts": cutter.tokens,
         "skipped": len(cutter.skipped),
-        "skipped texts": cutter.skipped[:MOST_SKIPPED],
+        "skipped texts": list(map(list, cutter.skipped[:MOST_SKIPPED])),
     }
     if isinstance(texts, (RandomRepeats, Needles)):
         about |= texts.described()
     names = [entry for entry in setup.entries if isinstance(entry, str)]
     requested = names if len(names) == len(setup.entries) else None
     new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), shards, requested)
-    if old is not None:
-        must_have_added(old, new, out)
+    if (out / FILE).exists():  # which another run may have written since this one began
+        must_have_added(setup.must_fit(out), new, out)
     new.write(out)
     return new
 
@@ -197,33 +199,38 @@ def work(setup: Setup, out: Path, *, rank: Rank = ALONE, progress: bool | None =
     manifest = setup.must_fit(out)
     own, others = rank.split(range(len(manifest.shards)))
     total = sum(manifest.shards[number].tokens for number in own)
-    waiting = [x for x in own if not is_readable(out / state.FOLDER / manifest.shards[x].file)]
+    missing = set(missing_shards(out, manifest))
+    waiting = [number for number in own if number in missing]
     before = total - sum(manifest.shards[number].tokens for number in waiting)
     with token_progress(total, progress, before) as advance, torch_threads(setup.threads):
         for number in waiting:
-            compute_shard(setup, out, manifest.shards[number], advance)
+            compute_shard(setup, out, manifest, manifest.shards[number], advance)
     with torch_threads(setup.threads):
         for number in others:
-            compute_shard(setup, out, manifest.shards[number])
+            compute_shard(setup, out, manifest, manifest.shards[number])
 
 
 def compute_shard(
-    setup: Setup, out: Path, entry: ShardEntry, advance: Callable[[int], None] = lambda _: None
+    setup: Setup,
+    out: Path,
+    manifest: Manifest,
+    entry: ShardEntry,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Path:
     """Compute the state of a shard, if the folder does not have it, and return its file."""
-    path = out / state.FOLDER / entry.file
-    if is_readable(path):
+    path, origin = out / state.FOLDER / entry.state, manifest.origin(entry)
+    if is_state_of(path, origin):
         advance(entry.tokens)
         return path
     result = state_of(
         setup.reader,
         setup.metrics,
-        read_shard(out / corpus.FOLDER / entry.file),
+        read_shard(out / corpus.FOLDER / entry.corpus),
         seed=setup.settings["seed"],
         batch_tokens=setup.settings["batch tokens"],
         advance=advance,
     )
-    return result.write(path)
+    return result.write(path, origin)
 
 
 @contextmanager

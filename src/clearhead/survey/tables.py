@@ -1,13 +1,12 @@
 """The tables of a survey, their columns, and how they are written: Parquet, by DuckDB.
 
-The same rows give the same bytes with one version of DuckDB: rows are in the order of a total key,
-DuckDB runs on one thread, and codec and row groups are fixed. All sums are computed before.
+The same survey gives the same bytes with one version of DuckDB: rows are in the order of a total
+key, DuckDB runs on one thread, and codec and row groups are fixed. All sums are computed before.
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +135,7 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 FOLDER = "tables"
-MERGED = f"{FOLDER}/merged.json"  # the files of the shards of all tables, written after them
+DIGEST = "clearhead survey"  # the key of the survey's digest in the file of a table
 ROW_GROUP = 65536
 Columns = Mapping[str, "np.ndarray | list[Any]"]
 
@@ -163,10 +162,10 @@ class Table:
         return data_frame(self.to_pylist())
 
 
-def write_table(out: Path, name: str, parts: Iterable[Columns]) -> Path:
+def write_table(out: Path, digest: str, name: str, parts: Iterable[Columns]) -> Path:
     """Write a table, in one move, from parts of columns whose rows are in order.
 
-    Raises `BadValue` if the disk is full.
+    Its file has the `digest` of the survey. Raises `BadValue` if the disk is full.
     """
     import duckdb
 
@@ -183,7 +182,8 @@ def write_table(out: Path, name: str, parts: Iterable[Columns]) -> Path:
             connection.unregister("part")
         connection.execute(
             f"copy (select * from rows) to {quoted(full_path(temporary))} "
-            f"(format parquet, compression zstd, row_group_size {ROW_GROUP})"
+            f"(format parquet, compression zstd, row_group_size {ROW_GROUP}, "
+            f"kv_metadata {{{quoted(DIGEST)}: {quoted(f'{digest} {name}')}}})"
         )
         connection.close()
         os.replace(temporary, path)
@@ -226,24 +226,38 @@ def _selected(name: str) -> str:
     return ", ".join(items)
 
 
-def open_tables(out: Path, shards: Sequence[str]) -> Any:
+def open_tables(out: Path, digest: str) -> Any:
     """Return a connection with a view of each table.
 
-    Raises `BadValue` unless the tables are of these shards, which texts that are added change.
+    Raises `BadValue` unless the tables are of the survey with this digest.
     """
-    merged, connection = out / MERGED, connect()
-    if not merged.is_file() or json.loads(merged.read_text(encoding="utf-8")) != list(shards):
+    connection, files = connect(), {name: out / FOLDER / f"{name}.parquet" for name in SCHEMA}
+    if any(_digest_in(connection, x) != f"{digest} {name}" for name, x in files.items()):
         raise BadValue(
             f"The tables of the survey in {str(out)!r} are not of all its texts.",
             "tables are written when all shards are finished.",
             f"run the same survey again, or: clearhead survey merge {out}",
         )
-    for name in SCHEMA:
-        path = quoted(pattern_of(out / FOLDER / f"{name}.parquet"))
+    for name, file in files.items():
+        path = quoted(pattern_of(file))
         connection.execute(
             f"create view {name} as select * from read_parquet({path}, hive_partitioning = false)"
         )
     return connection
+
+
+def _digest_in(connection: Any, file: Path) -> str | None:
+    """Return the digest of the survey of a table, and its name; None for any other file."""
+    import duckdb
+
+    try:
+        rows = connection.execute(
+            "select value from parquet_kv_metadata(?) where key = ?",
+            [pattern_of(file), DIGEST.encode()],
+        ).fetchall()
+    except duckdb.Error:
+        return None
+    return str(rows[0][0], "utf-8", "replace") if rows else None
 
 
 def content_digest(connection: Any) -> str:
