@@ -5,7 +5,7 @@ import pytest
 import clearhead as ch
 from clearhead import demo
 from clearhead.survey.connection import connect
-from clearhead.survey.tables import DIGEST, FOLDER
+from clearhead.survey.tables import DIGEST, FOLDER, SCHEMA
 from examples.storyteller import story
 
 
@@ -34,6 +34,43 @@ def test_the_digest_of_a_survey_depends_on_its_rows_alone(survey):
     assert ch.Survey.open(survey.folder).digest() == before
     assert rewrite(survey, "heads", "select * replace (mean + 1e-12 as mean)")
     assert ch.Survey.open(survey.folder).digest() != before
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select * from read_text('{file}')",
+        "select * from parquet_schema('{folder}/*.parquet')",
+        "select * from glob('{folder}/*')",
+        "copy (select 1) to '{folder}/new.csv'",
+        "copy (select 1 as layer) to '{table}' (format parquet, use_tmp_file false)",
+        "explain analyze copy (select 1 as layer) to '{table}' (format parquet)",
+        "attach '{folder}/new.db'",
+        "install httpfs",
+        "load httpfs",
+        "set enable_external_access = true",
+        "create or replace view heads as select 3",
+        "select 1; drop view heads",
+        "",
+    ],
+)
+def test_a_query_reads_its_tables_and_nothing_else(survey, sql):
+    folder = survey.folder / FOLDER
+    before, digest = sorted(folder.iterdir()), survey.digest()
+    file, table = survey.folder / "manifest.json", folder / "heads.parquet"
+    with pytest.raises(
+        ch.BadValue, match=r"The query of .* failed: (.|\n)*Rule: a query is one SEL"
+    ):
+        survey.query(sql.format(folder=folder, file=file, table=table))
+    assert sorted(folder.iterdir()) == before and survey.digest() == digest
+
+
+def test_a_query_may_describe_and_pivot(survey):
+    assert len(survey.query("describe heads")) == len(SCHEMA["heads"])
+    pivot = "pivot heads on metric in ('first', 'self') using any_value(mean) group by layer, head"
+    assert survey.query(pivot).columns == ("layer", "head", "first", "self")
+    with pytest.raises(ch.BadValue, match="Table with name clearhead does not exist"):
+        survey.query("select * from clearhead")  # not a variable of Python
 
 
 def test_the_working_folder_may_change(survey, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Connections of DuckDB, and the paths of files that it reads and writes."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,26 @@ def connect() -> Any:
     connection.execute("set threads = 1")
     connection.execute("set preserve_insertion_order = true")
     return connection
+
+
+def lock(connection: Any, files: Iterable[Path]) -> None:
+    """Leave a connection access to these files alone, and no setting to change that.
+
+    DuckDB compares a pattern that it reads, and the file that it opens, with this list.
+    """
+    paths = [quoted(text) for file in files for text in (full_path(file), pattern_of(file))]
+    connection.execute(f"set allowed_paths = [{', '.join(paths)}]")
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")
+
+
+def must_be_one_select(connection: Any, sql: str) -> None:
+    """Raise an error of DuckDB for anything else: a COPY may write the files of `lock`."""
+    import duckdb
+
+    statement_types = [statement.type for statement in connection.extract_statements(sql)]
+    if statement_types != [duckdb.StatementType.SELECT]:
+        raise duckdb.ProgrammingError("it is not one SELECT")
 
 
 def full_path(path: Path) -> str:

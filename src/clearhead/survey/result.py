@@ -14,6 +14,7 @@ from ..errors import BadType, BadValue, as_count, as_path, did_you_mean, kind_of
 from ..formatting import quantity
 from . import cache_files, corpus, deciles, forgetting
 from .compare import Comparison, compare
+from .connection import must_be_one_select
 from .corpus import Shard, read_shard
 from .example_rows import weights_of
 from .examples import LARGEST
@@ -72,11 +73,13 @@ class Survey:
         >>> survey.query("select layer, head, mean from heads where metric = 'first' "
         ...              "order by mean desc limit 5")  # doctest: +SKIP
 
-        Raises `BadValue` for an error in the query.
+        A query reads the tables of the survey, and no other file: a survey may come from somebody
+        else. Raises `BadValue` for an error in the query, and for anything but one SELECT.
         """
         with self._errors():
+            must_be_one_select(self._connection, sql)
             result = self._connection.execute(sql, parameters)
-            return Table(tuple(x[0] for x in result.description or ()), tuple(result.fetchall()))
+            return Table(tuple(x[0] for x in result.description), tuple(result.fetchall()))
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -88,7 +91,7 @@ class Survey:
         except duckdb.Error as error:
             raise BadValue(
                 f"The query of {str(self.folder)!r} failed: {' '.join(str(error).split())[:500]}.",
-                f"a query is SQL of DuckDB over {', '.join(SCHEMA)}.",
+                f"a query is one SELECT of DuckDB over {', '.join(SCHEMA)}.",
                 "see the columns in clearhead.survey.tables.SCHEMA.",
             ) from error
 

@@ -18,7 +18,7 @@ from ..files.atomic_io import temporary_for
 from ..files.results import data_frame
 from ..formatting import quantity
 from .basic import TOP_KEYS
-from .connection import connect, full_path, pattern_of, quoted
+from .connection import connect, full_path, lock, pattern_of, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -227,7 +227,7 @@ def _selected(name: str) -> str:
 
 
 def open_tables(out: Path, digest: str) -> Any:
-    """Return a connection with a view of each table.
+    """Return a connection with a view of each table, which reads these files and nothing else.
 
     Raises `BadValue` unless the tables are of the survey with this digest.
     """
@@ -243,6 +243,7 @@ def open_tables(out: Path, digest: str) -> Any:
         connection.execute(
             f"create view {name} as select * from read_parquet({path}, hive_partitioning = false)"
         )
+    lock(connection, files.values())
     return connection
 
 
