@@ -156,18 +156,23 @@ def _compare(folder: Path, other: Path) -> None:
     from clearhead.explorer import html
     from clearhead.formatting import quantity
     from clearhead.survey import Survey
-    from clearhead.survey.compare import compare
+    from clearhead.survey.compare import LEAST_EFFECT, compare
     from clearhead.survey.false_discovery import LEAST_Q
 
     one, two = Survey.open(folder), Survey.open(other)
     comparison = compare(folder, other)
     rows = comparison.to_pylist()
     sure = [row for row in rows if row["q"] < LEAST_Q]
-    say(f"{len(sure)} of {quantity(len(rows), 'number')} with a difference (q < {LEAST_Q})")
+    clear = sum(abs(row["effect"] or 0.0) >= LEAST_EFFECT for row in sure)
+    say(
+        f"{len(sure)} of {quantity(len(rows), 'number')} with a difference (q < {LEAST_Q}), "
+        f"{clear} of these with an effect of {LEAST_EFFECT} or more"
+    )
     for row in sure[:MOST_SHOWN]:
+        effect = "unknown" if row["effect"] is None else f"{row['effect']:.2g}"
         typer.echo(
             f"layer {row['layer']}, head {row['head']}, {row['metric']}: {row['other']:.3g} -> "
-            f"{row['mean']:.3g}, q {row['q']:.2g}"
+            f"{row['mean']:.3g}, effect {effect}, q {row['q']:.2g}"
         )
     if comparison.warning:
         say(comparison.warning)

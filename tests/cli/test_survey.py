@@ -1,9 +1,15 @@
 """`clearhead survey`: its texts. Its page is opened in `tests/explorer/test_survey_page.py`."""
 
+import re
+from copy import deepcopy
+
 import pytest
 
+import clearhead
+from clearhead import demo
 from clearhead.survey import Survey
 from examples.stories import write_stories
+from examples.storyteller import story
 from tests.cli.test_cli import run  # noqa: F401  # a fixture
 
 pytest.importorskip("duckdb", reason="a survey needs DuckDB")
@@ -109,3 +115,17 @@ def test_a_missing_folder_of_a_survey_is_named(run, arguments, expected):  # noq
     count = "1 folder" if len(arguments) == 2 else "0 folders"
     assert code != 0 and f"survey {arguments[0]} got {count}." in errors
     assert f"it takes {expected}, the folders of surveys." in errors
+
+
+def test_the_effects_of_differences_are_printed(run, tmp_path):  # noqa: F811
+    """Between float32 and bfloat16, many differences are sure, and none is large."""
+    texts = [str(story(3, number)) for number in range(20)]
+    rounded = deepcopy(demo.load())
+    rounded.module.bfloat16()
+    for model, name in ((demo.load(), "a"), (rounded, "b")):
+        clearhead.survey(model, texts, out=tmp_path / name)
+    code, printed, said = run("survey", "compare", tmp_path / "a", tmp_path / "b")
+    assert code == 0 and "the surveys have dtype 'float32' and 'bfloat16'" in said
+    sure = re.search(r"(\d+) of 448 numbers .* 0 of these with an effect of 0\.2 or more", said)
+    assert sure and int(sure[1]) > 20
+    assert len(re.findall(r", effect -?0\.0\d+, q ", printed)) == 8

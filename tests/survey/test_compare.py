@@ -13,8 +13,9 @@ import clearhead as ch
 from clearhead.explorer import html
 from clearhead.survey import Mass, RandomRepeats
 from clearhead.survey.basic import Distances, Entropy, First, Largest
-from clearhead.survey.compare import _interval_and_p
+from clearhead.survey.compare import LEAST_EFFECT, _interval_and_p
 from clearhead.survey.false_discovery import adjusted
+from clearhead.survey.merge import sums_of_texts
 from tests.explorer.test_page import embedded
 
 from .models import SPECIAL, WORDS, tokenizer
@@ -136,6 +137,38 @@ def test_one_number_for_two_words_is_refused(tmp_path):
         ch.BadValue, match=r"Token \d+ is '.*' in one survey, and '.*' in the other"
     ):
         one.compare(two)
+
+
+def test_rounding_is_sure_and_its_effect_is_small(tmp_path):
+    """Each text has a difference of one sign between float32 and bfloat16."""
+    drawn = torch.Generator().manual_seed(3)
+    contents = [
+        " ".join(WORDS[i] for i in torch.randint(len(WORDS), (5 + n % 3,), generator=drawn))
+        for n in range(40)
+    ]
+    one = survey_of(Uneven([2], slope=0.3), tmp_path / "a", [Largest()], contents)
+    two = survey_of(Uneven([2], slope=0.3).bfloat16(), tmp_path / "b", [Largest()], contents)
+    with pytest.warns(UserWarning, match=r"have dtype 'float32' and 'bfloat16', so differences of"):
+        rounding = one.compare(two)
+    three = survey_of(Uneven([2], slope=2.0), tmp_path / "c", [Largest()], contents)
+    effects = [abs(row["effect"]) for row in rounding.to_pylist()]
+    assert (
+        max(effects)
+        < 0.05
+        < LEAST_EFFECT
+        < min(abs(row["effect"]) for row in one.compare(three).to_pylist())
+    )
+    means = [
+        np.stack(
+            [text.sums[0][:, 0] / text.queries[0] for text in sums_of_texts(x.folder, x.manifest)]
+        )
+        for x in (one, three)
+    ]
+    sd = np.sqrt(sum(x.var(0, ddof=1) for x in means) / 2)
+    expected = (means[0] - means[1]).mean(0) / sd
+    for row in one.compare(three).to_pylist():
+        assert row["effect"] == pytest.approx(expected[row["head"]], rel=1e-6)
+    assert {row["effect"] for row in one.compare(one).to_pylist()} == {0.0}
 
 
 def test_equal_differences_of_few_texts_are_not_sure():

@@ -9,6 +9,11 @@ a limit. With 5 texts these are 92 % and 82 % (`tests/survey/test_compare.py`).
 p is below 0.05 where the interval does not contain 0, and that of the sign test if all d are equal.
 The p-values of all rows are corrected by Benjamini and Hochberg 1995: among the rows with q below
 0.05, at most 5 % are expected to be by chance.
+
+A small difference may be sure, because each text has it: such is that of rounding, between a model
+in float32 and in bfloat16. Its size is `effect`: the difference, divided by the standard deviation
+of the means of texts, sqrt((s_1^2 + s_2^2) / 2) (d_av of Lakens 2013). It is None if
+these means do not vary.
 """
 
 import math
@@ -31,8 +36,9 @@ from .merge import bins_of, states, sums_of_texts
 from .state import LayerState
 from .tables import Table
 
-COLUMNS = ("layer", "head", "metric", "mean", "other", "difference", "low", "high", "p", "q",
-           "texts")  # fmt: skip
+COLUMNS = ("layer", "head", "metric", "mean", "other", "difference", "low", "high", "effect", "p",
+           "q", "texts")  # fmt: skip
+LEAST_EFFECT = 0.2  # a small one (Cohen 1988)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,7 +48,8 @@ class Comparison(Table):
     Attributes:
         compared: how many heads and metrics have rows, as text.
         left_out: what one or both surveys have, and no row compares, with the reason.
-        machines: the values of the machines that differ. They change how numbers are rounded.
+        machines: the dtypes, and the values of the machines, that differ. They change how numbers
+            are rounded.
     """
 
     compared: str
@@ -60,9 +67,9 @@ class Comparison(Table):
             ]
         if self.machines:
             lines += [
-                f"Rounding: the surveys have {'; '.join(self.machines)}, so small differences may "
-                "be those of rounding.",
-                "Hint: survey both models on machines that are alike.",
+                f"Rounding: the surveys have {'; '.join(self.machines)}, so differences of a "
+                "small effect may be those of rounding, also where they are sure.",
+                "Hint: survey both models in one dtype, on machines that are alike.",
             ]
         return "\n  ".join(lines) if len(lines) > 1 else ""
 
@@ -71,8 +78,8 @@ def compare(one: Path, other: Path) -> Comparison:
     """Return a row for each head and metric of the surveys in two folders, the smallest p first.
 
     ``mean`` and ``other`` are the means of texts, `low` and `high` the 95 % interval of their
-    difference. Raises `BadValue` for surveys of other tokens or contexts, for two versions of a
-    metric, and without a common head and metric.
+    difference, and `effect` is its size. Raises `BadValue` for surveys of other tokens or contexts,
+    for two versions of a metric, and without a common head and metric.
     """
     folders = one, other
     manifests = [read_manifest(folder) for folder in folders]
@@ -172,17 +179,27 @@ def _of_layers(numbers: Sequence[int]) -> str:
 
 
 class _Pairs:
-    """Sums over texts of the means of both surveys, of their difference, and of its square."""
+    """Sums over texts of the means of both surveys, of their difference, and of all squares."""
 
     def __init__(self, widths: Mapping[str, float | None]) -> None:
         self.metrics, self.widths = list(widths), widths
-        self._sums: dict[int, np.ndarray] = {}  # (5, H, M): texts, means, others, d, d^2
+        self._sums: dict[
+            int, np.ndarray
+        ] = {}  # (7, H, M): texts, means, others, d, and their squares
         self._differ: dict[int, np.ndarray] = {}  # (M,): whether a text has other queries
 
     def add(self, layer: int, a: Tensor, n_a: Tensor, b: Tensor, n_b: Tensor) -> None:
         mean, other = (x / n.clamp(min=1) for x, n in ((a, n_a), (b, n_b)))
         d = mean - other
-        terms = [(n_a > 0).expand(d.shape).double(), mean, other, d, d * d]
+        terms = [
+            (n_a > 0).expand(d.shape).double(),
+            mean,
+            other,
+            d,
+            mean * mean,
+            other * other,
+            d * d,
+        ]
         stacked = np.stack([x.numpy() for x in terms])
         self._sums[layer] = self._sums.get(layer, 0.0) + stacked
         self._differ[layer] = self._differ.get(layer, False) | (n_a != n_b).numpy()
@@ -205,17 +222,19 @@ class _Pairs:
         rows = []
         for layer, sums in self._sums.items():
             for head, metric in np.argwhere((sums[0] > 1) & ~self._differ[layer]).tolist():
-                texts, mean, other, d, squares = sums[:, head, metric].tolist()
-                k, average = int(texts), d / texts
-                variance = max(squares - k * average**2, 0.0) / (k - 1) / k
-                name = self.metrics[metric]
-                rows.append((
-                    layer, head, name, mean / k, other / k, average,
-                    *_interval_and_p(average, variance, k, self.widths[name]), k,
-                ))  # fmt: skip
-        rows.sort(key=lambda row: (row[8], -abs(row[5]), row[:3]))
-        corrected = adjusted([row[8] for row in rows])
-        return [(*row[:9], q, row[9]) for row, q in zip(rows, corrected, strict=True)]
+                k, *of_texts = sums[:, head, metric].tolist()
+                mean, other, d = (total / k for total in of_texts[:3])
+                variances = [
+                    max(squares - k * average**2, 0.0) / (k - 1)
+                    for average, squares in zip((mean, other, d), of_texts[3:], strict=True)
+                ]
+                sd, name = math.sqrt((variances[0] + variances[1]) / 2), self.metrics[metric]
+                low, high, p = _interval_and_p(d, variances[2] / k, int(k), self.widths[name])
+                effect = d / sd if sd else None
+                rows.append((layer, head, name, mean, other, d, low, high, effect, p, int(k)))
+        rows.sort(key=lambda row: (row[9], -abs(row[5]), row[:3]))
+        corrected = adjusted([row[9] for row in rows])
+        return [(*row[:10], q, row[10]) for row, q in zip(rows, corrected, strict=True)]
 
 
 def _width(metric: dict[str, Any]) -> float | None:

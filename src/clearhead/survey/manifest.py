@@ -24,7 +24,7 @@ from .reader import Reader
 FILE, FORMAT = "manifest.json", 6
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 # Fixed values of the machine, which change how numbers are rounded.
-MACHINE = ("batch tokens", "threads of a worker", "device", "instruction level",
+MACHINE = ("batch tokens", "threads of a worker", "device", "dtype", "instruction level",
            "torch uses", "versions")  # fmt: skip
 # Other fixed values that may differ between surveys that are compared, besides digests.
 OWN = "model", "seed", "metrics"
@@ -78,6 +78,9 @@ def fixed_values(
     """Return the values on which all numbers of a survey depend."""
     before, after = reader.around
     parameters = list(reader.module.parameters())
+    dtypes = sorted(
+        {str(x.dtype).removeprefix("torch.") for x in parameters if x.dtype.is_floating_point}
+    )
     return {
         "model": reader.name,
         "model digest": reader.model_digest,
@@ -89,6 +92,7 @@ def fixed_values(
         **{name: value for metric in metrics for name, value in metric.settings.items()},
         "threads of a worker": threads,
         "device": parameters[0].device.type if parameters else "cpu",
+        "dtype": ", ".join(dtypes),
         "instruction level": cpu.level() or "none" if cpu.core is not None else "none",
         "torch uses": torch.backends.cpu.get_cpu_capability(),
         "versions": {"clearhead": _version("clearhead"), "torch": str(torch.__version__),
