@@ -5,6 +5,7 @@ one, and `merge` folds states into the tables that `tables` describes. `metric` 
 measured, and `result` reads the tables.
 """
 
+from . import compare, forgetting, mixes, tables, vectors
 from .metric import Batch, Bins, LayerCall, Mass, Metric
 from .needles import Needles
 from .repeats import RandomRepeats
@@ -16,3 +17,11 @@ __all__ = [
     "Batch", "Bins", "LayerCall", "Mass", "Metric", "Needles", "RandomRepeats", "Survey", "Table",
     "survey",
 ]  # fmt: skip
+
+# The names of this package that users need, also as `clearhead.survey.Metric`: the attribute
+# `clearhead.survey` is the function.
+vars(survey).update(
+    Batch=Batch, Bins=Bins, LayerCall=LayerCall, Mass=Mass, Metric=Metric, Needles=Needles,
+    RandomRepeats=RandomRepeats, Survey=Survey, Table=Table, compare=compare, forgetting=forgetting,
+    mixes=mixes, tables=tables, vectors=vectors,
+)  # fmt: skip
