@@ -21,6 +21,7 @@ pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
 SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 65])
 HEAD_SIZES = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 33, 64])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+ENGINE = st.sampled_from([{}, {"engine": "cpu"}])
 LAYOUTS = st.sampled_from(
     ["plain", "transposed", "columns", "sliced", "every second feature", "one row", "one batch"]
 )
@@ -69,11 +70,15 @@ def problems(draw):
         mask = mask & rules[2] if draw(st.booleans()) else mask | ~rules[2]
     keywords = {"mask": mask}
     if draw(st.booleans()):
+        keywords["scale"] = draw(st.sampled_from([-0.3, 0.0, 1.0]))
+    if draw(st.booleans()):
+        keywords["softcap"] = draw(st.sampled_from([0.5, 5.0, 50.0, 1e39]))
+    if draw(st.booleans()):  # a plain call, which has a path of its own (engines/cpu/direct.py)
+        return (q, k, v), keywords
+    if draw(st.booleans()):
         lead = draw(st.sampled_from([(), (H,), (1, 1), (B, 1), (B, H)]))
         last = draw(st.sampled_from([(1, Tk), (Tq, 1), (Tq, Tk)]))
         keywords["bias"] = ch.bias(torch.randn(*lead, *last, generator=source))
-    if draw(st.booleans()):
-        keywords["softcap"] = draw(st.sampled_from([0.5, 5.0, 50.0]))
     if draw(st.booleans()):
         keywords["sinks"] = torch.randn(H, generator=source)
     if draw(st.integers(0, 3)) == 0:
@@ -81,26 +86,27 @@ def problems(draw):
     return (q, k, v), keywords
 
 
-@given(problems())
-def test_the_core_computes_random_problems_as_the_reference_does(problem):
+@given(problems(), ENGINE)
+def test_the_core_computes_random_problems_as_the_reference_does(problem, engine):
     qkv, keywords = problem
     problem, _ = make_problem(*qkv, Options(**keywords))
     assert Cpu().why_not(problem) == []
-    got = ch.attention(*qkv, engine="cpu", **keywords)
+    got = ch.attention(*qkv, **engine, **keywords)
     wide = [x.double() for x in qkv]
     exact = {n: x.double() if n == "sinks" else x for n, x in keywords.items()}
     if "bias" in exact:
         exact["bias"] = ch.bias(keywords["bias"].tensor.double())
     true = ch.attention(*wide, engine="steps", **exact)
     # The core computes 16-bit types in float32; plain torch would round every product.
-    yardstick = naive_attention(*(x.float() for x in qkv), **keywords).to(got.dtype)
+    usual = keywords | {"softcap": problem.softcap}  # none for a cap that changes nothing
+    yardstick = naive_attention(*(x.float() for x in qkv), **usual).to(got.dtype)
     size = max((float(x.abs().max()) for x in wide if x.numel()), default=0.0)
     sure, figures = within_yardstick(got, true, yardstick, size)
     assert got.shape == true.shape and got.dtype == qkv[0].dtype
     assert sure, f"{problem.describe()}: {figures}"
 
 
-def gradients(qkv, keywords, dtype, engine):
+def gradients(qkv, keywords, dtype):
     """Gradients of the same numbers in `dtype`, of q, k, v, the bias and the sinks."""
     learn = [x.detach().to(dtype).requires_grad_() for x in qkv]
     asked = dict(keywords)
@@ -109,18 +115,18 @@ def gradients(qkv, keywords, dtype, engine):
         learn.append(given.to(torch.float64 if dtype == torch.float64 else given.dtype))
         learn[-1] = learn[-1].detach().clone().requires_grad_()
         asked[name] = ch.bias(learn[-1]) if name == "bias" else learn[-1]
-    out = ch.attention(*learn[:3], engine=engine, **asked)
+    out = ch.attention(*learn[:3], **asked)
     source = torch.Generator().manual_seed(7)
     back = torch.randn(out.shape, generator=source).to(qkv[0].dtype).to(out.dtype)
     return torch.autograd.grad(out, learn, back)
 
 
-@given(problems())
-def test_the_core_differentiates_random_problems_as_the_reference_does(problem):
+@given(problems(), ENGINE)
+def test_the_core_differentiates_random_problems_as_the_reference_does(problem, engine):
     qkv, keywords = problem
     problem, _ = make_problem(*qkv, Options(**keywords))
-    got = gradients(qkv, keywords, qkv[0].dtype, "cpu")
-    true = gradients(qkv, keywords, torch.float64, "steps")
+    got = gradients(qkv, keywords | engine, qkv[0].dtype)
+    true = gradients(qkv, keywords | {"engine": "steps"}, torch.float64)
     digits = torch.finfo(problem.dtype).eps if problem.dtype != torch.float32 else 4e-6
     q, k, v = (x.double() for x in qkv)
     # Terms may cancel, with equal keys all of them. Their rounding does not.

@@ -1,7 +1,7 @@
 """A browser, and visits to pages in it.
 
-Every visit ends with the same four checks: no request but the file itself, no message on the
-console, no script error, no dialog.
+Every visit begins with a check that the page has drawn something, and ends with four: no request
+but the file itself, no message on the console, no script error, no dialog.
 """
 
 import os
@@ -112,6 +112,8 @@ def visits(browser, folder):
         for event, listener in listeners.items():
             tab.on(event, listener)
         tab.goto(file + hash)
+        if options.get("java_script_enabled", True):
+            must_be_drawn(tab)
         return tab
 
     yield open_page
@@ -133,6 +135,23 @@ def free_tab(browser, viewport=SIZE, color_scheme="light"):
     tab.set_viewport_size(viewport)
     tab.emulate_media(media="null", color_scheme=color_scheme)
     return tab
+
+
+IS_DRAWN = """() => {
+  const [canvas, panel] = ["picture", "panel"].map((id) => document.getElementById(id));
+  const isSeen = (it) => it?.checkVisibility();
+  if (!isSeen(canvas)) return isSeen(panel) && panel.innerText.trim() !== "";
+  const { width, height } = canvas, copy = new OffscreenCanvas(width, height);
+  const pen = copy.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  const { data } = pen.getImageData(0, 0, width, height);
+  return data.some((number, i) => i % 4 === 3 && number > 0);
+}"""
+
+
+def must_be_drawn(tab):
+    """The picture has paint, or the panel that is there in its place has text."""
+    assert tab.evaluate(IS_DRAWN), "the page is blank"
 
 
 def put_back(tab):

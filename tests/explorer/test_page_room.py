@@ -5,7 +5,7 @@ import pytest
 import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.explorer import html
-from tests.explorer.browser import PLAIN_NAMES, free_tab, put_back
+from tests.explorer.browser import PLAIN_NAMES, free_tab, must_be_drawn, put_back
 from tests.explorer.test_live import STORY
 from tests.explorer.test_report_page import toy_report
 
@@ -42,6 +42,7 @@ def tab(browser, tmp_path_factory):
     html.write_report(ch.report(storyteller.load(), STORY, effects=True, progress=False), path)
     opened = free_tab(browser)
     opened.goto(path.as_uri())
+    must_be_drawn(opened)
     yield opened
     put_back(opened)
 

@@ -252,6 +252,19 @@ def test_a_constant_output_does_not_vary_and_the_gradient_is_that_of_autograd():
         ch.look(heads, heads, heads, stats=[ch.topk(2, by="relative_value")])
 
 
+def test_fully_masked_queries_have_no_part_in_what_varies():
+    """The mask hides the first two tokens, so they are fully masked, without being padding."""
+    x = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(8))
+    module = Gated(gated=False)
+    with torch.no_grad(), ch.watch(module, stats=["varying"]) as seen:
+        module(x[:, 2:])
+        module.mask = ch.causal & ~ch.prefix(2)
+        module(x)
+    alone, call = seen
+    torch.testing.assert_close(call.varying[:, :, 2:], alone.varying)
+    assert alone.varying.max() > 0.1 and not call.varying[:, :, :2].any()
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_moves_nothing(side):
     ch.hf.register()
@@ -362,11 +375,11 @@ class Gated(torch.nn.Module):
 
     def __init__(self, gated=True, named="o_proj"):
         super().__init__()
-        self.gated, self.named = gated, named
+        self.gated, self.named, self.mask = gated, named, ch.causal
         setattr(self, named, torch.nn.Linear(12, 5))
 
     def forward(self, x):
-        heads = ch.attention(*[x.unflatten(-1, (3, 4)).transpose(1, 2)] * 3, mask=ch.causal)
+        heads = ch.attention(*[x.unflatten(-1, (3, 4)).transpose(1, 2)] * 3, mask=self.mask)
         joined = heads.transpose(1, 2).flatten(2)
         return getattr(self, self.named)(joined.sigmoid() if self.gated else joined)
 

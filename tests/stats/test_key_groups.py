@@ -14,17 +14,18 @@ from clearhead.masks.data import documents
 from clearhead.masks.key_group import key_groups
 from clearhead.problem.check import make_problem
 from clearhead.stats import sweep
+from tests.stats.test_weighted import WAYS
 
 B, H, G, T, D = 2, 4, 2, 419, 8  # several blocks of keys, and a last block of queries that is short
 FAR = ch.window(before=None, after=0, align=-64)
 
 
-def drawn(T=T, dtype=torch.float32, **keywords):
+def drawn(T=T, dtype=torch.float32, requires_grad=False):
     g = torch.Generator().manual_seed(3)
     q, k = (torch.randn(B, n, T, D, generator=g).to(dtype) for n in (H, G))
     ids = torch.randint(0, 40, (B, T), generator=g)
     ids[0, ::7] = ids[0, 1]  # one token is frequent
-    return q.requires_grad_(**keywords), k.requires_grad_(**keywords), ids
+    return q.requires_grad_(requires_grad), k.requires_grad_(requires_grad), ids
 
 
 def distances(T):
@@ -57,7 +58,7 @@ def cells_of(groups):
     return {name: x.to_bool(T, T) for name, x in masks.items()}
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled"])
+@pytest.mark.parametrize(("engine", "learns"), WAYS)
 @pytest.mark.parametrize(
     ("mask", "dtype"),
     [
@@ -67,8 +68,8 @@ def cells_of(groups):
     ],
     ids=["causal", "documents", "bfloat16"],
 )
-def test_masses_are_those_of_dense_weights(engine, mask, dtype):
-    q, k, ids = drawn(dtype=dtype)
+def test_masses_are_those_of_dense_weights(engine, learns, mask, dtype):
+    q, k, ids = drawn(dtype=dtype, requires_grad=learns)
     n = torch.rand(B, H, T, generator=torch.Generator().manual_seed(4))
     groups = groups_of(ids)
     wanted = [ch.mass(groups), ch.weighted(n, groups), ch.value_weighted(groups, by=n)]
@@ -98,9 +99,9 @@ def test_every_level_of_the_core_sums_the_same_masses(level):
             torch.testing.assert_close(of_core[name], of_torch[name], rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled"])
-def test_a_nan_stays_where_its_key_is_seen(engine):
-    q, k, ids = drawn()
+@pytest.mark.parametrize(("engine", "learns"), WAYS)
+def test_a_nan_stays_where_its_key_is_seen(engine, learns):
+    q, k, ids = drawn(requires_grad=learns)
     k = k.clone()
     k[0, 0, 200] = torch.nan  # of two query heads, from query 200 on
     seen = ch.look(q, k, k, mask=ch.causal, stats=[ch.mass(groups_of(ids))], engine=engine)

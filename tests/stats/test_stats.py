@@ -329,6 +329,18 @@ def test_nan_stays_where_it_may_look(small_tiles):
     torch.testing.assert_close(again[:, :, :10], want["pooled"][:, :, :10])
 
 
+@pytest.mark.parametrize("engine", ["auto", "cpu", "tiled"])
+def test_masked_keys_have_weight_0_in_a_row_of_nan(engine):
+    q, k = torch.randn(1, 2, 7, 5), torch.randn(1, 2, 11, 5)
+    q[:, :, 3] = torch.nan  # a query that sees the keys 0 to 3
+    found = ch.look(
+        q, k, k, mask=ch.Causal(align="start"), stats=[exact_rows([3]), pooled(7, 11)],
+        engine=engine,
+    )  # fmt: skip
+    for row in (found.exact_rows[:, :, 0], found.pooled[:, :, 3]):
+        assert row[..., :4].isnan().all() and not row[..., 4:].any()
+
+
 def test_a_mask_of_ones_own_batch_in_a_group():
     problem, inputs = problem_of(make(Tq=17), torch.float64)
     wanted = [mass({"own": prefix([3, 8])})]

@@ -1,5 +1,6 @@
 """Statistics that multiply weights by a number per key, against dense float64 matrices."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,9 @@ from clearhead.stats.per_key import PerKey
 B, H, G, TQ, TK, D = 2, 6, 2, 37, 45, 16
 END = ch.Causal(align="end")
 MASKS = {"everything": None, "causal": END, "band": ch.window(before=9, after=2, align="end")}
+# The core computes statistics itself, and those of a call that learns with torch where it must. A
+# call of "auto" that does not learn takes its own path (engines/cpu/direct.py).
+WAYS = [("auto", False), ("cpu", False), ("cpu", True), ("tiled", False)]
 GROUPS = {"first": ch.prefix(2), "near": ch.window(2, 0, align="end"), "span": (3, 9)}
 
 
@@ -21,10 +25,10 @@ def in_group(name):
     return group.to_bool(TQ, TK)
 
 
-def drawn(dtype=torch.float32, **keywords):
+def drawn(dtype=torch.float32, requires_grad=False):
     g = torch.Generator().manual_seed(7)
     shapes = (B, H, TQ, D), (B, G, TK, D), (B, G, TK, D)
-    q, k, v = (torch.randn(x, generator=g).to(dtype).requires_grad_(**keywords) for x in shapes)
+    q, k, v = (torch.randn(x, generator=g).to(dtype).requires_grad_(requires_grad) for x in shapes)
     numbers = 3 * torch.rand(B, H, TK, generator=g)
     numbers[..., 5] = 0
     return q, k, v, numbers
@@ -45,13 +49,13 @@ def mean_of_bins(x, rows, cols):
     return of_queries.T @ x @ of_keys / of_queries.sum(0).unsqueeze(-1)
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled"])
+@pytest.mark.parametrize(("engine", "learns"), WAYS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(
     ("dtype", "softcap"), [(torch.float32, None), (torch.float32, 3.0), (torch.bfloat16, None)]
 )
-def test_numbers_are_those_of_dense_matrices(engine, mask, dtype, softcap):
-    q, k, v, n = drawn(dtype)
+def test_numbers_are_those_of_dense_matrices(engine, learns, mask, dtype, softcap):
+    q, k, v, n = drawn(dtype, learns)
     wanted = [
         "entropy", ch.mass(GROUPS), ch.weighted(n, GROUPS), ch.value_weighted(GROUPS, by=n),
         ch.topk(3, by=n), ch.pooled(4, 5, by=n), ch.received(by=n),
@@ -104,9 +108,9 @@ def test_gradients_are_those_of_dense_matrices(engine):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled"])
-def test_a_masked_key_adds_nothing_whatever_its_number(engine):
-    q, k, v, n = drawn()
+@pytest.mark.parametrize(("engine", "learns"), WAYS)
+def test_a_masked_key_adds_nothing_whatever_its_number(engine, learns):
+    q, k, v, n = drawn(requires_grad=learns)
     n[..., -1] = torch.nan  # which causal queries but the last do not see
     n[..., -2] = torch.inf
     wanted = [ch.weighted(n), ch.topk(4, by=n), ch.pooled(TQ, TK, by=n), ch.received(by=n)]
@@ -117,9 +121,26 @@ def test_a_masked_key_adds_nothing_whatever_its_number(engine):
     assert seen.pooled[..., :-2, :].isfinite().all() and seen.received[..., :-2].isfinite().all()
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled"])
-def test_topk_lists_a_key_whose_number_is_nan_first(engine):
-    q, k, v, n = drawn()
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("engine", "learns"), WAYS)
+def test_keys_and_queries_that_see_nothing_are_0_whatever_a_number(engine, learns, number):
+    q, k, v, n = drawn(requires_grad=learns)
+    n[..., -1] = number
+    wanted = [
+        ch.weighted(n), ch.value_weighted(GROUPS, by=n), ch.received(by=n), ch.topk(3, by=n),
+        ch.pooled(TQ, TK, by=n),
+    ]  # fmt: skip
+    mask = END & ch.lengths(keys=TK - 1, queries=TQ - 1)
+    seen = ch.look(q, k, v, mask=mask, stats=wanted, engine=engine)
+    of_query = [seen.weighted["all"], *seen.value_weighted.values()]
+    for x in (*of_query, seen.received, seen.topk.weights, seen.pooled):
+        assert x.isfinite().all()
+    assert not any(x[..., -1].any() for x in (*of_query, seen.received))
+
+
+@pytest.mark.parametrize(("engine", "learns"), WAYS)
+def test_topk_lists_a_key_whose_number_is_nan_first(engine, learns):
+    q, k, v, n = drawn(requires_grad=learns)
     n[..., -2] = torch.nan  # which only the last two causal queries see
     top = ch.look(q, k, v, mask=END, stats=[ch.topk(3, by=n)], engine=engine).topk
     assert bool((top.keys[..., -2:, 0] == TK - 2).all())
@@ -127,9 +148,17 @@ def test_topk_lists_a_key_whose_number_is_nan_first(engine):
     assert bool(top.weights[..., :-2, :].isfinite().all() & top.weights[..., 1:].isfinite().all())
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled"])
-def test_numbers_of_1_change_nothing(engine):
-    q, k, v, _ = drawn()
+@pytest.mark.parametrize("change", [lambda s: replace(s, n=1), copy.deepcopy])
+def test_a_copy_of_topk_lists_a_key_whose_number_is_nan_too(change):
+    q, k, v, n = drawn()
+    n[..., 7] = torch.nan
+    copied = change(ch.topk(3, by=n))
+    assert bool((ch.look(q, k, v, stats=[copied]).topk.keys[..., 0] == 7).all())
+
+
+@pytest.mark.parametrize(("engine", "learns"), WAYS)
+def test_numbers_of_1_change_nothing(engine, learns):
+    q, k, v, _ = drawn(requires_grad=learns)
     ones = torch.ones(TK)
     plain = ["received", ch.mass(GROUPS), ch.topk(3), ch.pooled(4, 5)]
     numbered = [

@@ -436,3 +436,24 @@ def test_errors_are_raised_again():
         ch.attention(q, k, v.double())
     with pytest.raises(ch.BadValue):
         ch.attention(q, k[:, :, :, :4], v)
+
+
+WRONG = {
+    "softcap": [0.0, -2.0, math.nan, math.inf],
+    "scale": [math.nan, math.inf],
+    "dropout": [-0.1, 1.5, math.nan],
+    "seed": [1],
+    "lengths": [ch.lengths(keys=6)],
+    "dense": [ch.dense(keep=torch.ones(4, 5, dtype=torch.bool))],
+    "bias": [torch.zeros(2, 5)],
+    "sinks": [torch.zeros(3)],
+}
+
+
+@pytest.mark.parametrize("call", [ch.attention, ch.look])
+@pytest.mark.parametrize("name, wrong", [(n, x) for n, of in WRONG.items() for x in of], ids=str)
+def test_a_wrong_argument_of_a_call_that_is_plain_without_it(call, name, wrong):
+    """Tests of errors that name an engine, or pass a whole number, do not reach the quick checks."""
+    keyword = "mask" if isinstance(wrong, ch.masks.Mask) else name
+    with pytest.raises(ch.BadValue, match=name):
+        call(*inputs(2, 5, 8), **{keyword: wrong})
