@@ -453,7 +453,7 @@ WRONG = {
 @pytest.mark.parametrize("call", [ch.attention, ch.look])
 @pytest.mark.parametrize("name, wrong", [(n, x) for n, of in WRONG.items() for x in of], ids=str)
 def test_a_wrong_argument_of_a_call_that_is_plain_without_it(call, name, wrong):
-    """Tests of errors that name an engine, or pass a whole number, do not reach the quick checks."""
+    """Errors of a call that names an engine, or a whole number, do not reach the quick checks."""
     keyword = "mask" if isinstance(wrong, ch.masks.Mask) else name
     with pytest.raises(ch.BadValue, match=name):
         call(*inputs(2, 5, 8), **{keyword: wrong})
