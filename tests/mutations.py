@@ -1,4 +1,4 @@
-"""Twenty faults of the core, one at a time, to show that the tests notice them.
+"""Faults of the core, one at a time, to show that the tests notice them.
 
     python tests/mutations.py                 list the mutations
     python tests/mutations.py --run           run the tests on every mutation (or --run 3 7)
@@ -203,6 +203,70 @@ MUTATIONS = [
         "lambda cap: 0 <= cap < math.inf",
         "A soft cap of 0 is accepted.",
         "test_errors.py",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/engines/operators.py",
+        "cast(PerKey, statistic.by).has_nan:",
+        "False:",
+        "topk(by=) of the core leaves out a key whose number is NaN.",
+        "stats/test_weighted.py",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/inspection/watcher.py",
+        "counts = counts if masked is None else counts & ~masked",
+        "counts = counts",
+        "Fully masked queries are in the means of varying.",
+        "hf/test_value_norms.py",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/stats/weight_statistics.py",
+        "(total * self.factors.numbers.to(total)).masked_fill(total == 0, 0.0)",
+        "total * self.factors.numbers.to(total)",
+        "received(by=) of a key that no query sees is NaN if its number is.",
+        "stats/test_weighted.py",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/stats/group_statistics.py",
+        "total = total.masked_fill(total == 0, 1.0)",
+        "total = total.clone()",
+        "value_weighted of a fully masked query is NaN.",
+        "stats/test_weighted.py",
+    ),
+    Mutation(
+        "statistics",
+        "src/clearhead/stats/weight_statistics.py",
+        "exact = exact.masked_fill(tile.scores[:, :, in_tile] == MASKED, 0.0)",
+        "exact = exact.clone()",
+        "In a row of NaN, exact_rows has NaN at masked keys.",
+        "stats/test_stats.py",
+    ),
+    Mutation(
+        "checks",
+        "src/clearhead/engines/cpu/direct.py",
+        "0 < softcap < LARGEST_CAP",
+        "0 < softcap < math.inf",
+        "A plain call applies a soft cap that is too large for float32.",
+        "engines/test_engines.py",
+    ),
+    Mutation(
+        "checks",
+        "src/clearhead/engines/cpu/direct.py",
+        "        mask.must_fit(grid)\n",
+        "",
+        "A plain call accepts lengths that exceed its keys.",
+        "engines/cpu/test_direct.py",
+    ),
+    Mutation(
+        "page",
+        "src/clearhead/explorer/page/page.js",
+        "PAINTED.group(pen, { shapes: scene.shapes, x: 0, y: 0 });",
+        "void PAINTED;",
+        "The page paints nothing.",
+        "explorer/test_page.py",
     ),
 ]
 

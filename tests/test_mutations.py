@@ -6,9 +6,9 @@ from tests.mutations import MUTATIONS, ROOT, Mutation
 
 
 def test_every_part_of_the_core_is_mutated():
-    assert len(MUTATIONS) == len(set(MUTATIONS)) == 20
+    assert len(MUTATIONS) == len(set(MUTATIONS)) == 28
     areas = {mutation.area for mutation in MUTATIONS}
-    assert areas == {"kernels", "masks", "statistics", "gradients", "edits", "checks"}
+    assert areas == {"kernels", "masks", "statistics", "gradients", "edits", "checks", "page"}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks)
