@@ -50,7 +50,7 @@ check: .venv/test .venv/check  ## Format, lint, types, English, structure, the t
 	@$(MAKE) --silent page/node_modules || rm -rf page/node_modules
 	@if [ -x page/node_modules/.bin/tsc ]; then npm --prefix page run --silent check; \
 	else echo "The scripts of the page were not type-checked: npm could not install TypeScript."; fi
-	$(PYTEST) tests/test_figures.py tests/explorer/test_page_bundle.py
+	$(PYTEST) tests/test_figures.py tests/views/test_page_bundle.py
 	$(PYTEST) $(EVERY_CORE) -m unit
 
 page: .venv/look page/node_modules  ## Bundle the scripts of the page, after a change in page/.

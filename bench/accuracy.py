@@ -9,7 +9,7 @@ of this machine and for plain torch, on the same tensors.
 import torch
 
 import clearhead as ch
-from clearhead.engines.cpu import extension
+from clearhead.core.engines.cpu import extension
 
 B, H, T, D = 1, 4, 1024, 64
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from clearhead.masks import Everything, Mask, causal, documents, everything, prefix, window
-from clearhead.problem.problem import Problem
+from clearhead.core.masks import Everything, Mask, causal, documents, everything, prefix, window
+from clearhead.core.problem.problem import Problem
 
 
 @dataclass(frozen=True)

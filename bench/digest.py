@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.engines.cpu import extension
+from clearhead.core.engines.cpu import extension
 from clearhead.testing import PROBLEMS, Case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -25,14 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clearhead.errors import BadValue
-from clearhead.functional.attention import attention
-from clearhead.functional.look import look
-from clearhead.functional.plan import plan
-from clearhead.masks import Causal, Everything, Grid, causal, documents, prefix, window
-from clearhead.masks.key_ranges import UNLIMITED
-from clearhead.problem.check import Options, make_problem
-from clearhead.stats import pooled, topk
+from clearhead.core.errors import BadValue
+from clearhead.core.functional.attention import attention
+from clearhead.core.functional.look import look
+from clearhead.core.functional.plan import plan
+from clearhead.core.masks import Causal, Everything, Grid, causal, documents, prefix, window
+from clearhead.core.masks.key_ranges import UNLIMITED
+from clearhead.core.problem.check import Options, make_problem
+from clearhead.core.stats import pooled, topk
 
 from .cases import BF16, F32, Case, documents_of
 from .timing import summary

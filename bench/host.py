@@ -53,7 +53,7 @@ def results_only(of: Any) -> tuple[torch.Tensor, ...]:
 def calls_of_engines() -> dict[str, Callable[[], Any]]:
     """Return the calls to measure, by name."""
     import clearhead as ch
-    from clearhead.masks.key_group import duplicate_keys
+    from clearhead.core.masks.key_group import duplicate_keys
 
     q, k, v = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 64, 16), torch.randn(1, 2, 64, 16)
     x = [torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3)]
@@ -90,8 +90,8 @@ def measure_host(rounds: int = ROUNDS, calls: int = CALLS) -> dict[str, float]:
 
     `TRITON_INTERPRET` must be 1 when triton is imported, so that the engines accept a CPU.
     """
-    from clearhead.engines.gpu.fused import operator
-    from clearhead.engines.gpu.triton import start
+    from clearhead.core.engines.gpu.fused import operator
+    from clearhead.core.engines.gpu.triton import start
 
     compiled, torchs, driver = start._compiled, operator.FOR_CPU, start.driver
     start._compiled = NothingStarts()  # type: ignore[assignment]  # a stub

@@ -20,10 +20,10 @@ import torch
 import clearhead as ch
 from bench.timing import seconds_per_call
 from clearhead import masks
-from clearhead.engines.choice import choose
-from clearhead.engines.cpu import can_count, status
-from clearhead.problem.check import Options, make_problem
-from clearhead.stats import Statistic, parse_stats
+from clearhead.core.engines.choice import choose
+from clearhead.core.engines.cpu import can_count, status
+from clearhead.core.problem.check import Options, make_problem
+from clearhead.core.stats import Statistic, parse_stats
 
 Statistics = dict[str, list[str | Statistic]]
 

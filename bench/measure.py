@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from clearhead.engines.cpu import core, level, level_error
-from clearhead.errors import BadValue
-from clearhead.masks import everything
-from clearhead.problem.check import Options, make_problem
+from clearhead.core.engines.cpu import core, level, level_error
+from clearhead.core.errors import BadValue
+from clearhead.core.masks import everything
+from clearhead.core.problem.check import Options, make_problem
 
 from .cases import GROUPS, Case, thread_cases
 from .minilm import COUNTS, sentences

@@ -9,10 +9,10 @@ from unittest import mock
 
 import torch
 
-from clearhead.engines import first_capable
-from clearhead.masks import Causal, Mask, causal, everything, prefix, window
-from clearhead.problem.biases import alibi
-from clearhead.problem.check import Options, make_problem
+from clearhead.core.engines import first_capable
+from clearhead.core.masks import Causal, Mask, causal, everything, prefix, window
+from clearhead.core.problem.biases import alibi
+from clearhead.core.problem.check import Options, make_problem
 
 BF16, F32 = torch.bfloat16, torch.float32
 CHUNK = Causal(align="end")
@@ -43,7 +43,7 @@ def path_of(name: str, capability: tuple[int, int]) -> tuple[str, str]:
     problem, _ = make_problem(q, k, k, Options(mask=mask, **keywords))
     problem = replace(problem, device=torch.device("cuda"))
     with (
-        mock.patch("clearhead.engines.sdpa_backends.capability_of", lambda device: capability),
+        mock.patch("clearhead.core.engines.sdpa_backends.capability_of", lambda device: capability),
         mock.patch("torch.backends.cudnn.is_available", lambda: True),
     ):
         engine, declined = first_capable(problem, "auto")

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.engines import cpu
-from clearhead.errors import BadValue
-from clearhead.functional.attention import attention
-from clearhead.functional.plan import plan
-from clearhead.masks import Causal, Everything
-from clearhead.problem.check import Options, make_problem
+from clearhead.core.engines import cpu
+from clearhead.core.errors import BadValue
+from clearhead.core.functional.attention import attention
+from clearhead.core.functional.plan import plan
+from clearhead.core.masks import Causal, Everything
+from clearhead.core.problem.check import Options, make_problem
 
 from .cases import Case
 

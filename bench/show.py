@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from clearhead.explorer.plot.canvas import new_figure, require_matplotlib
+from clearhead.views.plot.canvas import new_figure, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,19 +25,19 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.engines.cpu import status
+from clearhead.core.engines.cpu import status
+from clearhead.core.masks import Grid, Mask
+from clearhead.core.problem.check import Options, make_problem
+from clearhead.core.stats import Result, Statistic, TopWeights, mass, topk
+from clearhead.corpus.basic import basic
+from clearhead.corpus.collect import Collector, state_of
+from clearhead.corpus.corpus import Cutter, Shard
+from clearhead.corpus.metric import Batch
+from clearhead.corpus.reader import Reader, open_reader
+from clearhead.corpus.state import State
+from clearhead.corpus.texts import Text
 from clearhead.hf import Checkpoint
-from clearhead.inspection.recording import Call
-from clearhead.masks import Grid, Mask
-from clearhead.problem.check import Options, make_problem
-from clearhead.stats import Result, Statistic, TopWeights, mass, topk
-from clearhead.survey.basic import basic
-from clearhead.survey.collect import Collector, state_of
-from clearhead.survey.corpus import Cutter, Shard
-from clearhead.survey.metric import Batch
-from clearhead.survey.reader import Reader, open_reader
-from clearhead.survey.state import State
-from clearhead.survey.texts import Text
+from clearhead.models.inspect.recording import Call
 
 MODEL, SURVEY, EAGER = "the model", "`basic`", "eager, the same statistics"
 

@@ -20,11 +20,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from clearhead.engines.gpu.replay import Records
-from clearhead.functional.attention import attention
-from clearhead.functional.look import look
-from clearhead.masks import causal, window
-from clearhead.stats import topk
+from clearhead.core.engines.gpu.replay import Records
+from clearhead.core.functional.attention import attention
+from clearhead.core.functional.look import look
+from clearhead.core.masks import causal, window
+from clearhead.core.stats import topk
 
 from . import gpu
 from .cases import BF16, Case
@@ -93,7 +93,7 @@ QUESTIONS: dict[str, Question] = {
 def tiles_of(question: Question) -> dict[int, tuple[Tile, Tile]]:
     """Return the table's tiles for numbers of 16 bits, by head size: the first of each pair is for
     large GPUs."""
-    from clearhead.engines.gpu.triton import launch_backward, launch_forward
+    from clearhead.core.engines.gpu.triton import launch_backward, launch_forward
 
     table: dict[bool, dict[int, tuple[Tile, Tile]]] = getattr(
         launch_backward, question.table, None
@@ -104,7 +104,7 @@ def tiles_of(question: Question) -> dict[int, tuple[Tile, Tile]]:
 @contextmanager
 def use(question: Question, tile: Tile) -> Iterator[None]:
     """Let the kernels use a tile. No call repeats the steps of one with another tile."""
-    from clearhead.engines.gpu.triton.launch_forward import forward_tiles
+    from clearhead.core.engines.gpu.triton.launch_forward import forward_tiles
 
     plain = mock.patch.object(Records, "call", lambda self, run, args, *others: run(*args))
     replaced = mock.patch.dict(tiles_of(question), {question.case.D: (tile, tile)})

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from clearhead.engines.cpu import core
+from clearhead.core.engines.cpu import core
 
 from .cases import Case
 

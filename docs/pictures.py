@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.inspection.report import Report, summary
+from clearhead.models.report import Report, summary
 from examples.book_and_code import files
 from examples.smollm2 import cached, fetch
 

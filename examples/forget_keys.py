@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.corpus.forgetting import Budgets
 from clearhead.hf import Checkpoint
-from clearhead.inspection.progress import progress_bar
-from clearhead.survey.forgetting import Budgets
+from clearhead.models.progress import progress_bar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.smollm2 import fetch

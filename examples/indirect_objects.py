@@ -20,7 +20,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.hf import Checkpoint
-from clearhead.inspection.progress import progress_bar
+from clearhead.models.progress import progress_bar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.smollm2 import fetch

@@ -226,7 +226,7 @@ bool reads_as_it_is(nb::handle x) {
 }
 
 // Returns (B, H, G, Tq, Tk, D, Dv, dims, grad) of q, k and v, or None. They pass all checks of
-// problem/check.py, and the core reads them as they are. With `grad`, autograd records the call,
+// core/problem/check.py, and the core reads them as they are. With `grad`, autograd records the call,
 // and they have four dimensions and one batch size.
 nb::object sizes(nb::handle q, nb::handle k, nb::handle v) {
   const bool may_record = nb::handle(torch.is_grad_enabled)().ptr() == Py_True;

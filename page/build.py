@@ -1,6 +1,6 @@
 """Build the pages: `make page`. Users need neither this nor Node.js, only its results.
 
-`src/schema.d.ts` declares the data of a page, from `explorer/html/schema.py`. esbuild bundles each
+`src/schema.d.ts` declares the data of a page, from `views/html/schema.py`. esbuild bundles each
 entry point and its imports, and Python writes the bundle into every page. The first line of a
 bundle has a digest of all sources, with which a test checks that it is current.
 """
@@ -12,8 +12,8 @@ import types
 import typing
 from pathlib import Path
 
-from clearhead.explorer.html import schema
-from clearhead.explorer.html.document import PAGE
+from clearhead.views.html import schema
+from clearhead.views.html.document import PAGE
 
 FOLDER = Path(__file__).parent
 SCHEMA = FOLDER / "src" / "schema.d.ts"

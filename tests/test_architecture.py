@@ -1,8 +1,8 @@
-"""Check the structure: a module imports only modules below it, and no files import each other.
+"""Check the structure: a room imports only rooms below it, and no files import each other.
 
-A module is a folder or a file of `src/clearhead`. Inside `engines/` and `explorer/` siblings do not
-import each other either, except for shared files. Run this file to print the map: the imports of
-each module, its level, and its lines of code.
+A room is a folder or a file of `src/clearhead`, of `core/`, or of `models/`. Inside `core/engines/`
+and `views/` siblings do not import each other either, except for shared files. Run this file to
+print the map: the imports of each room, its level, and its lines of code.
 """
 
 import ast
@@ -14,54 +14,53 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "clearhead"
 
-# The modules from the top down, with the most lines of code that each may have. Raise a number only
+# The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
-BUDGETS = {
-    "explorer": 3470,  # the page of a survey, with vectors and links; what heads carry; weights
-    "survey": 4090,  # files that know what they are of; budgets, differences, vectors, mixes
-    "demo": 475,  # and where its page begins
-    "inspection": 7460,  # coverage, digests of user code, hook names, weights, roles, paths
-    "hf": 1905,  # GGUF files, each key and token of which is known or refused; projections; caches
-    "distributed": 2610,
+HOUSE = {
+    "views": 3465,
+    "corpus": 3935,
+    "demo": 475,
+    "models": 6670,
+    "hf": 1755,
+    "distributed": 2510,
     "nn": 1145,
-    "functional": 1260,  # a look is finished when read; numbers over ranks; weights alone
     "testing": 140,
-    "engines": 4760,  # masked NaN; replays; statistics on a GPU; parts; tiles for a bias
-    "stats": 1104,  # and numbers per key, or why they cannot be read; what varies; stored groups
-    "problem": 765,
-    "masks": 1860,  # and groups of keys by id, stored per stream, for the core; positions of keys
-    "trace": 140,
-    "files": 190,  # results, and files written in one move
-    "formatting": 115,  # and tokens, with their spelling in a vocabulary
-    "torch_state": 186,  # autocast; recomputing checkpoints of both kinds
-    "errors": 265,  # checks of paths and kinds, once for all calls
+    "core": 10500,
 }
-# The 20th entry is survey/, which nothing else could hold.
-MOST_ENTRIES, MOST_LEVELS, MOST_ARROWS = 20, 11, 100
-ORDER = tuple(BUDGETS)
+WINGS = {  # the rooms inside a room, from the top down
+    "core": (
+        "functional", "engines", "stats", "problem", "masks", "files", "formatting", "torch_state",
+        "errors",
+    ),
+    "models": ("report", "roles", "effects", "inspect", "weights", "follow", "progress"),
+}  # fmt: skip
+MOST_ENTRIES, MOST_ARROWS = 9, 30  # of the house, and of each wing
 ENTRY_POINTS = {"__init__", "__main__"}
-SEPARATE = {"engines", "explorer"}  # their parts do not import each other
+SEPARATE = {("core", "engines"), ("views",)}  # their parts do not import each other
 # Files that choose among the parts, and files that combine them.
 CHOOSES = {
-    ("engines", "choice"),
-    ("engines", "parts"),
-    ("explorer", "cells"),
-    ("explorer", "report_files"),
+    ("core", "engines", "choice"),
+    ("core", "engines", "parts"),
+    ("views", "cells"),
+    ("views", "report_files"),
 }
-COMBINES = {("explorer", "serve"), ("explorer", "notebook")}
+COMBINES = {("views", "serve"), ("views", "notebook")}
 SHARED = {
-    ("engines", "devices"),
-    ("engines", "engine"),
-    ("engines", "nonfinite"),
-    ("engines", "operators"),
-    ("engines", "sdpa_backends"),
-    ("explorer", "colours"),
-    ("explorer", "load"),
-    ("explorer", "panels"),
-    ("explorer", "png"),
+    ("core", "engines", "devices"),
+    ("core", "engines", "engine"),
+    ("core", "engines", "nonfinite"),
+    ("core", "engines", "operators"),
+    ("core", "engines", "sdpa_backends"),
+    ("core", "engines", "step"),
+    ("views", "colours"),
+    ("views", "load"),
+    ("views", "panels"),
+    ("views", "png"),
 }
 
 
@@ -93,22 +92,43 @@ def _file(target: tuple[str, ...]) -> tuple[str, ...]:
     return target if path.is_dir() or path.with_suffix(".py").exists() else target[:-1]
 
 
+def rooms() -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Return the rooms of the house, (), and of each wing, from the top down."""
+    return {(): tuple(HOUSE), **{(wing,): names for wing, names in WINGS.items()}}
+
+
 def wrong_imports() -> list[str]:
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
         mine = parts(path)
-        if not mine or mine[0] in ENTRY_POINTS:
-            continue
         for target in sorted(imports(path)):
             line = f"{'/'.join(mine)} imports {'/'.join(target)}"
-            if target[0] != mine[0]:
-                if target[0] in ORDER and ORDER.index(target[0]) <= ORDER.index(mine[0]):
-                    wrong.append(f"{line}, which is above it")
-            elif mine[0] in SEPARATE and len(mine) > 1 and len(target) > 1:
-                free = mine[:2] in CHOOSES | COMBINES or target[:2] in SHARED
-                if target[1] != mine[1] and not free:
-                    wrong.append(f"{line}, its sibling")
+            if any(_is_above(target, mine, *wing) for wing in rooms().items()):
+                wrong.append(f"{line}, which is above it")
+            elif _are_siblings(mine, target):
+                wrong.append(f"{line}, its sibling")
     return wrong
+
+
+def _is_above(
+    target: tuple[str, ...], mine: tuple[str, ...], wing: tuple[str, ...], names: tuple[str, ...]
+) -> bool:
+    """Is `target` in a room of the wing above that of `mine`?"""
+    at = len(wing)
+    if mine[:at] != wing or target[:at] != wing or not (mine[at:] and target[at:]):
+        return False
+    here, there = mine[at], target[at]
+    return here in names and there in names and names.index(there) < names.index(here)
+
+
+def _are_siblings(mine: tuple[str, ...], target: tuple[str, ...]) -> bool:
+    """Do the files belong to different parts of a room whose parts are separate?"""
+    for room in SEPARATE:
+        at = len(room)
+        if mine[:at] == target[:at] == room and mine[at:] and target[at:]:
+            free = mine[: at + 1] in CHOOSES | COMBINES or target[: at + 1] in SHARED
+            return mine[at] != target[at] and not free
+    return False
 
 
 def circle(files: Iterable[Path]) -> list[tuple[str, ...]]:
@@ -131,20 +151,23 @@ def circle(files: Iterable[Path]) -> list[tuple[str, ...]]:
     return next((cycle for file in sorted(graph) if (cycle := search(file, []))), [])
 
 
-def arrows() -> dict[str, set[str]]:
-    """Return the modules that each module imports."""
-    below: dict[str, set[str]] = {module: set() for module in BUDGETS}
+def arrows(wing: tuple[str, ...] = ()) -> dict[str, set[str]]:
+    """Return the rooms of the house or a wing that each of its rooms imports."""
+    names, at = rooms()[wing], len(wing)
+    below: dict[str, set[str]] = {name: set() for name in names}
     for path in PACKAGE.rglob("*.py"):
-        if (mine := parts(path)) and mine[0] in BUDGETS:
-            below[mine[0]] |= {target[0] for target in imports(path)} & BUDGETS.keys() - {mine[0]}
+        mine = parts(path)
+        if mine[:at] == wing and mine[at:] and mine[at] in names:
+            inside = (x[at] for x in imports(path) if x[:at] == wing and x[at:])
+            below[mine[at]] |= {*inside} & {*names} - {mine[at]}
     return below
 
 
-def levels() -> dict[str, int]:
-    """Return the level of each module: one above the highest module that it imports, from 0."""
-    below, level = arrows(), dict[str, int]()
-    for module in reversed(ORDER):
-        level[module] = max((level[other] + 1 for other in below[module]), default=0)
+def levels(wing: tuple[str, ...] = ()) -> dict[str, int]:
+    """Return the level of each room: one above the highest room that it imports, from 0."""
+    below, level = arrows(wing), dict[str, int]()
+    for name in reversed(rooms()[wing]):
+        level[name] = max((level[other] + 1 for other in below[name]), default=0)
     return level
 
 
@@ -166,20 +189,20 @@ def lines_of_code(path: Path) -> int:
     return len(code)
 
 
-def code_of(module: str) -> int:
-    files = [p for p in PACKAGE.rglob("*.py") if parts(p)[:1] == (module,)]
+def code_of(*room: str) -> int:
+    files = [p for p in PACKAGE.rglob("*.py") if parts(p)[: len(room)] == room]
     return sum(map(lines_of_code, files))
 
 
-def test_every_module_is_listed():
-    entries = {parts(p)[0] for p in PACKAGE.rglob("*.py") if parts(p)}
-    assert entries - ENTRY_POINTS == set(BUDGETS)
-    assert len(entries | ENTRY_POINTS) <= MOST_ENTRIES
-    assert max(levels().values()) + 1 <= MOST_LEVELS
-    assert sum(map(len, arrows().values())) <= MOST_ARROWS
+@pytest.mark.parametrize("wing", [(), ("core",), ("models",)])
+def test_every_room_is_listed(wing):
+    inside = {parts(p)[len(wing) :] for p in PACKAGE.rglob("*.py") if parts(p)[: len(wing)] == wing}
+    assert {x[0] for x in inside if x} - ENTRY_POINTS == set(rooms()[wing])
+    assert len(rooms()[wing]) <= MOST_ENTRIES
+    assert sum(map(len, arrows(wing).values())) <= MOST_ARROWS
 
 
-def test_modules_import_only_modules_below():
+def test_rooms_import_only_rooms_below():
     assert not wrong_imports(), "\n".join(wrong_imports())
 
 
@@ -188,34 +211,35 @@ def test_no_circle_between_files():
     assert not cycle, " -> ".join("/".join(file) for file in cycle)
 
 
-def test_no_module_exceeds_its_budget():
-    exceeded = {
-        module: code_of(module) for module, most in BUDGETS.items() if code_of(module) > most
-    }
+def test_no_room_exceeds_its_budget():
+    exceeded = {room: code_of(room) for room, most in HOUSE.items() if code_of(room) > most}
     assert not exceeded
 
 
 def test_the_rules_can_fail(tmp_path, monkeypatch):
     for file, text in {
-        "errors.py": "from .functional.attention import attention\n",
-        "engines/reference.py": "from .tiled import Tiled\n",
-        "engines/tiled.py": "",
-        "masks/__init__.py": "from .mask import Mask\n",
-        "masks/mask.py": "from .values import start\n",
-        "masks/values.py": "def start():\n    from . import mask\n",
-        "functional/attention.py": "",
+        "nn.py": "from .hf import masks\n",
+        "hf/masks.py": "",
+        "core/errors.py": "from .functional.attention import attention\n",
+        "core/engines/reference.py": "from .tiled import Tiled\n",
+        "core/engines/tiled.py": "",
+        "core/masks/__init__.py": "from .mask import Mask\n",
+        "core/masks/mask.py": "from .values import start\n",
+        "core/masks/values.py": "def start():\n    from . import mask\n",
+        "core/functional/attention.py": "",
     }.items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
     assert wrong_imports() == [
-        "engines/reference imports engines/tiled, its sibling",
-        "errors imports functional/attention, which is above it",
+        "core/engines/reference imports core/engines/tiled, its sibling",
+        "core/errors imports core/functional/attention, which is above it",
+        "nn imports hf/masks, which is above it",
     ]
     assert circle(tmp_path.rglob("*.py")) == [
-        ("masks", "mask"),
-        ("masks", "values"),
-        ("masks", "mask"),
+        ("core", "masks", "mask"),
+        ("core", "masks", "values"),
+        ("core", "masks", "mask"),
     ]
 
 
@@ -234,7 +258,7 @@ def test_contributing_shows_this_tree():
     tree = re.search(r"    src/clearhead/\n((?:      .*\n)+)", text)
     assert tree is not None
     listed = re.findall(r"^      (\w+)(?:/|\.py) {2,}\S", tree[1], re.MULTILINE)
-    assert listed == ["__init__", *BUDGETS]
+    assert listed == ["__init__", *HOUSE]
 
 
 def test_tests_mirror_the_package():
@@ -260,16 +284,18 @@ def test_nothing_is_called_utils():
 
 
 def print_map() -> None:
-    below, level = arrows(), levels()
-    for module in ORDER:
-        imported = " ".join(sorted(below[module], key=ORDER.index))
-        print(f"{level[module]:2}  {module:12} {code_of(module):5} lines  {imported}")
-    entries, count = len(BUDGETS) + len(ENTRY_POINTS), sum(map(len, below.values()))
-    print(f"{entries} entries, {max(level.values()) + 1} levels, {count} arrows")
+    for wing, names in rooms().items():
+        below, level = arrows(wing), levels(wing)
+        for name in names:
+            imported = " ".join(sorted(below[name], key=names.index))
+            lines = code_of(*wing, name)
+            print(f"{level[name]:2}  {'/'.join((*wing, name)):18} {lines:6,} lines  {imported}")
+        count = sum(map(len, below.values()))
+        print(f"{len(names)} entries, {max(level.values()) + 1} levels, {count} arrows\n")
     names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
     endings = (".py", ".js", ".css", ".h", ".cpp")
     code = [p for p in map(ROOT.joinpath, names) if p.suffix in endings and p.is_file()]
-    code.remove(PACKAGE / "explorer" / "page" / "page.js")  # made from page/
+    code.remove(PACKAGE / "views" / "page" / "page.js")  # made from page/
     for top in ("src", "kernels", "page", "bench", "examples", "tests"):
         total = sum(lines_of_code(p) for p in code if p.relative_to(ROOT).parts[0] == top)
         print(f"{total:7,} lines of code in {top}/")

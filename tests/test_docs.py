@@ -53,7 +53,7 @@ def test_every_inner_link_and_picture_resolves(page):
 def test_contributing_names_files_and_names_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     bases = [ROOT, ROOT / "src/clearhead", ROOT / "kernels/generic"]
-    bases += [ROOT / "src/clearhead/engines/gpu/triton", ROOT / "src/clearhead/explorer/page"]
+    bases += [ROOT / "src/clearhead/core/engines/gpu/triton", ROOT / "src/clearhead/views/page"]
     spans = {x for x in re.findall(r"`([^`\n]+)`", text) if "NAME" not in x and " " not in x}
     paths = {x for x in spans if re.fullmatch(r"[\w./-]+(/|\.\w+)", x)}
     missing = [x for x in paths if not any((base / x).exists() for base in bases)]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.engines import BY_NAME
-from clearhead.errors import RENAMED, AttentionError, how_to_install
+from clearhead.core.engines import BY_NAME
+from clearhead.core.errors import RENAMED, AttentionError, how_to_install
 
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)
 
@@ -265,7 +265,7 @@ TYPES = {
         lambda: call(mask="causal"),
         """mask is the string 'causal'.
   Rule: a mask is an object of clearhead, such as clearhead.causal.
-  Hint: pass the object, or clearhead.masks.parse('causal').""",
+  Hint: pass the object, or clearhead.core.masks.parse('causal').""",
     ),
     "an array of booleans": (
         lambda: call(mask=np.ones((5, 7), bool)),

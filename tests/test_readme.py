@@ -64,7 +64,7 @@ def test_importing_is_light():
     script = (
         "import sys, clearhead; heavy = set(sys.modules) & "
         "{'transformers', 'matplotlib', 'jax', 'onnx', 'torch._dynamo', "
-        "'torch.distributed.tensor', 'rich', 'networkx', 'clearhead.explorer'}; "
+        "'torch.distributed.tensor', 'rich', 'networkx', 'clearhead.views'}; "
         "assert not heavy, heavy"
     )
     done = run_program(script)
@@ -85,8 +85,9 @@ def test_old_places_of_public_names():
         from clearhead.notebook import explore
         from clearhead.report import Report, report, tile, write
         from clearhead.storyteller import load
+
         from clearhead.views.text import follow
-    now = importlib.import_module("clearhead.inspection.report")
+    now = importlib.import_module("clearhead.models.report")
     assert (report, Report, tile) == (now.report, ch.Report, now.tile)
     assert (write, explore, follow) == (ch.views.write, ch.views.explore, ch.views.text.follow)
     assert load is importlib.import_module("clearhead.demo").load
@@ -101,7 +102,7 @@ def test_a_name_that_was_removed_names_what_to_use():
     with pytest.raises(AttributeError, match=r"use clearhead\.rollout"):
         ch.flow  # noqa: B018
     with pytest.raises(ImportError, match=r"call clearhead\.report with"):
-        from clearhead.explorer import report_teller  # noqa: F401
+        from clearhead.views import report_teller  # noqa: F401
 
 
 def test_the_version_is_one():

@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
+from clearhead.core.errors import BadValue
+from clearhead.core.formatting import Token
 from clearhead.demo import load
-from clearhead.errors import BadValue
-from clearhead.formatting import Token
 from tests.fresh_process import run_program
 
 STATS = ["entropy", ch.topk(2), ch.mass({"first": ch.prefix(1)}), ch.pooled(2, 3)]

@@ -8,9 +8,9 @@ import torch
 
 import clearhead as ch
 from clearhead import demo, hf, views
+from clearhead.core.errors import AttentionError, BadType, BadValue
 from clearhead.distributed import balanced, by_document, contiguous, head_tail
-from clearhead.errors import AttentionError, BadType, BadValue
-from clearhead.explorer import html, plot, text
+from clearhead.views import html, plot, text
 
 q = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0))
 trace = ch.explain(q, q, q)

@@ -69,9 +69,9 @@ EXCEPTIONS = (
     ("src/clearhead/demo/cast.py", "stood", "a verb of the stories"),
     ("src/clearhead/demo/measured.py", "found", "a key of the file of measurements"),
     ("src/clearhead/demo/storyteller.py", "links", "a list of WordLink"),
-    ("src/clearhead/explorer/html/schema.py", "kept", "a key of the page's JSON"),
-    ("src/clearhead/explorer/html/schema.py", "links", "a key of the page's JSON"),
-    ("src/clearhead/inspection/report/findings.py", "links", "a tuple of Link"),
+    ("src/clearhead/views/html/schema.py", "kept", "a key of the page's JSON"),
+    ("src/clearhead/views/html/schema.py", "links", "a key of the page's JSON"),
+    ("src/clearhead/models/report/findings.py", "links", "a tuple of Link"),
 )
 
 PATTERNS = (

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clearhead.core.errors import writable_folder
+from clearhead.core.files import atomic_io
 from clearhead.demo.model import Decoder, untrained
-from clearhead.errors import writable_folder
-from clearhead.files import atomic_io
 
 from .data import Stories, stories
 from .grammar import Story

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.core.errors import BadValue
+from clearhead.core.masks import Dense, dense
 from clearhead.demo.storyteller import Storyteller
-from clearhead.errors import BadValue
-from clearhead.inspection.edits import Edit, knock_out
-from clearhead.inspection.effect_table import Effects
-from clearhead.inspection.effects import effects
-from clearhead.masks import Dense, dense
+from clearhead.models.effects.effect_table import Effects
+from clearhead.models.effects.effects import effects
+from clearhead.models.inspect.edits import Edit, knock_out
 
 from . import data
 from .data import pad

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.core.errors import BadValue, why_failed
 from clearhead.demo.vocabulary import END, Vocabulary
-from clearhead.errors import BadValue, why_failed
 
 from .grammar import Split, Story, lexicon, story
 

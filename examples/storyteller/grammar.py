@@ -14,6 +14,7 @@ from random import Random
 from typing import Literal
 from zlib import crc32
 
+from clearhead.core.errors import BadValue
 from clearhead.demo.cast import (
     CHARACTERS,
     COLOURS,
@@ -29,7 +30,6 @@ from clearhead.demo.cast import (
     WHENS,
     Character,
 )
-from clearhead.errors import BadValue
 
 Split = Literal["train", "held-out"]
 # The words of a rhyme on a beat without a word of its voice: short words, and full stops about as

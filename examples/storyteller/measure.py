@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.core.errors import BadValue, as_count
+from clearhead.core.stats import TopWeights, topk
 from clearhead.demo.measured import WORDS_OF, MeasuredHead
 from clearhead.demo.model import Decoder, untrained
 from clearhead.demo.storyteller import Storyteller
 from clearhead.demo.vocabulary import Vocabulary
-from clearhead.errors import BadValue, as_count
-from clearhead.inspection.progress import progress_bar
-from clearhead.inspection.watch import Call, watch
-from clearhead.stats import TopWeights, topk
+from clearhead.models.inspect.watch import Call, watch
+from clearhead.models.progress import progress_bar
 
 from .baselines import Bigram, Unigram
 from .data import SKIP, pad, stories

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clearhead.explorer import plot
+from clearhead.views import plot
 
 
 def draw_losses(

@@ -19,10 +19,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.optim import AdamW
 
+from clearhead.core.errors import BadValue, as_count, as_number, writable_folder
+from clearhead.core.files import atomic_io
 from clearhead.demo.model import Config, Decoder, untrained
 from clearhead.demo.storyteller import Storyteller
-from clearhead.errors import BadValue, as_count, as_number, writable_folder
-from clearhead.files import atomic_io
 
 from .data import SKIP, Batch, Source, Stories, TextFile
 from .grammar import LONGEST

@@ -9,9 +9,9 @@
 //
 // For statistics dY = w (dreceived + dw_log_w ln w - delta), from the gradients of the sums of w
 // and of w ln w. What softmax subtracts is part of the caller's dlse
-// (engines/cpu/stats_backward.py).
+// (core/engines/cpu/stats_backward.py).
 //
-// The gradient of sinks needs only delta and the log-sum-exp (engines/cpu/backward.py).
+// The gradient of sinks needs only delta and the log-sum-exp (core/engines/cpu/backward.py).
 //
 // A pair costs five products; forward needs two. Its weight is recomputed from the log-sum-exp, so
 // nothing of the size Tq x Tk is stored. Source: Dao et al. 2022, "FlashAttention".

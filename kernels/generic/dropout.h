@@ -1,5 +1,5 @@
 // Dropout: a hash of (seed, b, h, q, k) decides whether a weight is kept, so every engine and every
-// tiling drops the same weights (src/clearhead/problem/dropout.py is the Python version). The
+// tiling drops the same weights (src/clearhead/core/problem/dropout.py is the Python version). The
 // arithmetic is 32-bit; the finaliser is MurmurHash3's (Austin Appleby, public domain).
 #pragma once
 

@@ -45,7 +45,7 @@ inline float exp2_one(float x) {
 // log(sum), and with it whether one key has the weight or a hundred. From 2^32 on, two logits
 // differ by 256 or are equal. There log(sum) is stored in units of 2^-32 of the maximum, too small
 // to change a float. Code that computes a weight divides the difference by the same unit
-// (backward.h; engines/cpu/backward.py for sinks).
+// (backward.h; core/engines/cpu/backward.py for sinks).
 inline double log_unit(float max) {
   float far = __builtin_fabsf(max);
   return far >= 0x1p32f && far < INF ? __builtin_ldexp(1.0, __builtin_ilogbf(far) - 32) : 1.0;

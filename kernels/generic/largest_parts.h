@@ -10,7 +10,7 @@
 // parts only by rounding, so there are few candidates, and a pair costs D + Dv multiply-adds, as in
 // forward.
 //
-// A query that sees a limit of NaN or infinity gets NaN as all its parts (engines/parts.py computes
+// A query that sees a limit of NaN or infinity gets NaN as all its parts (core/engines/parts.py computes
 // these again).
 #pragma once
 

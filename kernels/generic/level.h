@@ -3,7 +3,7 @@
 //
 // Every name is in the level's own namespace, and no function of the C++ library is called. So a
 // function that other levels use cannot contain a wide instruction (checked by
-// tests/engines/cpu/test_kernels.py).
+// tests/core/engines/cpu/test_kernels.py).
 #pragma once
 
 #include "arithmetic.h"

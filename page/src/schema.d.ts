@@ -1,4 +1,4 @@
-// Made by `make page` from clearhead.explorer.html.schema; do not edit.
+// Made by `make page` from clearhead.views.html.schema; do not edit.
 
 /**
  * The data of a page: the JSON that Python writes and the script reads.
@@ -279,7 +279,7 @@ export interface Rows {
 }
 
 /**
- * A model that the page can run: `inspection.report.live_model.LiveModel`.
+ * A model that the page can run: `models.report.live_model.LiveModel`.
  */
 export interface Model {
   words: string[];

@@ -26,30 +26,19 @@ if _in_subinterpreter():
     )
 
 from . import distributed, hf, nn
-from .errors import AttentionError, BadType, BadValue, renamed
-from .errors.moved import keep_old_names
-from .files.results import load
-from .functional import compat
-from .functional.attention import attention
-from .functional.explain import explain
-from .functional.explain_weights import explain_weights
-from .functional.look import Look, look
-from .functional.matrix import Matrix, matrix
-from .functional.plan import Plan, plan
-from .functional.why_scale import why_scale
-from .inspection import edits
-from .inspection.circuits import Circuits, circuits
-from .inspection.effect_table import Effect, Effects
-from .inspection.effects import effects
-from .inspection.intervene import Intervention, intervene
-from .inspection.logit_attribution import logit_attribution
-from .inspection.logit_parts import LogitAttribution
-from .inspection.metrics import logit_difference
-from .inspection.recording import Recording
-from .inspection.report import Report, report, report_batch, report_weights
-from .inspection.rollout import rollout
-from .inspection.watch import watch
-from .masks import (
+from .core.errors import AttentionError, BadType, BadValue, renamed
+from .core.errors.moved import keep_old_names
+from .core.files.results import load
+from .core.functional import compat
+from .core.functional.attention import attention
+from .core.functional.explain import explain
+from .core.functional.explain_weights import explain_weights
+from .core.functional.look import Look, look
+from .core.functional.matrix import Matrix, matrix
+from .core.functional.plan import Plan, plan
+from .core.functional.trace import Step, Trace
+from .core.functional.why_scale import why_scale
+from .core.masks import (
     Causal,
     Mask as Mask,
     causal,
@@ -60,11 +49,22 @@ from .masks import (
     prefix,
     window,
 )
+from .core.problem.biases import alibi, bias
+from .core.stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
+from .corpus import Survey, survey
+from .models.effects.effect_table import Effect, Effects
+from .models.effects.effects import effects
+from .models.effects.metrics import logit_difference
+from .models.inspect import edits
+from .models.inspect.intervene import Intervention, intervene
+from .models.inspect.recording import Recording
+from .models.inspect.rollout import rollout
+from .models.inspect.watch import watch
+from .models.report import Report, report, report_batch, report_weights
+from .models.weights.circuits import Circuits, circuits
+from .models.weights.logit_attribution import logit_attribution
+from .models.weights.logit_parts import LogitAttribution
 from .nn.explain_text import explain_text
-from .problem.biases import alibi, bias
-from .stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
-from .survey import Survey, survey
-from .trace import Step, Trace
 
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "attention",

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
-from .problem.biases import Bias, alibi, bias
-from .problem.check import Options, make_problem
+from .core.masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
+from .core.problem.biases import Bias, alibi, bias
+from .core.problem.check import Options, make_problem
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from .survey import survey
 from .whatif import whatif
 
 if TYPE_CHECKING:
-    from clearhead.errors import AttentionError
+    from clearhead.core.errors import AttentionError
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -80,7 +80,7 @@ def _fail(error: "AttentionError") -> None:
 
 def _in_three_parts(error: Exception) -> "AttentionError | None":
     """Return an error that the user can fix, with its three parts; None for any other."""
-    from clearhead.errors import AttentionError, BadValue
+    from clearhead.core.errors import AttentionError, BadValue
 
     if isinstance(error, UsageError):
         return _usage(error)
@@ -111,7 +111,7 @@ def _with_options(error: "AttentionError") -> "AttentionError":
 
 def _usage(error: Any) -> "AttentionError":
     """Convert a usage error of click: an unknown option or command, a missing or wrong argument."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     names = [command.__name__ for command in COMMANDS]
     path, rule = "clearhead", f"the commands are {', '.join(names)}."

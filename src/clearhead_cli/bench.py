@@ -45,8 +45,8 @@ def bench(
       clearhead bench decode --threads 2 --peer torch
       clearhead bench --gpu
     """
-    from clearhead.errors import BadValue, writable_folder
-    from clearhead.explorer import plot
+    from clearhead.core.errors import BadValue, writable_folder
+    from clearhead.views import plot
 
     benchmark = import_from_checkout("bench")
     if gpu and (threads or peers):

@@ -12,7 +12,7 @@ def import_from_checkout(name: str) -> ModuleType:
     Raises `BadValue` if clearhead was installed without its checkout.
     """
     import clearhead
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     root = Path(clearhead.__file__).parents[2]
     if not root.joinpath(*name.split(".")).is_dir():

@@ -15,9 +15,9 @@ def doctor() -> None:
     """
     import torch
 
-    from clearhead import engines
-    from clearhead.engines import cpu
-    from clearhead.errors import how_to_install
+    from clearhead.core import engines
+    from clearhead.core.engines import cpu
+    from clearhead.core.errors import how_to_install
 
     rows = [
         ("clearhead", installed_version("clearhead") or "not installed"),

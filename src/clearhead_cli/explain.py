@@ -11,7 +11,7 @@ from .output import check_writable, say, say_loading
 from .text_input import read_text
 
 if TYPE_CHECKING:
-    from clearhead.trace import Trace
+    from clearhead.core.functional.trace import Trace
 
 
 def explain(
@@ -67,10 +67,10 @@ def explain(
     if model is not None:
         say_loading(model)
     from clearhead import masks
-    from clearhead.explorer import plot, text as terminal
-    from clearhead.explorer.load import load_text_model
-    from clearhead.explorer.text.follow import find
     from clearhead.nn.explain_text import explain_text
+    from clearhead.views import plot, text as terminal
+    from clearhead.views.load import load_text_model
+    from clearhead.views.text.follow import find
 
     _check_options(context, model, as_json)
     check_writable(png, page)
@@ -120,7 +120,7 @@ def _check_options(context: typer.Context, model: Path | None, as_json: bool) ->
 
 def write_page(trace: "Trace", path: Path, note: str, query: int | None = None) -> Path:
     """Write the page of a trace, with its text as the title."""
-    from clearhead.explorer import html
+    from clearhead.views import html
 
     words = " ".join(trace.queries or ())
     title = words if len(words) <= 60 else f"{words[:59]}…"

@@ -12,8 +12,8 @@ from .output import say, say_loading, say_written, terminal_width, wrapped
 from .text_input import read_text
 
 if TYPE_CHECKING:
-    from clearhead.inspection.report import Report
-    from clearhead.inspection.text_model import TextModel
+    from clearhead.models.report import Report
+    from clearhead.models.report.text_model import TextModel
 
 SHORT_TABLE = 24  # heads of which the table fits a screen
 
@@ -91,8 +91,8 @@ def look(
     """
     if not random:
         say_loading(model)
-    from clearhead.errors import writable_folder
-    from clearhead.explorer.load import load_text_model
+    from clearhead.core.errors import writable_folder
+    from clearhead.views.load import load_text_model
 
     _check_options(context, model, random)
     words = read_text(text)
@@ -109,7 +109,7 @@ def look(
 
 def _check_options(context: typer.Context, model: Path | None, random: bool) -> None:
     """Refuse options that would be ignored."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     if random and model is not None:
         raise BadValue(
@@ -146,9 +146,9 @@ def _look_at_text(
     out: Path,
     other: "TextModel | None",
 ) -> None:
-    from clearhead.explorer import text as terminal
-    from clearhead.explorer.report_files import write
-    from clearhead.inspection.report import report, summary
+    from clearhead.models.report import report, summary
+    from clearhead.views import text as terminal
+    from clearhead.views.report_files import write
 
     beside = None if other is None else report(other, words)
     result = report(model, words, effects=effects or model.is_small, probe=probe, next_token=True)
@@ -174,7 +174,7 @@ def _write_csv(result: "Report", path: Path) -> Path:
     """Write a row for each head."""
     import csv
 
-    from clearhead.errors import writable_folder
+    from clearhead.core.errors import writable_folder
 
     writable_folder(path.parent, "the table is", "pass another path to --csv.")
     rows = result.as_rows()
@@ -187,10 +187,10 @@ def _write_csv(result: "Report", path: Path) -> Path:
 
 
 def _look_at_tile(model: "TextModel", words: str, tile: str, out: Path) -> None:
-    from clearhead.explorer import plot, text as terminal
-    from clearhead.explorer.report_files import file_stem
-    from clearhead.formatting import visible
-    from clearhead.inspection.report import tile as exact_weights
+    from clearhead.core.formatting import visible
+    from clearhead.models.report import tile as exact_weights
+    from clearhead.views import plot, text as terminal
+    from clearhead.views.report_files import file_stem
 
     trace = exact_weights(model, words, *_parse_tile(tile))
     picture = plot.save(plot.heads(trace), out / f"{file_stem(model.name)}-tile.png")
@@ -201,7 +201,7 @@ def _look_at_tile(model: "TextModel", words: str, tile: str, out: Path) -> None:
 
 def _parse_tile(tile: str) -> tuple[int, int, range, range]:
     """Parse ``0:3:64-127:0-63`` as layer, head, queries and keys; ranges include their ends."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     match = re.fullmatch(r"(\d+):(\d+):(\d+)-(\d+):(\d+)-(\d+)", tile)
     if match is None:
@@ -218,8 +218,8 @@ def _look_at_random(
     words: str, size: int, heads: int, seed: int, mask: str, positions: bool, out: Path
 ) -> None:
     from clearhead import masks
-    from clearhead.explorer import plot, text as terminal
     from clearhead.nn.explain_text import explain_text
+    from clearhead.views import plot, text as terminal
 
     trace = explain_text(
         words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions

@@ -24,7 +24,7 @@ MaskText = Annotated[
 
 def refuse(context: typer.Context, names: Iterable[str], where: str, rule: str, hint: str) -> None:
     """Raise `BadValue` for the first option among `names` on the command line."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     for name in names:
         source = context.get_parameter_source(name)

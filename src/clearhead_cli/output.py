@@ -25,8 +25,8 @@ def say_loading(model: Path | None) -> None:
 
 def say_written(paths: dict[str, Path]) -> None:
     """Print the paths of written files, and whether pictures are missing."""
-    from clearhead.errors import how_to_install
-    from clearhead.explorer import plot
+    from clearhead.core.errors import how_to_install
+    from clearhead.views import plot
 
     for kind, path in paths.items():
         say(f"{kind:<8} {path}" + "  (open it in a browser)" * (kind == "page"))
@@ -53,7 +53,7 @@ def wrapped(text: str, indent: int = 0) -> str:
 
 def check_writable(*paths: Path | None) -> None:
     """Raise `BadValue` for files that cannot be written, before anything is computed or printed."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     resolved = [path.resolve() for path in paths if path is not None]
     if len(set(resolved)) < len(resolved):

@@ -40,9 +40,9 @@ def plan(
     import torch
 
     from clearhead import masks
-    from clearhead.errors import BadValue
-    from clearhead.errors.limits import MOST_PLANNED_SIZE as most
-    from clearhead.functional.plan import plan as plan_of
+    from clearhead.core.errors import BadValue
+    from clearhead.core.errors.limits import MOST_PLANNED_SIZE as most
+    from clearhead.core.functional.plan import plan as plan_of
 
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):

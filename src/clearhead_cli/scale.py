@@ -22,8 +22,8 @@ def scale(
       clearhead scale
       clearhead scale --size 64 --png scale.png
     """
-    from clearhead.explorer import plot
-    from clearhead.functional.why_scale import why_scale
+    from clearhead.core.functional.why_scale import why_scale
+    from clearhead.views import plot
 
     check_writable(png)
     scaling = why_scale(size, keys=keys, seed=seed)

@@ -57,10 +57,10 @@ def serve(
     if compare is not None and survey is None:
         _refuse_compare(compare)
     say_loading(model)
-    from clearhead.explorer import html
-    from clearhead.explorer.serve import Reader
-    from clearhead.formatting import visible
-    from clearhead.survey import Survey
+    from clearhead.core.formatting import visible
+    from clearhead.corpus import Survey
+    from clearhead.views import html
+    from clearhead.views.serve import Reader
 
     start, app = _library()
     words = EXAMPLE if text is None else read_text(text)
@@ -84,7 +84,7 @@ def serve(
 
 
 def _refuse_compare(other: Path) -> NoReturn:
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     raise BadValue(
         f"--compare {other} was given without --survey.",
@@ -94,10 +94,10 @@ def _refuse_compare(other: Path) -> NoReturn:
 
 
 def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
-    from clearhead.errors import needs
+    from clearhead.core.errors import needs
 
     with needs("serve", "the server needs starlette and uvicorn."):
-        from clearhead.explorer.serve.server import app, start
+        from clearhead.views.serve.server import app, start
     return start, app
 
 
@@ -107,7 +107,7 @@ def _listen(port: int) -> socket.socket:
     It is opened before anything is computed, so that a port in use raises an error at once, and
     early requests are answered later.
     """
-    from clearhead.errors import BadValue, why_failed
+    from clearhead.core.errors import BadValue, why_failed
 
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,8 +11,8 @@ from .options import OTHER_FOLDER
 from .output import say, say_loading
 
 if TYPE_CHECKING:
-    from clearhead.survey import Needles, RandomRepeats, Survey
-    from clearhead.survey.steps import Setup
+    from clearhead.corpus import Needles, RandomRepeats, Survey
+    from clearhead.corpus.steps import Setup
 
 MOST_SHOWN = 8  # heads of the summary
 FOLDERS = {"compare": ("OUT", "OTHER"), "merge": ("OUT",), "work": ("OUT",)}
@@ -93,10 +93,10 @@ def survey(
             _on_surveys(texts[0], texts[1:], model, metrics)
             return
     say_loading(model)
-    from clearhead.errors import writable_folder
-    from clearhead.explorer import html
-    from clearhead.explorer.load import load_text_model
-    from clearhead.survey import survey as run
+    from clearhead.core.errors import writable_folder
+    from clearhead.corpus import survey as run
+    from clearhead.views import html
+    from clearhead.views.load import load_text_model
 
     sources = _sources(texts, repeats, needles)
     writable_folder(out, "a survey is", OTHER_FOLDER)
@@ -120,7 +120,7 @@ def survey(
 
 def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str | None) -> None:
     """Run `compare`, `merge` or `work`; raise `BadValue` unless it gets its `FOLDERS`."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     if len(folders) != len(FOLDERS[name]):
         count = f"{len(folders)} folder{'s' * (len(folders) != 1)}"
@@ -133,7 +133,7 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
     if name == "compare":
         _compare(out, Path(folders[1]))
     elif name == "merge":
-        from clearhead.survey.merge import merge
+        from clearhead.corpus.merge import merge
 
         say(f"survey   {merge(out)}")
     else:
@@ -143,9 +143,9 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
 
 def _work(out: Path, model: Path | None, metrics: str | None) -> None:
     """Compute the shards of this rank, with the settings of the manifest."""
-    from clearhead.explorer.load import load_text_model
-    from clearhead.survey.ranks import rank_of_environment
-    from clearhead.survey.steps import setup_of_manifest, work
+    from clearhead.corpus.ranks import rank_of_environment
+    from clearhead.corpus.steps import setup_of_manifest, work
+    from clearhead.views.load import load_text_model
 
     setup: Setup = setup_of_manifest(load_text_model(model), out, metrics)
     work(setup, out, rank=rank_of_environment())
@@ -153,11 +153,11 @@ def _work(out: Path, model: Path | None, metrics: str | None) -> None:
 
 def _compare(folder: Path, other: Path) -> None:
     """Write the page of a survey with its differences from another one, into its folder."""
-    from clearhead.explorer import html
-    from clearhead.formatting import quantity
-    from clearhead.survey import Survey
-    from clearhead.survey.compare import LEAST_EFFECT, compare
-    from clearhead.survey.false_discovery import LEAST_Q
+    from clearhead.core.formatting import quantity
+    from clearhead.corpus import Survey
+    from clearhead.corpus.compare import LEAST_EFFECT, compare
+    from clearhead.corpus.false_discovery import LEAST_Q
+    from clearhead.views import html
 
     one, two = Survey.open(folder), Survey.open(other)
     comparison = compare(folder, other)
@@ -192,9 +192,9 @@ def _print_retrieval(result: "Survey") -> None:
 
 def _print_forgetting(result: "Survey") -> None:
     """Print how many key heads need all keys, and those with the largest error without them."""
-    from clearhead.errors import AttentionError
-    from clearhead.survey.forgetting import RECENT, known_windows
-    from clearhead.survey.long import SINKS
+    from clearhead.core.errors import AttentionError
+    from clearhead.corpus.forgetting import RECENT, known_windows
+    from clearhead.corpus.long import SINKS
 
     windows = known_windows(result)
     recent = max((size for size in windows if size <= RECENT), default=RECENT)
@@ -230,8 +230,8 @@ def _sources(
     Raises `BadValue` for a path that does not exist, for numbers that are too small, and unless
     there are either texts or random ones.
     """
-    from clearhead.errors import AttentionError, BadValue
-    from clearhead.survey import Needles, RandomRepeats
+    from clearhead.core.errors import AttentionError, BadValue
+    from clearhead.corpus import Needles, RandomRepeats
 
     if bool(texts or needles) == bool(repeats) or (needles and not texts):
         both = f"Both {'texts' if texts else '--needles'} and --repeats were given."
@@ -252,7 +252,7 @@ def _sources(
 
 def _paths(texts: list[str]) -> list[str | Path]:
     """Return files and folders as paths. Raises `BadValue` for a path that does not exist."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     sources: list[str | Path] = []
     for text in texts:

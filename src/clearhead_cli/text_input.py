@@ -8,7 +8,7 @@ from pathlib import Path
 
 def read_text(words: list[str] | None) -> str:
     """Return the text: the words as typed, the content of a file, or standard input."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     typed = " ".join(words) if words else None
     paths = [word for word in words or () if word == "-" or Path(word).suffix in (".txt", ".md")]
@@ -40,7 +40,7 @@ def read_text(words: list[str] | None) -> str:
 
 def _read_file(typed: str) -> str:
     """Return the content of the file `typed`, or `typed` itself if it is not a path."""
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     path = Path(typed)
     if len(typed) > 1024 or "\0" in typed or "\n" in typed:
@@ -69,7 +69,7 @@ def _read_file(typed: str) -> str:
 
 
 def _decode(raw: bytes, source: str) -> str:
-    from clearhead.errors import BadValue
+    from clearhead.core.errors import BadValue
 
     try:
         return raw.decode("utf-8-sig")

@@ -11,8 +11,8 @@ from .output import say_loading
 from .text_input import read_text
 
 if TYPE_CHECKING:
-    from clearhead.inspection import edits as edit
-    from clearhead.masks import Mask
+    from clearhead.core.masks import Mask
+    from clearhead.models.inspect import edits as edit
 
 PLACE = re.compile(r"\s*(layer|head|row)s?\s+(-?\d+(?:\s*,\s*-?\d+)*)\s*")
 EDGES = "EDGES is a mask, as in --mask, or 'QUERY -> KEY', tokens or their positions."
@@ -57,10 +57,10 @@ def whatif(
       clearhead whatif story.txt --model DIR --ablate "layer 0 heads 1,3"
     """
     say_loading(model)
-    from clearhead.errors import BadValue
-    from clearhead.explorer.load import load_text_model
-    from clearhead.formatting import visible
-    from clearhead.inspection.whatif import whatif as read_twice
+    from clearhead.core.errors import BadValue
+    from clearhead.core.formatting import visible
+    from clearhead.models.report.whatif import whatif as read_twice
+    from clearhead.views.load import load_text_model
 
     words = read_text(text)
     reader = load_text_model(model)
@@ -89,8 +89,8 @@ def whatif(
 
 def _edit(text: str, kind: str, tokens: list[str]) -> "edit.Edit":
     """Parse an edit such as ``layer 0 head 7: she -> queen``."""
-    from clearhead.errors import BadValue
-    from clearhead.inspection import edits as edit
+    from clearhead.core.errors import BadValue
+    from clearhead.models.inspect import edits as edit
 
     selection, colon, edges = text.rpartition(":") if kind != "ablate" else (text, ":", "")
     option = f"--{kind.replace('_', '-')}"
@@ -122,7 +122,7 @@ def _mask(edges: str, tokens: list[str]) -> "Mask":
     import torch
 
     from clearhead import masks
-    from clearhead.masks import dense
+    from clearhead.core.masks import dense
 
     ends = _ends(edges, tokens)
     if ends is None:
@@ -141,8 +141,8 @@ def _ends(edges: str, tokens: list[str]) -> tuple[list[int], list[int]] | None:
 
 def _positions(token: str, tokens: list[str]) -> list[int]:
     """Return all positions of a token, or the position if `token` is a number."""
-    from clearhead.errors import BadValue
-    from clearhead.formatting import spellings, visible
+    from clearhead.core.errors import BadValue
+    from clearhead.core.formatting import spellings, visible
 
     if token.isdecimal() and int(token) < len(tokens):
         return [int(token)]

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 import bench
 from bench import cases, looking, peers, smollm2
-from clearhead.errors import BadValue
-from clearhead.problem.check import Options, make_problem
+from clearhead.core.errors import BadValue
+from clearhead.core.problem.check import Options, make_problem
 from clearhead_cli import app
 
 pytest.importorskip("clearhead._kernels", reason="what is timed is the C++ core")

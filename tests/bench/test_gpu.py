@@ -13,8 +13,8 @@ import bench
 import clearhead as ch
 from bench import gpu
 from bench.cases import Case
-from clearhead.errors import BadValue
-from clearhead.problem.check import Options, make_problem
+from clearhead.core.errors import BadValue
+from clearhead.core.problem.check import Options, make_problem
 from clearhead_cli import app
 
 

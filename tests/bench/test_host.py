@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 MEASURE = """
 import os; os.environ["TRITON_INTERPRET"] = "1"
 from bench.host import measure_host
-from clearhead.engines.gpu.triton import start
+from clearhead.core.engines.gpu.triton import start
 before = start._compiled
 print(sum(us > 0 for us in measure_host(1, 2).values()), start._compiled is before)
 """

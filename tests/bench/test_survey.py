@@ -4,8 +4,8 @@ import torch
 
 import clearhead as ch
 from bench import survey
-from clearhead.survey.reader import open_reader
-from tests.survey.models import MODELS, tokenizer
+from clearhead.corpus.reader import open_reader
+from tests.corpus.models import MODELS, tokenizer
 
 
 def test_the_eager_pipeline_computes_the_same_state():

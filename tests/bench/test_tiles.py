@@ -14,7 +14,7 @@ import os; os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from bench import gpu, tiles
 from bench.cases import BF16, Case
-from clearhead.masks import causal
+from clearhead.core.masks import causal
 
 in_use = {name: tiles.tiles_of(q)[q.case.D][0] for name, q in tiles.QUESTIONS.items()}
 assert all(tile not in tiles.QUESTIONS[name].others for name, tile in in_use.items())

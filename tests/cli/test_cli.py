@@ -20,7 +20,7 @@ import clearhead_cli as cli
 from clearhead import demo as storyteller
 from clearhead.nn.explain_text import explain_text
 from clearhead.nn.tokenize import tokenize
-from tests.explorer.serve.models import save_gpt2
+from tests.views.serve.models import save_gpt2
 
 STORY = (
     "Once upon a time there was a quiet queen and a young wizard. She danced in the castle because "
@@ -245,7 +245,7 @@ def test_a_text_of_one_token_has_no_effects_and_its_report_is_written(run, tmp_p
 def test_a_model_beside_that_is_wrong_costs_no_report(run, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     asked = []
-    monkeypatch.setattr("clearhead.inspection.report.report", lambda *a, **k: asked.append(a))
+    monkeypatch.setattr("clearhead.models.report.report", lambda *a, **k: asked.append(a))
     model = save_gpt2(tmp_path / "model", predicts=True)
     code, _, err = run("look", "w8 w9", "--model", model, "--beside", tmp_path / "nowhere")
     assert code == 2 and "nowhere" in err and not asked

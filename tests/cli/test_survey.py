@@ -1,4 +1,4 @@
-"""`clearhead survey`: its texts. Its page is opened in `tests/explorer/test_survey_page.py`."""
+"""`clearhead survey`: its texts. Its page is opened in `tests/views/test_survey_page.py`."""
 
 import re
 from copy import deepcopy
@@ -7,7 +7,7 @@ import pytest
 
 import clearhead
 from clearhead import demo
-from clearhead.survey import Survey
+from clearhead.corpus import Survey
 from examples.stories import write_stories
 from examples.storyteller import story
 from tests.cli.test_cli import run  # noqa: F401  # a fixture

@@ -6,13 +6,13 @@ import torch.nn.functional as F
 
 import clearhead as ch
 import clearhead.demo as st
-from clearhead.errors import BadValue
-from clearhead.formatting import Token
+from clearhead.core.errors import BadValue
+from clearhead.core.formatting import Token
 from clearhead.hf import Checkpoint
-from clearhead.inspection.whatif import whatif
+from clearhead.models.report.whatif import whatif
 from clearhead_cli.whatif import _edit
 from tests.cli.test_cli import run as run
-from tests.inspection.report.test_report import silenced
+from tests.models.report.test_report import silenced
 
 TEXT = "A queen met a king in the tower. She smiled."
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from clearhead.errors import BadValue
+from clearhead.core.errors import BadValue
 from clearhead_cli import app
 from examples.storyteller.plots import draw_losses
 

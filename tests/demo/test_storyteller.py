@@ -12,10 +12,10 @@ import torch
 
 import clearhead as ch
 from clearhead import demo as st
+from clearhead.core.files import atomic_io
+from clearhead.core.functional.ambient import listening
 from clearhead.demo import cast, vocabulary
-from clearhead.explorer.report_files import write
-from clearhead.files import atomic_io
-from clearhead.functional.ambient import listening
+from clearhead.views.report_files import write
 from examples import storyteller as training
 from examples.storyteller import data, grammar
 from examples.storyteller.ablate import VARIANTS

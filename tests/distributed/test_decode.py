@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout, sharded
 from clearhead.distributed.block import Block
 from clearhead.distributed.decode import TURN, Decoding, decode_step
 from clearhead.distributed.layouts import layout_of
-from clearhead.problem.check import Options
 from clearhead.testing import within_yardstick
 from tests.distributed.processes import on_processes
 from tests.distributed.threads import on_ranks

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.core.masks import Grid
+from clearhead.core.problem.biases import TensorBias
+from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout
 from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.exchange import OfHeads, of_teams
 from clearhead.distributed.layouts import head_tail
-from clearhead.masks import Grid
-from clearhead.problem.biases import TensorBias
-from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS, make
 from tests.distributed.test_ring import LAYOUTS, check
 from tests.distributed.threads import on_ranks

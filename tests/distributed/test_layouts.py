@@ -10,7 +10,7 @@ import clearhead as ch
 from clearhead.distributed import Layout, balanced, by_document, contiguous, head_tail
 from clearhead.distributed.cut import Cut, seen
 from clearhead.distributed.layouts import Positions, layout_of
-from tests.masks.test_masks import ONE, cell_by_cell
+from tests.core.masks.test_masks import ONE, cell_by_cell
 
 IDS = [4] * 5 + [1] * 3 + [7] * 11 + [4] * 2 + [9] * 2
 

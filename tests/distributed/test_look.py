@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, strategies as st
 
 import clearhead as ch
+from clearhead.core.errors import BadValue
+from clearhead.core.problem.biases import TensorBias
+from clearhead.core.problem.check import Options
+from clearhead.core.stats import map_tensors
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call
 from clearhead.distributed.look import look_over_ranks
-from clearhead.errors import BadValue
-from clearhead.problem.biases import TensorBias
-from clearhead.problem.check import Options
-from clearhead.stats import map_tensors
 from clearhead.testing import PROBLEMS
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs

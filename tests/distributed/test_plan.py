@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.core.problem.check import Options
 from clearhead.distributed import balanced, by_document, plan
 from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.layouts import layout_of
-from clearhead.problem.check import Options
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
 

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.core.masks import Mask
+from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.look import look_over_ranks
-from clearhead.masks import Mask
-from clearhead.problem.check import Options
 from clearhead.testing import within_yardstick
 from tests.distributed.threads import on_ranks
 

@@ -7,14 +7,14 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.core.problem.biases import TensorBias
+from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout, by_document, contiguous, head_tail, local
 from clearhead.distributed.attention import Call, attend, gathered
-from clearhead.problem.biases import TensorBias
-from clearhead.problem.check import Options
 from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
+from tests.core.engines.test_engines import forward_and_back, wanting
+from tests.core.masks.test_masks import masks
 from tests.distributed.threads import on_ranks
-from tests.engines.test_engines import forward_and_back, wanting
-from tests.masks.test_masks import masks
 from tests.pairs import pairs
 
 LAYOUTS = {

@@ -8,7 +8,7 @@ import torch
 
 import clearhead as ch
 from clearhead.distributed import sharded
-from clearhead.inspection.report import report
+from clearhead.models.report import report
 from tests.distributed.processes import on_processes
 from tests.hf.test_models import build
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import effects, hf
-from clearhead.errors import BadType, BadValue
+from clearhead.core.errors import BadType, BadValue
 
 from .test_models import build, ids
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import clearhead as ch
-from clearhead.errors import BadType, BadValue
-from clearhead.functional.ambient import listening
+from clearhead.core.errors import BadType, BadValue
+from clearhead.core.functional.ambient import listening
 from tests.hf.tiny_models import drawn_model as build
 
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.errors import BadType, BadValue
+from clearhead.core.errors import BadType, BadValue
 
 transformers = pytest.importorskip("transformers")
 
@@ -367,7 +367,7 @@ def test_windows_are_rows_of_other_batches():
 
 
 def test_a_report_measures_the_models_own_loss():
-    from clearhead.inspection.report import report
+    from clearhead.models.report import report
 
     inputs = {"input_ids": ids(B=1), "labels": ids(B=1)}
     ours, eager, _ = build("llama")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.functional.ambient import listening
+from clearhead.core.functional.ambient import listening
 from clearhead.hf.inspect_model import calls_interface
 from clearhead.hf.projections import output_projection, without_projection
-from clearhead.inspection.layers import Layers, module_hooks
+from clearhead.models.follow.layers import Layers, module_hooks
 from tests.hf.tiny_models import NotBuilt, build, numbers, tiny_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"

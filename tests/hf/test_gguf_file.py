@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.errors import BadValue
+from clearhead.core.errors import BadValue
 from clearhead.hf import Checkpoint
 from clearhead.hf.pre_tokenizers import ADDS_BOS, RULES
-from clearhead.inspection.whatif import whatif
+from clearhead.models.report.whatif import whatif
 from tests.hf.tiny_gguf import (
     CORPUS,
     OTHER_TEXTS,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import gguf
 import pytest
 
-from clearhead.errors import BadValue
+from clearhead.core.errors import BadValue
 from clearhead.hf.gguf_settings import check_settings
 from tests.hf.tiny_gguf import llama
 

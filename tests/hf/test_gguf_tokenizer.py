@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.errors import BadValue
+from clearhead.core.errors import BadValue
 from clearhead.hf import Checkpoint
 from tests.hf.tiny_gguf import TEXTS, ByteLevel, SentencePiece, gguf_letters, llama, write
 

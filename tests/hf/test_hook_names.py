@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import clearhead as ch
-from clearhead.errors import BadValue
+from clearhead.core.errors import BadValue
 
 transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")
 

@@ -3,7 +3,7 @@
 import pytest
 
 import clearhead as ch
-from clearhead.errors import BadValue
+from clearhead.core.errors import BadValue
 from clearhead.hf import internals
 
 transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.errors import BadType, BadValue
+from clearhead.core.errors import BadType, BadValue
 from tests.hf.tiny_models import drawn_model as build
 
 os.environ["HF_HUB_OFFLINE"] = "1"

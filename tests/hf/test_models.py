@@ -11,8 +11,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from clearhead import compat, hf
-from clearhead.errors import BadValue
-from clearhead.functional.ambient import listening
+from clearhead.core.errors import BadValue
+from clearhead.core.functional.ambient import listening
 from clearhead.hf.lazy_mask import LazyMask
 from clearhead.hf.masks import attention_mask
 
@@ -264,7 +264,7 @@ def test_weights_on_request(kind):
 )
 def test_usual_masks_are_not_written_out(kind, rule):
     """No Tq x Tk tensor is made for a mask that a `Mask` can say, padding included."""
-    from clearhead.functional.ambient import listening
+    from clearhead.core.functional.ambient import listening
 
     model = build(kind, "AutoModel")
     model.set_attn_implementation("clearhead")
@@ -286,7 +286,7 @@ def test_usual_masks_are_not_written_out(kind, rule):
 
 def test_a_reentrant_checkpoint_leaves_masks_unwritten():
     """It detaches the arguments of a layer, of which GPT-2's mask is one."""
-    from clearhead.functional.ambient import listening
+    from clearhead.core.functional.ambient import listening
 
     model = build("gpt2", "AutoModelForCausalLM").train()
     model.set_attn_implementation("clearhead")
@@ -298,7 +298,7 @@ def test_a_reentrant_checkpoint_leaves_masks_unwritten():
 
 
 def test_a_lazy_mask_is_written_out_when_a_model_reads_its_cells():
-    from clearhead.masks import Causal
+    from clearhead.core.masks import Causal
 
     mask = LazyMask.of(Causal(align=2), 3, 5, 7, torch.device("cpu"))
     cells = Causal(align=2).to_bool(5, 7)
@@ -308,7 +308,7 @@ def test_a_lazy_mask_is_written_out_when_a_model_reads_its_cells():
 
 
 def test_a_lazy_mask_keeps_what_a_model_writes_into_it():
-    from clearhead.masks import causal
+    from clearhead.core.masks import causal
 
     def lazy():
         return LazyMask.of(causal, 2, 4, 4, torch.device("cpu"))
@@ -337,7 +337,7 @@ def test_a_lazy_mask_keeps_what_a_model_writes_into_it():
 @pytest.mark.parametrize("order", ["numbers + mask", "mask + numbers", "torch.add"])
 def test_a_mask_that_is_added_to_numbers_hides(order):
     """As an eager model's mask of 0 and -inf does; True would count as 1."""
-    from clearhead.masks import causal
+    from clearhead.core.masks import causal
 
     mask, bias = LazyMask.of(causal, 2, 4, 4, torch.device("cpu")), torch.randn(3, 4, 4)
     add = {"numbers + mask": lambda: bias + mask, "mask + numbers": lambda: mask + bias}
@@ -573,7 +573,7 @@ def test_groups_that_leave_the_corner_open_follow_a_cache(kind):
 def test_a_report_follows_a_cache_of_fixed_size():
     import transformers
 
-    from clearhead.inspection.report import report
+    from clearhead.models.report import report
 
     model, words = build("llama", "AutoModelForCausalLM"), torch.arange(12)[None]
     model.set_attn_implementation("clearhead")
@@ -667,7 +667,7 @@ def test_beit_adds_its_mask_to_a_bias(bias, padded):
 
 def test_weights_beyond_the_limit_of_to_dense(monkeypatch):
     """What is asked for by name is given; eager gives it too."""
-    monkeypatch.setattr("clearhead.functional.matrix.Matrix.to_dense.__defaults__", (100,))
+    monkeypatch.setattr("clearhead.core.functional.matrix.Matrix.to_dense.__defaults__", (100,))
     model = build("bert", "AutoModel")
     eager, ours = both(model, lambda: model(ids(), output_attentions=True).attentions)
     for a, b in zip(ours, eager, strict=True):

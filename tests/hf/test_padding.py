@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.masks import duplicate_keys, induction_keys
+from clearhead.core.masks import duplicate_keys, induction_keys
 from tests.hf.test_intervene import renormalised, weights_edited
 from tests.hf.test_models import build
 
@@ -281,7 +281,7 @@ def test_effects_on_a_padded_batch_are_those_on_each_text():
 
 @torch.no_grad()
 def test_a_report_of_a_padded_text_is_that_of_the_text():
-    from clearhead.inspection.report import report
+    from clearhead.models.report import report
 
     model = build("llama", "AutoModelForCausalLM")
     model.set_attn_implementation("clearhead")

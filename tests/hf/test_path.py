@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import clearhead as ch
-from clearhead.errors import BadType, BadValue
+from clearhead.core.errors import BadType, BadValue
 from tests.hf.test_patch import check, hooked, inputs
 from tests.pairs import pairs
 

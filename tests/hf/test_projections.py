@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import clearhead as ch
-from clearhead.errors import BadValue
-from clearhead.functional.ambient import listening
+from clearhead.core.errors import BadValue
+from clearhead.core.functional.ambient import listening
 from clearhead.hf.projections import output_projection, without_projection
-from clearhead.inspection.layers import Layers, module_hooks
+from clearhead.models.follow.layers import Layers, module_hooks
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="extra `hf` is not installed")

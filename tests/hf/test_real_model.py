@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.inspection.report.opening import opening
+from clearhead.models.report.opening import opening
 from examples.smollm2 import cached
 
 pytestmark = pytest.mark.slow

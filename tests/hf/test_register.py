@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from clearhead.errors import BadValue
+from clearhead.core.errors import BadValue
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -222,7 +222,7 @@ def test_a_model_that_wants_an_image_says_so(folder, tmp_path):
     import transformers
 
     from clearhead.hf import Checkpoint
-    from clearhead.inspection.report import report
+    from clearhead.models.report import report
 
     sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
     clip = transformers.CLIPModel(
@@ -242,7 +242,7 @@ def test_a_model_that_computes_attention_itself_is_named(folder, tmp_path):
     import transformers
 
     from clearhead.hf import Checkpoint
-    from clearhead.inspection.report import report
+    from clearhead.models.report import report
 
     sizes = dict(vocab_size=30522, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import clearhead as ch
-from clearhead.errors import BadType, BadValue
-from clearhead.functional.ambient import listening
+from clearhead.core.errors import BadType, BadValue
+from clearhead.core.functional.ambient import listening
 from tests.hf.test_models import DECODERS, config
 from tests.hf.tiny_models import build, tiny_model
 

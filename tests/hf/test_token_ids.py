@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.errors import BadValue
-from clearhead.inspection.report import report, tile
-from clearhead.inspection.whatif import whatif
-from tests.explorer.serve.models import save_gpt2
+from clearhead.core.errors import BadValue
+from clearhead.models.report import report, tile
+from clearhead.models.report.whatif import whatif
+from tests.views.serve.models import save_gpt2
 
 transformers = pytest.importorskip("transformers")
 RULE = r" got the id {}\.\n  Rule: it has 97 embeddings, for the ids 0 to 96\.\n  Hint: use"

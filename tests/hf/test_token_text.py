@@ -6,11 +6,11 @@ import re
 import pytest
 import torch
 
-from clearhead.errors import BadType, BadValue
-from clearhead.formatting import Token, visible
+from clearhead.core.errors import BadType, BadValue
+from clearhead.core.formatting import Token, visible
 from clearhead.hf.token_text import TokenTexts, texts_of
-from tests.explorer.test_page import embedded
 from tests.hf.tokenizer_families import FAMILIES, TEXTS
+from tests.views.test_page import embedded
 
 LOSSLESS = ("gpt2", "llama3", "qwen", "gemma", "llama2")
 BYTES = re.compile(r"⟨((?:[0-9A-F]{2} )*[0-9A-F]{2})⟩")
@@ -111,7 +111,7 @@ def test_a_token_is_a_string_that_keeps_its_spelling():
 
 def test_json_has_the_spelling_and_the_ids():
     import clearhead as ch
-    from clearhead.explorer import html, text
+    from clearhead.views import html, text
 
     tokens = [Token("The", "The", 464), Token(" cat", "Ġcat", 3797), Token("s", "s", 82, True)]
     q = torch.randn(1, 1, 3, 4)

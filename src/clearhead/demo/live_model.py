@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ..engines.reference import WHY
-from ..inspection.report.live_model import LiveModel
+from ..core.engines.reference import WHY
+from ..models.report.live_model import LiveModel
 from ..nn import RelativePositions
 from .model import Decoder
 

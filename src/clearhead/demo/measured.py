@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..inspection.report import Report
-from ..inspection.report.findings import Head
+from ..models.report import Report
+from ..models.report.findings import Head
 
 # The words for which a relation is measured.
 WORDS_OF = {"previous word": "words", "subject": "verbs", "antecedent": "pronouns"}

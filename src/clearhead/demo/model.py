@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadValue
+from ..core.errors import BadValue
 from ..nn import RelativePositions, TokenEmbedding, TransformerBlock
 
 

@@ -15,16 +15,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..errors import BadValue, as_count, as_path
-from ..files import atomic_io
-from ..formatting import visible
-from ..functional.ambient import capture_call
-from ..functional.explain import explain_problem
-from ..inspection.metrics import most_probable
-from ..inspection.report import Report
-from ..inspection.text_model import Remark
+from ..core.errors import BadValue, as_count, as_path
+from ..core.files import atomic_io
+from ..core.formatting import visible
+from ..core.functional.ambient import capture_call
+from ..core.functional.explain import explain_problem
+from ..core.functional.trace import Trace
+from ..models.effects.metrics import most_probable
+from ..models.report import Report
+from ..models.report.text_model import Remark
 from ..nn.token_ids import run_with_known_ids
-from ..trace import Trace
 from .cast import pronouns, verbs
 from .live_model import live_model
 from .measured import WORDS_OF, MeasuredHead, with_measured_labels

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import BadValue
+from ..core.errors import BadValue
 from ..nn.tokenize import tokenize
 
 UNKNOWN, END = "<unknown>", "<end>"

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, as_index, kind_of
-from ..masks import Grid, Mask, everything
-from ..problem.biases import Alibi, Bias, TensorBias, bias as as_bias
-from ..problem.check import DEFAULTS, Options, make_problem
-from ..problem.dropout import draw_seed
-from ..problem.problem import Inputs, Problem
-from ..torch_state import has_values, in_forward_mode, in_transform, requires_grad
+from ..core.errors import BadType, BadValue, as_index, kind_of
+from ..core.masks import Grid, Mask, everything
+from ..core.problem.biases import Alibi, Bias, TensorBias, bias as as_bias
+from ..core.problem.check import DEFAULTS, Options, make_problem
+from ..core.problem.dropout import draw_seed
+from ..core.problem.problem import Inputs, Problem
+from ..core.torch_state import has_values, in_forward_mode, in_transform, requires_grad
 from .cut import routes
 from .dtensor import local_parts
 from .eager import eagerly

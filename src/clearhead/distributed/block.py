@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from ..errors import AttentionError, BadValue
-from ..functional.ambient import THROUGH_CLEARHEAD, compiled_in_block
-from ..torch_state import has_values
+from ..core.errors import AttentionError, BadValue
+from ..core.functional.ambient import THROUGH_CLEARHEAD, compiled_in_block
+from ..core.torch_state import has_values
 from .caller import Caller, check_arguments, find_caller, must_not_generate
 from .handshake import UNKNOWN, Kind, agree, digest_of_text, send_error
 from .transport import Group, GroupTransport, history_of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import BadValue
-from ..torch_state import in_backward
+from ..core.errors import BadValue
+from ..core.torch_state import in_backward
 
 GENERATION = "transformers.generation.utils"
 CHECKPOINT = inspect.unwrap(checkpoint).__code__

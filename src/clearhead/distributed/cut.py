@@ -11,9 +11,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from ..masks import Grid, Mask
-from ..masks.key_ranges import UNLIMITED, KeyRanges, all_keys
-from ..masks.mask import CachedRanges, Unchanged
+from ..core.masks import Grid, Mask
+from ..core.masks.key_ranges import UNLIMITED, KeyRanges, all_keys
+from ..core.masks.mask import CachedRanges, Unchanged
 from .layouts import Layout, Positions
 
 

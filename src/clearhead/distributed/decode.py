@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of
-from ..functional.ambient import Ambient
-from ..masks import Grid, Mask, everything
-from ..problem.biases import Alibi, Bias
-from ..problem.check import Options, make_problem
-from ..problem.online_softmax import State, merge
-from ..problem.problem import Inputs, Problem
-from ..stats import Result, Statistic
+from ..core.errors import BadType, BadValue, kind_of
+from ..core.functional.ambient import Ambient
+from ..core.masks import Grid, Mask, everything
+from ..core.problem.biases import Alibi, Bias
+from ..core.problem.check import Options, make_problem
+from ..core.problem.online_softmax import State, merge
+from ..core.problem.problem import Inputs, Problem
+from ..core.stats import Result, Statistic
 from .attention import TIMEOUT, check_on_all_positions, must_be_eager
 from .block import Block
 from .cut import Routes

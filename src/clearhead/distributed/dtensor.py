@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of
+from ..core.errors import BadType, BadValue, kind_of
 from .transport import Group, process_group
 
 

@@ -6,7 +6,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from ..errors import BadValue
+from ..core.errors import BadValue
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

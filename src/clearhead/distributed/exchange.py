@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadValue, whole_number
-from ..masks import Grid, Mask
-from ..masks.key_ranges import KeyRanges
-from ..masks.mask import CachedRanges
-from ..problem.biases import Alibi
-from ..problem.problem import Inputs, Problem
-from ..torch_state import batches_gradients
+from ..core.errors import BadValue, whole_number
+from ..core.masks import Grid, Mask
+from ..core.masks.key_ranges import KeyRanges
+from ..core.masks.mask import CachedRanges
+from ..core.problem.biases import Alibi
+from ..core.problem.problem import Inputs, Problem
+from ..core.torch_state import batches_gradients
 from .cut import routes
 from .handshake import agree, reporting_errors
 from .layouts import Layout

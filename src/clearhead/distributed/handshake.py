@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import AttentionError, BadValue
-from ..masks import Mask
-from ..masks.mask import Unchanged
-from ..stats.per_key import PerKey
+from ..core.errors import AttentionError, BadValue
+from ..core.masks import Mask
+from ..core.masks.mask import Unchanged
+from ..core.stats.per_key import PerKey
 from .layouts import Layout
 from .transport import Transport, summary
 

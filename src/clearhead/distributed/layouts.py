@@ -8,8 +8,8 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, as_count, kind_of
-from ..masks import Grid, Mask
+from ..core.errors import BadType, BadValue, as_count, kind_of
+from ..core.masks import Grid, Mask
 
 NAMES = "contiguous", "head-tail"
 CHUNKS = 16  # of each rank, in `balanced`

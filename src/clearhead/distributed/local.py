@@ -11,18 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..engines import CORE
-from ..engines.cpu.backward import OutputGrads, gradients as core_gradients
-from ..engines.cpu.call import args_of, attend as core_attend
-from ..engines.tiled import TILE_KEYS, TILE_QUERIES, state_of_queries
-from ..masks import Grid
-from ..problem import dropout, online_softmax
-from ..problem.biases import Alibi, Bias, TensorBias
-from ..problem.nan_safe import weighted_sum
-from ..problem.online_softmax import State, WeightedSum, anchor
-from ..problem.problem import Inputs, Problem, repeat_heads
-from ..problem.tiles import key_tiles, query_tiles
-from ..torch_state import no_autocast
+from ..core.engines import CORE
+from ..core.engines.cpu.backward import OutputGrads, gradients as core_gradients
+from ..core.engines.cpu.call import args_of, attend as core_attend
+from ..core.engines.tiled import TILE_KEYS, TILE_QUERIES, state_of_queries
+from ..core.masks import Grid
+from ..core.problem import dropout, online_softmax
+from ..core.problem.biases import Alibi, Bias, TensorBias
+from ..core.problem.nan_safe import weighted_sum
+from ..core.problem.online_softmax import State, WeightedSum, anchor
+from ..core.problem.problem import Inputs, Problem, repeat_heads
+from ..core.problem.tiles import key_tiles, query_tiles
+from ..core.torch_state import no_autocast
 
 
 class BlockDropout(NamedTuple):

@@ -12,14 +12,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..engines import compute_stats
-from ..errors import BadValue
-from ..functional.look import Look
-from ..masks import Grid, Mask, dense
-from ..problem.biases import Bias
-from ..problem.check import Options, make_problem
-from ..problem.problem import Inputs, Problem
-from ..stats import (
+from ..core.engines import compute_stats
+from ..core.errors import BadValue
+from ..core.functional.look import Look
+from ..core.masks import Grid, Mask, dense
+from ..core.problem.biases import Bias
+from ..core.problem.check import Options, make_problem
+from ..core.problem.problem import Inputs, Problem
+from ..core.stats import (
     DEFAULT_STATISTICS,
     Partial,
     Result,
@@ -32,9 +32,9 @@ from ..stats import (
     sweep,
     topk,
 )
-from ..stats.parse import must_fit
-from ..stats.statistic import bin_of
-from ..stats.top_scores import TopScores
+from ..core.stats.parse import must_fit
+from ..core.stats.statistic import bin_of
+from ..core.stats.top_scores import TopScores
 from .attention import TIMEOUT, Call, agreed_ring, gathered, output
 from .cut import Cut
 from .eager import eagerly

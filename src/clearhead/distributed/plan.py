@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..formatting import si
-from ..masks import Grid, Mask, everything
-from ..problem.check import Options, make_problem
-from ..problem.problem import Problem
+from ..core.formatting import si
+from ..core.masks import Grid, Mask, everything
+from ..core.problem.check import Options, make_problem
+from ..core.problem.problem import Problem
 from .cut import count_received
 from .exchange import check_heads, of_teams
 from .layouts import Layout, layout_of

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..masks import Everything
-from ..masks.values import shared_offset
-from ..problem import online_softmax
-from ..problem.biases import Alibi, Bias, TensorBias
-from ..problem.check import Options, make_problem
-from ..problem.online_softmax import State
-from ..problem.problem import Inputs, Problem
+from ..core.masks import Everything
+from ..core.masks.values import shared_offset
+from ..core.problem import online_softmax
+from ..core.problem.biases import Alibi, Bias, TensorBias
+from ..core.problem.check import Options, make_problem
+from ..core.problem.online_softmax import State
+from ..core.problem.problem import Inputs, Problem
 from . import local
 from .cut import Cut, Routes
 from .layouts import Positions

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
-from ..functional.ambient import Ambient, computed_by
-from ..masks import Mask, everything, intersect
-from ..problem.check import Options
-from ..problem.problem import Inputs, Problem
-from ..stats import Result, Statistic, parse_stats
+from ..core.errors import BadValue
+from ..core.functional.ambient import Ambient, computed_by
+from ..core.masks import Mask, everything, intersect
+from ..core.problem.check import Options
+from ..core.problem.problem import Inputs, Problem
+from ..core.stats import Result, Statistic, parse_stats
 from .attention import TIMEOUT, Call, agreed_ring, dim_of, gathered, must_be_eager, output
 from .block import Block
 from .cut import routes

@@ -21,8 +21,8 @@ import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import AttentionError, BadType, BadValue, as_number, kind_of
-from ..torch_state import ends_recomputation
+from ..core.errors import AttentionError, BadType, BadValue, as_number, kind_of
+from ..core.torch_state import ends_recomputation
 from .interrupt import ended_by_ctrl_c
 
 Group: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
-from ..functional.ambient import ambient, at_position
-from ..functional.attention import attention
-from ..functional.matrix import matrix
-from ..masks import Mask, causal, dense, documents, everything, intersect
-from ..torch_state import has_values
+from ..core.errors import BadValue
+from ..core.functional.ambient import ambient, at_position
+from ..core.functional.attention import attention
+from ..core.functional.matrix import matrix
+from ..core.masks import Mask, causal, dense, documents, everything, intersect
+from ..core.torch_state import has_values
 from .lazy_mask import BooleanMask, LazyMask
 
 # Keywords without effect on attention: settings that are already applied (positions in queries and

@@ -4,7 +4,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import BadType, BadValue, kind_of
+from ..core.errors import BadType, BadValue, kind_of
 from .register import transformers
 
 if TYPE_CHECKING:

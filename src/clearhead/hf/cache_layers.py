@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ..errors import BadValue
-from ..errors.limits import TOKENS_AHEAD
-from ..torch_state import inference_ended, is_plain
+from ..core.errors import BadValue
+from ..core.errors.limits import TOKENS_AHEAD
+from ..core.torch_state import inference_ended, is_plain
 
 
 class _Memory:

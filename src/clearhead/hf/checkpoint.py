@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttentionError, BadType, BadValue, as_path
-from ..formatting import visible
-from ..functional.ambient import capture_call
-from ..functional.explain import explain_problem
+from ..core.errors import AttentionError, BadType, BadValue, as_path
+from ..core.formatting import visible
+from ..core.functional.ambient import capture_call
+from ..core.functional.explain import explain_problem
+from ..core.functional.trace import Trace
 from ..nn.token_ids import known_ids
-from ..trace import Trace
 from .gguf_file import ABOUT, converted, is_gguf
 from .inspect_model import calls_interface, not_answered
 from .register import NAME, quiet_transformers, register, transformers

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..errors import BadValue, needs
+from ..core.errors import BadValue, needs
 from .gguf_settings import (
     check_numbers,
     check_settings,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import BadValue
+from ..core.errors import BadValue
 
 # Keys of these namespaces describe the file; llama.cpp computes nothing from them.
 _DESCRIPTIONS = ("GGUF.", "general.", "split.", "quantize.imatrix.", "mradermacher.")

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import BadValue
+from ..core.errors import BadValue
 
 TABLE = "ALL_ATTENTION_FUNCTIONS"
 # A module that computes its attention itself calls one of these, or a function named softmax.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from ..errors import BadValue, how_to_install
+from ..core.errors import BadValue, how_to_install
 
 TESTED = "5.4, 5.6, 5.18, 5.23 and 5.24"
 _NAMES = {

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..errors import BadValue
-from ..functional.ambient import UNKNOWN_POSITION
-from ..masks import Mask, dense
+from ..core.errors import BadValue
+from ..core.functional.ambient import UNKNOWN_POSITION
+from ..core.masks import Mask, dense
 
 # Functions that do not need the cells.
 _METADATA = {

@@ -13,11 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadValue
-from ..functional.ambient import CallPosition, ambient
-from ..masks import Causal, Mask, dense, documents, everything, intersect, lengths, prefix, window
-from ..masks.text_positions import padding_of
-from ..torch_state import is_tracing
+from ..core.errors import BadValue
+from ..core.functional.ambient import CallPosition, ambient
+from ..core.masks import (
+    Causal,
+    Mask,
+    dense,
+    documents,
+    everything,
+    intersect,
+    lengths,
+    prefix,
+    window,
+)
+from ..core.masks.text_positions import padding_of
+from ..core.torch_state import is_tracing
 from .inspect_model import misreads_masks, not_answered
 from .internals import CLOSURES
 from .lazy_mask import BooleanMask, LazyMask

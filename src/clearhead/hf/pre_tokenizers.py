@@ -8,7 +8,7 @@ in llama.cpp they lack combining marks.
 
 from typing import Any
 
-from ..errors import BadValue
+from ..core.errors import BadValue
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 _LINES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadValue, kind_of
+from ..core.errors import BadValue, kind_of
 from ..nn.simple import OneHead
 from .inspect_model import calls_interface
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import needs
+from ..core.errors import needs
 from .attention import attention_forward
 from .internals import check_internals
 from .masks import attention_mask

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..errors import BadType, kind_of
-from ..torch_state import compiled_parts
+from ..core.errors import BadType, kind_of
+from ..core.torch_state import compiled_parts
 from .inspect_model import asks_for_mask, calls_interface, computes_attention, misreads_masks
 from .passed_keywords import refused_keywords
 from .projections import without_projection

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from ..formatting import Token
-from ..torch_state import loadable
+from ..core.formatting import Token
+from ..core.torch_state import loadable
 
 loadable(Token)
 UNKNOWN = "(?)"  # after a word that is not in the vocabulary

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import BadValue
-from ..masks import Mask
-from ..trace import Step, Trace
+from ..core.errors import BadValue
+from ..core.functional.trace import Step, Trace
+from ..core.masks import Mask
 from .cache import KVCache, restore_on_error
 from .checks import check_dropout, check_sequence, check_size, factory_kwargs
 from .embed import RelativePositions, RotaryPositions

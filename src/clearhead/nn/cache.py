@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadValue, as_count
-from ..errors.limits import TOKENS_AHEAD
-from ..functional.sharding import cached_part
-from ..torch_state import in_backward, inference_ended, is_plain
+from ..core.errors import BadValue, as_count
+from ..core.errors.limits import TOKENS_AHEAD
+from ..core.functional.sharding import cached_part
+from ..core.torch_state import in_backward, inference_ended, is_plain
 from .checks import check_size, check_type
 
 

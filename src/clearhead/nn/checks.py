@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, as_count, as_number, kind_of
-from ..torch_state import is_autocast
+from ..core.errors import BadType, BadValue, as_count, as_number, kind_of
+from ..core.torch_state import is_autocast
 
 
 def check_size(layer: str, name: str, value: object) -> int:

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, as_count
-from ..functional.sharding import must_not_be_sharded, token_positions
-from ..torch_state import is_plain
+from ..core.errors import BadType, BadValue, as_count
+from ..core.functional.sharding import must_not_be_sharded, token_positions
+from ..core.torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

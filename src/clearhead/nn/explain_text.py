@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import BadType, BadValue, as_count, kind_of, whole_number
-from ..errors.limits import MOST_LESSON_FEATURES, MOST_LESSON_TOKENS, MOST_SEED
-from ..masks import Mask
-from ..trace import Step, Trace
+from ..core.errors import BadType, BadValue, as_count, kind_of, whole_number
+from ..core.errors.limits import MOST_LESSON_FEATURES, MOST_LESSON_TOKENS, MOST_SEED
+from ..core.functional.trace import Step, Trace
+from ..core.masks import Mask
 from . import MultiHeadAttention, SinusoidalPositions, TokenEmbedding
 from .tokenize import tokenize
 

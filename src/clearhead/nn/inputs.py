@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ..masks import Mask
-from ..problem.biases import Bias
-from ..trace import Step
+from ..core.functional.trace import Step
+from ..core.masks import Mask
+from ..core.problem.biases import Bias
 
 
 class AttentionInputs(NamedTuple):

@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, kind_of
-from ..functional.attention import attention
-from ..functional.explain import explain
-from ..masks import Causal, Mask
-from ..problem.biases import bias
-from ..trace import Step, Trace
+from ..core.errors import BadType, BadValue, kind_of
+from ..core.functional.attention import attention
+from ..core.functional.explain import explain
+from ..core.functional.trace import Step, Trace
+from ..core.masks import Causal, Mask
+from ..core.problem.biases import bias
 from .cache import KVCache, cached_length, restore_on_error
 from .checks import check_dropout, check_sequence, check_size, check_type, factory_kwargs
 from .embed import RelativePositions, RotaryPositions

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadType, BadValue, kind_of
-from ..functional.attention import attention
-from ..functional.explain import explain
-from ..masks import Mask, causal
-from ..trace import Trace
+from ..core.errors import BadType, BadValue, kind_of
+from ..core.functional.attention import attention
+from ..core.functional.explain import explain
+from ..core.functional.trace import Trace
+from ..core.masks import Mask, causal
 from .checks import check_dropout, check_sequence, check_size, check_type, factory_kwargs
 from .inputs import AttentionInputs, combine_masks, input_step, projection_formula
 

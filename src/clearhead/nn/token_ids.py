@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AttentionError, BadValue
+from ..core.errors import AttentionError, BadValue
 
 
 def run(model: nn.Module, inputs: Any) -> Any:

@@ -1,0 +1,364 @@
+"""Check every argument of a call once, and make a `Problem` of them."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import BadType, BadValue, as_count, as_number, kind_of, must_be_strided
+from ..errors.limits import MOST_SEED
+from ..masks import Dense, Grid, Mask, everything, intersect
+from ..masks.values import as_4d
+from ..torch_state import (
+    batches_gradients,
+    has_values,
+    is_autocast,
+    one_thread_after_fork,
+    records_grad,
+    without_repeats,
+)
+from .biases import DTYPES, Bias, TensorBias, bias as as_bias
+from .problem import Inputs, Problem
+
+# A cap this large changes no score, and score / cap would underflow in float32.
+LARGEST_CAP = 2.0**100
+
+
+class Options(NamedTuple):
+    """The unchecked keywords of a call, for `make_problem`."""
+
+    mask: Mask | None = None
+    bias: Bias | Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout: float | None = None
+    seed: int | None = None
+
+
+DEFAULTS = Options()
+
+
+def make_problem(
+    q: Tensor, k: Tensor, v: Tensor, options: Options = DEFAULTS
+) -> tuple[Problem, Inputs]:
+    """Check the arguments, and return the problem and its tensors with four dimensions."""
+    one_thread_after_fork()
+    mask, bias, scale, softcap, sinks, dropout, seed = options
+    input_dims = 4
+    if not _is_usual(q, k, v):
+        q, k, v, input_dims = _four_dimensions(*_as_autocast(q, k, v))
+    (B, H, Tq, D), (_, G, Tk, _), Dv = q.shape, k.shape, v.shape[-1]
+    grid = Grid(Tq, Tk, B, H)
+    mask = _checked_mask(mask, grid)
+    if bias is not None:
+        bias = bias if isinstance(bias, Bias) else as_bias(bias)
+        bias.check(grid)
+        _must_have_values_as_q("bias", bias.numbers, q)
+        if isinstance(bias, TensorBias) and not records_grad(bias.tensor):
+            bias = TensorBias(without_repeats(bias.tensor))
+        if isinstance(bias, TensorBias) and "meta" not in (bias.tensor.device.type, q.device.type):
+            if bias.tensor.device != q.device:
+                bias = TensorBias(bias.tensor.to(q.device))
+            mask, bias = _infinities_to_mask(bias, mask)
+            if isinstance(bias, TensorBias) and q.dtype != torch.float64:
+                bias = bias.within(torch.float32)
+    if sinks is not None:
+        sinks = _checked_sinks(sinks, H)
+        _must_have_values_as_q("sinks", sinks, q)
+        sinks = sinks.to(q.device)
+    numbers = None if bias is None else bias.numbers
+    grad = records_grad(q, k, v, sinks, numbers)
+    problem = Problem(
+        B,
+        H,
+        G,
+        Tq,
+        Tk,
+        D,
+        Dv,
+        q.dtype,
+        q.device,
+        mask,
+        bias,
+        scale=1.0 / math.sqrt(max(D, 1)) if scale is None else _checked_scale(scale),
+        softcap=None if softcap is None else _checked_softcap(softcap),
+        sinks=sinks,
+        dropout=0.0 if dropout is None else checked_dropout(dropout),
+        seed=None if seed is None else _checked_seed(seed, dropout),
+        grad=grad,
+        input_dims=input_dims,
+    )
+    return problem, Inputs(q, k, v)
+
+
+# ------------------------------------------------------------------------------------- the checks
+
+
+def must_have_values(problem: Problem, verb: str) -> None:
+    """Raise `BadValue` if tensors have no values for `verb` to show.
+
+    This is so for meta tensors, and while gradients are batched.
+    """
+    if batches_gradients():
+        raise BadValue(
+            f"{verb} was called in a backward pass of is_grads_batched=True.",
+            f"torch batches few operations in it: attention(...), but not {verb}(...).",
+            "compute the gradients one by one, or by torch.func.vmap over torch.func.vjp.",
+        )
+    if problem.device.type == "meta":
+        raise BadValue(
+            f"{verb} got meta tensors: {problem.describe()}.",
+            "a meta tensor has a shape but no numbers.",
+            "use plan(...), or attention(...) for the shape of the output.",
+        )
+
+
+def _is_usual(q: object, k: object, v: object) -> bool:
+    """Do q, k and v have four dimensions, one dtype and matching sizes, as in most calls?
+
+    One function checks all of this, because a small call spends most of its time in checks.
+    """
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return False
+    if (q.is_nested or k.is_nested or v.is_nested) or not (
+        q.dim() == 4 == k.dim() == v.dim() and q.dtype is k.dtype is v.dtype in DTYPES
+    ):
+        return False
+    B, H, _, D = q.shape
+    Bk, G, Tk, Dk = k.shape
+    Bv, Gv, Tv, _ = v.shape
+    same = B == Bk == Bv and D == Dk and G == Gv and Tk == Tv
+    same = same and G > 0 and H % G == 0 and q.device == k.device == v.device
+    return same and q.layout is k.layout is v.layout is torch.strided
+
+
+def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Convert tensors of different dtypes to the dtype of autocast, as torch does.
+
+    Under autocast some layers return this dtype and some do not.
+    """
+    if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
+        return tensors
+    device = tensors[0].device
+    if len({x.dtype for x in tensors}) == 1 or not is_autocast(device):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device.type)) for x in tensors)
+
+
+def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise BadType(
+                f"{name} is {kind_of(x)}.",
+                "queries, keys and values are torch tensors.",
+                f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor.",
+            )
+        must_be_strided(
+            name,
+            x,
+            "queries, keys and values are dense tensors with strides.",
+            f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or concatenate the "
+            "texts and pass mask=documents(...).",
+        )
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
+        raise BadValue(
+            f"The shapes are {shapes}.",
+            "q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may "
+            "be missing, from all three alike.",
+            "pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.",
+        )
+    if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in DTYPES:
+        raise BadType(
+            f"The dtypes are q {q.dtype}, k {k.dtype}, v {v.dtype}.",
+            "queries, keys and values are all float16, all bfloat16, all float32 or all float64.",
+            "convert them, for example with .float() or .to(q.dtype).",
+        )
+    if len({x.device for x in (q, k, v)}) > 1:
+        raise BadValue(
+            f"The devices are q {q.device}, k {k.device}, v {v.device}.",
+            "queries, keys and values are on one device.",
+            "move them, for example with .to(q.device).",
+        )
+    input_dims = q.dim()
+    q, k, v = (as_4d(x) if input_dims < 4 else x for x in (q, k, v))
+    if q.shape[-1] != k.shape[-1]:
+        raise BadValue(
+            f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",
+            "a score is a dot product, so queries and keys have the same head size D.",
+            "project both to the same size; check that k is not transposed.",
+        )
+    if k.shape[1:3] != v.shape[1:3]:
+        raise BadValue(
+            f"Keys have (G, Tk) = {tuple(k.shape[1:3])} and values {tuple(v.shape[1:3])} "
+            f"({shapes}).",
+            "every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).",
+            "pass both with the same heads and the same length.",
+        )
+    H, G = q.shape[1], k.shape[1]
+    if (G == 0 and H != 0) or (G and H % G):
+        raise BadValue(
+            f"There are H={H} query heads and G={G} key heads ({shapes}).",
+            "H is a multiple of G, and query head i reads key head i // (H // G).",
+            "change the number of heads, or repeat the key heads yourself.",
+        )
+    batches = {x.shape[0] for x in (q, k, v)} - {1}
+    if len(batches) > 1:
+        raise BadValue(
+            f"The batch sizes are {q.shape[0]}, {k.shape[0]} and {v.shape[0]} ({shapes}).",
+            "q, k and v have one batch size; a batch of 1 broadcasts.",
+            "pass all three with the same batch size, or 1.",
+        )
+    B = batches.pop() if batches else 1
+    q, k, v = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
+    return q, k, v, input_dims
+
+
+def _checked_mask(mask: object, grid: Grid) -> Mask:
+    if mask is None:
+        return everything
+    if isinstance(mask, Mask):
+        mask.check(grid)
+        mask.must_fit(grid)
+        return mask
+    if isinstance(mask, type) and issubclass(mask, Mask):
+        raise BadType(
+            f"mask is the class {mask.__name__}.",
+            "a mask is an instance of its class.",
+            f"call it: {mask.__name__}(...); plain causal is `clearhead.causal`.",
+        )
+    if isinstance(mask, str):
+        raise BadType(
+            f"mask is the string {mask!r}.",
+            "a mask is an object of clearhead, such as clearhead.causal.",
+            f"pass the object, or clearhead.core.masks.parse({mask!r}).",
+        )
+    if str(getattr(mask, "dtype", None)) in ("bool", "torch.bool"):  # NumPy's or torch's
+        raise BadType(
+            f"mask is {'a boolean tensor' if isinstance(mask, Tensor) else 'an array of booleans'} "
+            f"of shape {tuple(mask.shape)}.",  # type: ignore[attr-defined]  # what has a dtype has a shape
+            "a boolean mask must state what True means, because libraries disagree.",
+            "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.",
+        )
+    if isinstance(mask, Tensor):
+        raise BadType(
+            f"mask is a tensor of dtype {mask.dtype}.",
+            "a mask is a rule, and numbers that are added to scores are a bias.",
+            "pass mask=dense(keep=mask.bool()) if 1 means may look; pass an additive mask (0 and "
+            "-inf) as bias=.",
+        )
+    if callable(mask) or hasattr(mask, "mask_mod"):
+        raise BadType(
+            f"mask is {kind_of(mask)}.",
+            "a mask is an object of clearhead, not a function as in FlexAttention.",
+            "pass clearhead.causal, window(before=...) or documents(...); for another mask_mod, "
+            "dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).",
+        )
+    if isinstance(mask, Bias):
+        raise BadType(
+            f"mask is {mask!r}.",
+            "a mask selects keys, and a bias is added to the scores.",
+            "pass it as bias=.",
+        )
+    raise BadType(
+        f"mask is {mask!r}.",
+        "a mask is an object of clearhead.",
+        "pass clearhead.causal, window(before=...), lengths(...), documents(...) or dense(...).",
+    )
+
+
+def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
+    if x is not None and x.device.type == "meta" != q.device.type:
+        raise BadValue(
+            f"{name} is a meta tensor of shape {tuple(x.shape)}; q is on {q.device}.",
+            "a meta tensor has a shape but no numbers.",
+            f"pass {name} with numbers, or all tensors on meta for the shape of the output.",
+        )
+
+
+def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
+    """Move -inf in a bias to the mask, so that NaN in a blocked value has no effect.
+
+    On a CPU this reads whether the bias has a -inf. Elsewhere the host would wait for the answer,
+    and a CUDA graph could not be captured, so there every bias becomes a mask too.
+    """
+    numbers = bias.tensor
+    known = numbers.device.type == "cpu" and has_values(numbers)
+    if known and (not numbers.numel() or math.isfinite(numbers.detach().amin().item())):
+        return mask, bias
+    blocked = torch.isneginf(without_repeats(numbers))
+    if known and not bool(blocked.any()):
+        return mask, bias
+    rule = Dense(~blocked if blocked.dim() else ~blocked.reshape(1))
+    return intersect(mask, rule), TensorBias(bias.tensor.masked_fill(blocked, 0.0))
+
+
+def _checked_sinks(sinks: object, H: int) -> Tensor:
+    if not isinstance(sinks, Tensor) or sinks.dtype not in DTYPES:
+        raise BadType(
+            f"sinks is {getattr(sinks, 'dtype', type(sinks).__name__)}.",
+            "sinks are extra logits, one floating-point number per query head.",
+            f"pass a floating tensor of shape ({H},).",
+        )
+    must_be_strided("sinks", sinks)
+    # Two comparisons, because `in (1, H)` fails while torch.compile traces dynamic shapes.
+    if sinks.dim() > 1 or (sinks.dim() and sinks.shape[0] != 1 and sinks.shape[0] != H):
+        raise BadValue(
+            f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.",
+            "sinks are extra logits, one per query head, (H,).",
+            f"pass a tensor of shape ({H},).",
+        )
+    return sinks.reshape(-1).expand(H)
+
+
+def _checked_scale(scale: object) -> float:
+    _must_not_need_gradient("scale", scale)
+    rule = "scale is a finite number, or None for 1/sqrt(D)."
+    return as_number("scale", scale, rule, "pass another scale, or leave it out.")
+
+
+def _checked_softcap(softcap: object) -> float | None:
+    _must_not_need_gradient("softcap", softcap)
+    rule = "softcap is a positive, finite number, or None for no cap."
+    hint = "pass another softcap, or leave it out."
+    cap = as_number("softcap", softcap, rule, hint, lambda cap: 0 < cap < math.inf)
+    return cap if cap < LARGEST_CAP else None
+
+
+def _must_not_need_gradient(name: str, value: object) -> None:
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise BadType(
+            f"{name} is a tensor that requires a gradient.",
+            f"{name} is a constant, which gets no gradient.",
+            f"pass {name}=float({name}), or multiply the queries by a learned temperature: "
+            "attention(temperature * q, k, v, scale=1).",
+        )
+
+
+def checked_dropout(p: object) -> float:
+    return as_number(
+        "dropout",
+        p,
+        "dropout is the probability that a weight is dropped, from 0 to 1.",
+        "pass a number such as 0.1; layers pass 0.0 outside training.",
+        lambda p: 0.0 <= p <= 1.0,
+    )
+
+
+def _checked_seed(seed: object, dropout: object) -> int:
+    number = as_count(
+        "seed",
+        seed,
+        "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
+        "pass a number such as 42.",
+        most=MOST_SEED,
+    )
+    if dropout is None:
+        raise BadValue(
+            f"seed={seed!r} was passed without dropout=.",
+            "a seed only decides which weights dropout drops.",
+            "pass dropout=0.1 with it, dropout=0.0 outside training, or no seed.",
+        )
+    return number

@@ -1,0 +1,110 @@
+"""The metrics of what heads write toward the actual next token, the set `attribution`.
+
+The part of a head in a logit is its direct effect, without that on later layers. It is computed by
+`logit_attribution`, in a run of its own for each context.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ..core.errors import AttentionError, BadValue
+from ..models.effects.digest import weights_digest
+from ..models.weights.logit_attribution import logit_attribution
+from .metric import Batch, Bins, LayerCall, Metric
+from .reader import Reader
+
+
+class Parts:
+    """What each head of a model writes toward each next token, for the last batch."""
+
+    def __init__(self, predictor: nn.Module) -> None:
+        self.predictor, self.digest = predictor, weights_digest(predictor)
+        self._of: tuple[Batch, Tensor] | None = None
+
+    def of_heads(self, batch: Batch) -> Tensor:
+        """Compute the parts, (B, L, H, T); 0 at the last query."""
+        if self._of is None or self._of[0] is not batch:
+            parts = [self.of_context(ids) for ids in batch.ids]
+            self._of = batch, pad(torch.stack(parts), (0, 1))
+        return self._of[1]
+
+    def of_context(self, ids: Tensor) -> Tensor:
+        """Compute the parts of one context, (L, H, T - 1)."""
+        if len(ids) < 2:
+            return logit_attribution(self.predictor, ids, 0).heads[..., :0]
+        return logit_attribution(self.predictor, ids, center=True).heads
+
+
+class TowardNext(Metric):
+    """What a head writes toward the logit of the next token, minus that toward the mean logit.
+
+    The mean is over the queries whose next token is of the text, and not one that the tokenizer
+    adds around it.
+    """
+
+    name = "toward_next"
+    formula = (
+        "z W_O · (u - mean u) · scale: z W_O is the head's output, u the unembedding of x[q + 1]"
+    )
+    source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits"
+    bins = Bins(-8.0, 8.0, count=160, bounds=(None, None))
+
+    def __init__(self, parts: Parts, before: int, after: int) -> None:
+        self.parts, self.before, self.after = parts, before, after
+        self.settings = {"digest of the predictor": parts.digest}
+
+    def begin(self, batch: Batch) -> None:
+        self.parts.of_heads(batch)
+
+    def values(self, call: LayerCall) -> Tensor:
+        return self.parts.of_heads(call.batch)[:, call.layer]
+
+    def counts(self, uniform: LayerCall) -> Tensor:
+        T = uniform.batch.ids.shape[1]
+        following = torch.arange(1, T + 1)
+        return ((following >= self.before) & (following < T - self.after)).view(1, 1, T)
+
+    def baseline(self, uniform: LayerCall) -> None:
+        return None  # what a head writes depends on the values
+
+
+class NextShare(TowardNext):
+    """The share of a head in what all heads write toward and against the next token.
+
+    The means of all heads sum to 1.
+    """
+
+    name = "next_share"
+    formula = "|toward_next| / Σ |toward_next|, the sum over all heads of all layers"
+    source, bins = "clearhead", Bins()
+
+    def values(self, call: LayerCall) -> Tensor:
+        sizes = self.parts.of_heads(call.batch).abs()
+        total = sizes.sum((1, 2))
+        return sizes[:, call.layer] / total.masked_fill(total == 0, 1.0).unsqueeze(1)
+
+
+def attribution(reader: Reader, context: int) -> list[Metric]:
+    """Return what heads write toward the actual next token.
+
+    Raises `BadValue` for a model without logits, or whose logits cannot be split: before the survey
+    begins, the logits of two tokens are.
+    """
+    if reader.predictor is None:
+        raise BadValue(
+            f"metrics has 'attribution', and {reader.name} has no logits of the next token.",
+            "the metrics of 'attribution' split the logit of the next token.",
+            "leave out 'attribution', or pass a model that predicts the next token.",
+        )
+    number = len(reader.words)
+    try:
+        logit_attribution(reader.predictor, torch.tensor([number // 2, number // 3]))
+    except AttentionError as error:
+        raise BadValue(
+            f"metrics has 'attribution', which needs logits that can be split. {error.gave}",
+            error.rule,
+            f"leave out 'attribution', or: {error.hint}",
+        ) from error
+    parts, (before, after) = Parts(reader.predictor), map(len, reader.around)
+    return [TowardNext(parts, before, after), NextShare(parts, before, after)]

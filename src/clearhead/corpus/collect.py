@@ -1,0 +1,243 @@
+"""Compute the state of a shard: run the model on its batches, and reduce every attention call."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import AttentionError, BadValue
+from ..core.formatting import quantity
+from ..core.masks import Mask
+from ..core.problem.problem import Inputs, Problem
+from ..core.stats import Statistic, TopWeights
+from ..models.inspect.recording import Call
+from ..models.inspect.watcher import Watcher
+from .basic import Largest, fits_of
+from .corpus import Shard
+from .examples import EXAMPLE, HashOrder, LayerExamples
+from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class
+from .metric import Batch, LayerCall, Metric
+from .reader import Reader
+from .requests import Requests
+from .state import LayerState, State
+from .token_classes import token_classes
+from .token_counts import Links
+from .uniform import uniform_results
+
+TOP = Largest()  # requests the largest weights, for examples and links
+
+
+def state_of(
+    reader: Reader,
+    metrics: Sequence[Metric],
+    shard: Shard,
+    *,
+    seed: int,
+    batch_tokens: int,
+    advance: Callable[[int], None],
+) -> State:
+    """Compute the state of a shard. After each batch, `advance` receives its number of tokens.
+
+    Raises `BadValue` if a metric is NaN or infinite, and for attention between two texts.
+    """
+    collector = Collector(metrics, shard, seed, reader.spaced)
+    watcher = Watcher(reader.module, collector.receive)
+    for batch in shard.batches(batch_tokens):
+        watcher.use(collector.begin(batch))
+        with watcher.hooked():
+            reader.run(batch.ids)
+        advance(batch.ids.numel())
+    watcher.check_recorded()
+    return collector.state()
+
+
+class Collector:
+    """Reduces the attention calls of a shard, batch by batch."""
+
+    def __init__(self, metrics: Sequence[Metric], shard: Shard, seed: int, spaced: bool) -> None:
+        self.metrics, self.seed, self.spaced = list(metrics), seed, spaced
+        self.texts = shard.texts.unique().long()
+        self.layers: list[LayerState] = []
+        self.examples: list[LayerExamples] = []
+        self.linked, self.tokens = Links(), Links()
+        ends = np.cumsum([metric.bins.count for metric in self.metrics])
+        self.bins = [slice(e - m.bins.count, e) for e, m in zip(ends, self.metrics, strict=True)]
+
+    def begin(self, batch: Batch) -> tuple[Statistic, ...]:
+        """Begin a batch. Returns the statistics to compute."""
+        self.batch = batch
+        for metric in self.metrics:
+            metric.begin(batch)
+        self.requests = Requests([*self.metrics, TOP], batch)
+        self.rows = torch.searchsorted(self.texts, torch.tensor(batch.texts))
+        self.order = HashOrder(self.seed, batch)
+        self.classes = token_classes(batch.ids, batch.spelling, self.spaced)
+        self._uniform: list[tuple[Mask, _Uniform]] = []
+        return self.requests.statistics
+
+    def receive(self, call: Call, problem: Problem, inputs: Inputs, output: Tensor) -> None:
+        """Reduce one attention call."""
+        self.must_read_one_text(call, problem)
+        uniform = self.uniform(problem, inputs)
+        if call.layer == len(self.layers):
+            self.add_layer(call, problem)
+        layer, examples = self.layers[call.layer], self.examples[call.layer]
+        top = cast(TopWeights, self.requests.results_of(TOP, call.statistics)["topk"])
+        for number, metric in enumerate(self.metrics):
+            results = self.requests.results_of(metric, call.statistics)
+            of_metric = LayerCall(
+                call.layer, self.batch, uniform.allowed, results, problem, inputs, output
+            )
+            values, counts = self.values(metric, of_metric), uniform.counts[number]
+            self.check_shape(metric, values)
+            bins = metric.bins.of(values)
+            self.reduce(layer, number, values, bins, uniform, call)
+            if metric.examples:
+                examples.add(number, values, bins, counts, self.batch, self.order, top)
+        examples.select()
+        fits = fits_of(self.batch, top.keys)
+        add_looks(layer.looks, self.rows, self.classes, fits, uniform.chooses)
+        layer.chances += uniform.chances
+        self.linked.add(call.layer, top.keys[..., 0], uniform.chooses, self.batch)
+        if call.layer == 0:
+            self.tokens.count(uniform.chooses, self.batch)
+
+    def values(self, metric: Metric, call: LayerCall) -> Tensor:
+        """Compute a metric. Raises `BadValue` if it raises an error."""
+        try:
+            values = metric.values(call)
+            return (values if values.is_floating_point() else values.double()).contiguous()
+        except AttentionError:
+            raise
+        except Exception as error:  # which would look like an error of the model
+            raise BadValue(
+                f"The metric {metric.name} raised {type(error).__name__}: {error}.",
+                "a metric computes a number for every query of any context, also of one token.",
+                "correct its method `values`; shards that are finished stay valid.",
+            ) from error
+
+    def reduce(
+        self, layer: LayerState, number: int, values: Tensor, bins: Tensor, uniform: "_Uniform",
+        call: Call,
+    ) -> None:  # fmt: skip
+        """Add the values of a metric and their bins, (B, H, T), to the sums and the histogram."""
+        counts = uniform.counts[number]
+        sums = values.double().masked_fill(~counts.unsqueeze(1), 0.0).sum(-1)
+        if not sums.isfinite().all():
+            self.check_numbers(self.metrics[number], values, counts, call)
+        layer.sums[..., number].index_add_(0, self.rows, sums)
+        layer.queries[:, number].index_add_(0, self.rows, counts.sum(-1))
+        layer.uniform[number] += uniform.sums[number]
+        part, H = layer.counts[:, self.bins[number]], values.shape[1]
+        size = part.shape[1]
+        index = bins + torch.arange(H).unsqueeze(-1) * size
+        index = index.masked_fill(~counts.unsqueeze(1), H * size)  # beyond all bins
+        part += index.flatten().bincount(minlength=H * size + 1)[:-1].view(H, size)
+
+    def add_layer(self, call: Call, problem: Problem) -> None:
+        n, H, M = len(self.texts), problem.H, len(self.metrics)
+        self.layers.append(
+            LayerState(
+                module=call.module,
+                key_heads=problem.G,
+                sums=torch.zeros(n, H, M, dtype=torch.float64),
+                queries=torch.zeros(n, M, dtype=torch.int64),
+                uniform=torch.zeros(M, dtype=torch.float64),
+                counts=torch.zeros(H, self.bins[-1].stop, dtype=torch.int64),
+                looks=torch.zeros(n, H, *SHAPE, dtype=torch.int32),
+                chances=torch.zeros(SHAPE[0], len(BEHAVIOURS), dtype=torch.float64),
+            )
+        )
+        self.examples.append(LayerExamples(call.layer, H, self.metrics))
+
+    def uniform(self, problem: Problem, inputs: Inputs) -> "_Uniform":
+        """Return what depends on the mask alone. It is computed once for layers with one mask."""
+        known = next((x for mask, x in self._uniform if mask is problem.mask), None)
+        if known is None:
+            known = _Uniform(self, problem, inputs)
+            self._uniform.append((problem.mask, known))
+        return known
+
+    def must_read_one_text(self, call: Call, problem: Problem) -> None:
+        shape = tuple(self.batch.ids.shape)
+        if (problem.B, problem.Tq) != shape or problem.Tk != problem.Tq:
+            raise BadValue(
+                f"Layer {call.layer} has {problem.B} x {problem.Tq} queries and {problem.Tk} keys, "
+                f"for {quantity(shape[0], 'context')} of {quantity(shape[1], 'token')}.",
+                "a survey reads attention among the tokens of each context.",
+                "pass the part of the model that does this, such as its encoder or decoder.",
+            )
+
+    def check_shape(self, metric: Metric, values: Tensor) -> None:
+        """Raise `BadValue` for numbers of another shape."""
+        B, T = self.batch.ids.shape
+        if values.shape[:1] != (B,) or values.shape[2:] != (T,):
+            raise BadValue(
+                f"The metric {metric.name} returned numbers of shape {tuple(values.shape)}.",
+                f"a metric has one number for each context, head and query: ({B}, H, {T}).",
+                "check what its method `values` returns.",
+            )
+
+    def check_numbers(self, metric: Metric, values: Tensor, counts: Tensor, call: Call) -> None:
+        """Raise `BadValue` for NaN and infinity."""
+        if not (wrong := ~values.isfinite() & counts.unsqueeze(1)).any():
+            return
+        b, h, t = wrong.nonzero()[0].tolist()
+        number = "NaN" if values[b, h, t].isnan() else "infinite"
+        raise BadValue(
+            f"{metric.name} is {number} in layer {call.layer}, head {h}, in text "
+            f"{self.batch.texts[b]}, context {self.batch.contexts[b]}, token {t}.",
+            "a survey has only numbers; shards that are finished stay valid.",
+            "load the model in float32, or leave this text out.",
+        )
+
+    def state(self) -> State:
+        parts = [layer.examples for layer in self.examples]
+        return State(
+            texts=self.texts,
+            layers=self.layers,
+            examples=np.concatenate(parts or [np.zeros(0, EXAMPLE)]),
+            linked=self.linked.result(),
+            tokens=self.tokens.result(),
+        )
+
+
+class _Uniform:
+    """What depends on the mask of a call, and not on its weights.
+
+    Attributes:
+        allowed: how many keys each query may look at, (B|1, 1, T).
+        chooses: the queries with at least two of them, (B, T).
+        counts: the queries over which the mean of each metric is taken, (B, T) each.
+        sums: the sum of each metric for uniform weights over these queries; NaN without one.
+        chances: the sums of uniform weights on the keys of each behaviour, over the queries of each
+            class that choose, (C, behaviours); NaN without the metric of their mass.
+    """
+
+    def __init__(self, collector: Collector, problem: Problem, inputs: Inputs) -> None:
+        batch, shape = collector.batch, collector.batch.ids.shape
+        results, self.allowed = uniform_results(problem, inputs, collector.requests.statistics)
+        self.chooses = (self.allowed[:, 0] > 1).expand(shape)
+        self.counts: list[Tensor] = []
+        self.sums: list[float] = []
+        masses: dict[str, Tensor] = {}
+        for metric in collector.metrics:
+            own = collector.requests.results_of(metric, results)
+            call = LayerCall(0, batch, self.allowed, own)
+            counts = metric.counts(call)[:, 0].expand(shape)
+            complete = len(own) == collector.requests.count_of(metric)
+            baseline = metric.baseline(call) if complete else None
+            self.counts.append(counts)
+            if baseline is None:
+                self.sums.append(float("nan"))
+                continue
+            masses[metric.name] = of_queries = baseline[:, 0].expand(shape)
+            self.sums.append(float(of_queries[counts].double().sum()))
+        missing = torch.full(shape, float("nan"))
+        by_class = [
+            sum_by_class(masses.get(name, missing), collector.classes, self.chooses)
+            for name in BEHAVIOURS.values()
+        ]
+        self.chances = torch.stack(by_class, -1)

@@ -1,0 +1,213 @@
+"""Cut texts into contexts, and contexts into shards: fixed lists that no worker can change.
+
+A text is tokenized once, and cut into pieces. Each piece is a context, with the tokens that the
+tokenizer adds around a text, such as BOS. Nothing is dropped: the last piece of a text is as long
+as it is. A context never mixes texts. A shard has contexts in their order, until it has
+`shard_tokens` tokens; so texts that are added later change only the last shard.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.errors import BadValue
+from ..core.files import atomic_io
+from ..models.roles import role_keys
+from .damage import damaged
+from .metric import Batch
+from .reader import Reader
+from .texts import Text
+
+FOLDER = "corpus"
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The contexts of a shard.
+
+    Attributes:
+        number: its place in the corpus.
+        ids: the token ids of all contexts, one after the other.
+        lengths: the number of tokens of each context.
+        texts: the number of the text of each context in the corpus.
+        contexts: the number of each context in its text.
+        names: the name of each text that begins in this shard, by its number.
+        spelling: the text of each token id in this shard.
+    """
+
+    number: int
+    ids: Tensor
+    lengths: Tensor
+    texts: Tensor
+    contexts: Tensor
+    names: dict[int, str]
+    spelling: dict[int, str]
+
+    @property
+    def digest(self) -> str:
+        """A digest of the contexts."""
+        digest = hashlib.sha256()
+        for part in (self.ids, self.lengths, self.texts, self.contexts):
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            digest.update(part.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(self.lengths.cumsum(0).tolist())
+
+    @cached_property
+    def _is_separator(self) -> Tensor:
+        """Whether each token id is punctuation or the end of a line."""
+        is_separator = torch.zeros(max(self.spelling) + 1, dtype=torch.bool)
+        is_separator[[i for i, token in self.spelling.items() if role_keys.is_separator(token)]] = 1
+        return is_separator
+
+    @property
+    def state_file(self) -> str:
+        """The name of the file of its state, by the digest of its contexts."""
+        return f"{self.number:06d}-{self.digest}.safetensors"
+
+    @property
+    def file(self) -> str:
+        """The name of the file of its contexts, by the digest of all that it has."""
+        texts = json.dumps([self.names, self.spelling], sort_keys=True)
+        digest = hashlib.sha256(f"{self.digest} {texts}".encode()).hexdigest()[:16]
+        return f"{self.number:06d}-{digest}.safetensors"
+
+    def context(self, index: int) -> Tensor:
+        """Return the ids of a context, (T,)."""
+        end = self._ends[index]
+        return self.ids[end - int(self.lengths[index]) : end].long()
+
+    def batches(self, most: int) -> Iterator[Batch]:
+        """Yield the contexts in batches of equal length, the longest first.
+
+        A batch has at most `most` tokens, or one context.
+        """
+        by_length: dict[int, list[int]] = {}
+        for index, length in enumerate(self.lengths.tolist()):
+            by_length.setdefault(length, []).append(index)
+        for length in sorted(by_length, reverse=True):
+            indices, size = by_length[length], max(1, most // length)
+            for first in range(0, len(indices), size):
+                yield self.batch(indices[first : first + size])
+
+    def batch(self, indices: list[int]) -> Batch:
+        """Return contexts of equal length as a batch."""
+        ids = torch.stack([self.context(index) for index in indices])
+        return Batch(
+            ids=ids,
+            texts=self.texts[indices].tolist(),
+            contexts=self.contexts[indices].tolist(),
+            spelling=self.spelling,
+            separators=self._is_separator[ids],
+        )
+
+    def write(self, out: Path) -> Path:
+        """Write the shard, if the folder does not have it, or only a damaged one."""
+        path = out / FOLDER / self.file
+        with suppress(BadValue):
+            read_shard(path)
+            return path
+        tensors = {n: getattr(self, n) for n in ("ids", "lengths", "texts", "contexts")}
+        about = {"number": self.number, "names": self.names, "spelling": self.spelling}
+        return atomic_io.write(path, tensors, {"shard": about})
+
+
+def read_shard(path: Path) -> Shard:
+    """Read the contexts of a shard.
+
+    Raises `BadValue` for a missing file, and for one whose contents do not have the digest in its
+    name.
+    """
+    tensors, about = atomic_io.read(path)
+    try:
+        number, *texts = (about["shard"][name] for name in ("number", "names", "spelling"))
+        names, spelling = ({int(i): text for i, text in part.items()} for part in texts)
+        shard = Shard(number, **tensors, names=names, spelling=spelling)
+        if shard.file == path.name:
+            return shard
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"it is not that of a shard ({error})") from error
+    raise damaged(path, "its contents do not have the digest in its name")
+
+
+def pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Cut a list into pieces of `size`; the last one has the rest.
+
+    >>> list(pieces([1, 2, 3, 4, 5], 2))
+    [[1, 2], [3, 4], [5]]
+    """
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
+
+
+class Cutter:
+    """Cuts texts into shards. `skipped` has the texts without a token, with the reason."""
+
+    def __init__(self, reader: Reader, context: int, shard_tokens: int) -> None:
+        self.reader, self.shard_tokens = reader, shard_tokens
+        self.before, self.after = reader.around
+        self.size = context - len(self.before) - len(self.after)
+        if self.size < 1:
+            raise BadValue(
+                f"context={context!r}.",
+                f"a context has at least one token of a text besides the "
+                f"{len(self.before) + len(self.after)} that the tokenizer adds.",
+                "pass a larger context.",
+            )
+        self.skipped: list[tuple[str, str]] = []
+        self.texts = self.tokens = self.shards = 0
+        self._contexts: list[tuple[list[int], int, int]] = []
+        self._names: dict[int, str] = {}
+        self._filled = 0
+
+    def cut(self, texts: Iterator[Text], most: int | None = None) -> Iterator[Shard]:
+        """Yield the shards of the texts.
+
+        With `most`, the contexts end after this number of tokens of texts.
+        """
+        for text in texts:
+            ids = text.ids if text.content is None else self.reader.encode(text.content)
+            if most is not None:
+                ids = ids[: most - self.tokens]
+            if ids:
+                self._names[self.texts] = text.name
+            else:
+                self.skipped.append((text.name, text.reason or "it has no token"))
+            for number, piece in enumerate(pieces(ids, self.size)):
+                context = [*self.before, *piece, *self.after]
+                self._contexts.append((context, self.texts, number))
+                self._filled += len(context)
+                self.tokens += len(piece)
+                if self._filled >= self.shard_tokens:
+                    yield self._shard()
+            self.texts += 1
+            if self.tokens == most:
+                break
+        if self._contexts:
+            yield self._shard()
+
+    def _shard(self) -> Shard:
+        contexts, texts, numbers = zip(*self._contexts, strict=True)
+        ids = torch.tensor([i for context in contexts for i in context], dtype=torch.int32)
+        shard = Shard(
+            number=self.shards,
+            ids=ids,
+            lengths=torch.tensor([len(ids) for ids in contexts], dtype=torch.int32),
+            texts=torch.tensor(texts, dtype=torch.int32),
+            contexts=torch.tensor(numbers, dtype=torch.int32),
+            names=self._names,
+            spelling={i: str(self.reader.words[i]) for i in ids.unique().tolist()},
+        )
+        self.shards += 1
+        self._contexts, self._names, self._filled = [], {}, 0
+        return shard

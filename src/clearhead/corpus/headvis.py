@@ -1,0 +1,137 @@
+"""Write a survey as the folder `data/` that the viewer HeadVis reads.
+
+Source of the format: `data_pipeline.py` of github.com/anthropics/headvis, 2026. An interval is a
+decile of the queries by their largest weight. A sequence has the weights of one query, because a
+survey stores no matrices; distances and tokens are those of the whole corpus.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import writable_folder
+from .deciles import Rows, sample_of_decile
+
+if TYPE_CHECKING:
+    from . import Survey
+
+INTERVALS, PER_INTERVAL = 10, 20
+SEQUENCES_BY = "largest"  # the metric whose examples are the sequences
+DISTANCE = re.compile(r"distance_(\d+)(?:_(\d+))?")
+PATTERN = "L{layer}H{head}.json"
+PLOTS = {"qk_distance_histogram": "Q-K distance", "histogram": "Largest weight of a query"}
+TABLES = {"top_query_tokens": "Top query tokens", "top_key_tokens": "Top key tokens"}
+
+
+def export_headvis(survey: "Survey", folder: str | Path) -> Path:
+    """Write the folder, and return its path. Raises `BadValue` if it cannot be created."""
+    out = writable_folder(folder, "an export is")
+    (out / "heads").mkdir(exist_ok=True)
+    (out / "attributions").mkdir(exist_ok=True)
+    rows = survey.query("select * from heads order by layer, head, metric").to_pylist()
+    heads = {
+        layer_head: {row["metric"]: row for row in of}
+        for layer_head, of in groupby(rows, itemgetter("layer", "head"))
+    }
+    _write(out / "config.json", _config(survey, list(heads)))
+    means = [
+        {"layer": layer, "head": head, **{name: row["mean"] for name, row in of.items()}}
+        for (layer, head), of in heads.items()
+    ]
+    _write(out / "scatter_data.json", means)
+    histograms = survey.by_metric("histograms", "bin")
+    examples = survey.by_metric("examples", "stratum, rank")
+    for (layer, head), metrics in heads.items():
+        name, key = PATTERN.format(layer=layer, head=head), (layer, head, SEQUENCES_BY)
+        sequences = list(_sequences(survey, examples.get(key, []), histograms[key]))
+        tokens = survey.tokens(layer, head).to_pylist()
+        _write(out / "heads" / name, _head(sequences, metrics, tokens, histograms[key]))
+    for name in ("server_config.json", "attributions/manifest.json"):
+        _write(out / name, {})  # the viewer works without a server
+    return out
+
+
+def _config(survey: "Survey", heads: list[tuple[int, int]]) -> dict[str, Any]:
+    metrics = survey.metrics.to_pylist()
+    return {
+        "model_name": str(survey.manifest.fixed["model"]),
+        "heads": [list(layer_head) for layer_head in heads],
+        "n_layers": len({layer for layer, _ in heads}),
+        "n_heads": max(head for _, head in heads) + 1,
+        "n_intervals": INTERVALS,
+        "metrics": [row["metric"] for row in metrics],
+        "metric_descriptions": {row["metric"]: row["formula"] for row in metrics},
+        "head_data_pattern": PATTERN,
+        "has_umap": False,
+        "umap_heads": [],
+        "custom_plots": [{"key": key, "label": label} for key, label in PLOTS.items()],
+        "custom_tables": [{"key": key, "label": label} for key, label in TABLES.items()],
+        "statistics_display": {
+            "queries": {"label": "Queries", "format": "default"},
+            "texts": {"label": "Texts", "format": "default"},
+            "mean_largest": {"label": "Mean of the largest weight", "format": "default"},
+        },
+    }
+
+
+def _head(
+    sequences: list[dict[str, Any]], metrics: Mapping[str, Any], tokens: Rows, histogram: Rows
+) -> dict[str, Any]:
+    return {
+        "sequences": sequences,
+        "qk_distance_histogram": _distances(metrics),
+        **{
+            f"top_{side}_tokens": [
+                {"token": row["spelling"], "weight": row["count"] / row["total"]}
+                for row in sorted(tokens, key=itemgetter("count"), reverse=True)
+                if row["side"] == side
+            ]
+            for side in ("query", "key")
+        },
+        "histogram": {
+            "bin_edges": [row["low"] for row in histogram] + [histogram[-1]["high"]],
+            "bin_values": [row["count"] for row in histogram],
+        },
+        "statistics": {
+            "queries": metrics[SEQUENCES_BY]["queries"],
+            "texts": metrics[SEQUENCES_BY]["texts"],
+            "mean_largest": metrics[SEQUENCES_BY]["mean"],
+        },
+    }
+
+
+def _sequences(survey: "Survey", examples: Rows, histogram: Rows) -> Iterable[dict[str, Any]]:
+    for decile in range(INTERVALS):
+        sample = sample_of_decile(examples, histogram, decile, PER_INTERVAL)
+        for number, row in enumerate(sample):
+            tokens = survey.context(row["text"], row["context"])
+            yield {
+                "sequence_id": PER_INTERVAL * decile + number,
+                "interval": decile + 1,
+                "tokens": tokens,
+                "attention_indices": [row["query"] * len(tokens) + key for key in row["keys"]],
+                "attention_values": [round(weight, 4) for weight in row["weights"]],
+                "seq_len": len(tokens),
+                "max_activation": row["value"],
+            }
+
+
+def _distances(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the sums of weights by distance: 0, 1, 2 to 3, 4 to 7, and so on."""
+    bins = {0: metrics["self"], 1: metrics["previous"]}
+    for name, row in metrics.items():
+        if match := DISTANCE.fullmatch(name):
+            bins[int(match[1])] = row
+    lows = sorted(bins)
+    return {
+        "bin_edges": [float(low) for low in lows] + [2.0 * max(lows[-1], 1)],
+        "bin_values": [bins[low]["mean"] * bins[low]["queries"] for low in lows],
+    }
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, allow_nan=False), encoding="utf-8")

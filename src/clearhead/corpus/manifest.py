@@ -1,0 +1,240 @@
+"""The manifest of a survey: what its numbers depend on, and its list of shards.
+
+A folder has one survey. A run with another model, tokenizer, setting or version is refused, and the
+error names the value that differs. Texts may be added after those that it has.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.engines import cpu
+from ..core.errors import BadValue
+from ..core.files import atomic_io
+from ..core.formatting import quantity
+from .corpus import FOLDER, read_shard
+from .metric import Metric
+from .reader import Reader
+
+FILE, FORMAT = "manifest.json", 6
+MOST_SKIPPED = 1000  # texts left out that the manifest names
+# Fixed values of the machine, which change how numbers are rounded.
+MACHINE = ("batch tokens", "threads of a worker", "device", "dtype", "instruction level",
+           "torch uses", "versions")  # fmt: skip
+# Other fixed values that may differ between surveys that are compared, besides digests.
+OWN = "model", "seed", "metrics"
+
+
+class ShardEntry(NamedTuple):
+    """A shard in the manifest: its files, and the numbers of its tokens and contexts.
+
+    The name of the file of its `state` has a digest of its contexts, and the name of its file in
+    the `corpus` a digest of the names of its texts too.
+    """
+
+    state: str
+    corpus: str
+    tokens: int
+    contexts: int
+
+
+class Manifest(NamedTuple):
+    """What a survey depends on, and what it consists of.
+
+    `fixed` cannot change: the model, the tokenizer, the settings, the metrics with their versions,
+    and the versions of the software. `corpus` counts texts, and describes how they were cut.
+    `requested` has the names of metrics and sets, for workers; None if some were objects.
+    """
+
+    fixed: dict[str, Any]
+    corpus: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    shards: list[ShardEntry]
+    requested: list[str] | None = None
+
+    def write(self, out: Path) -> None:
+        value = self._asdict() | {"shards": [entry._asdict() for entry in self.shards]}
+        head = {"format": FORMAT, "digest": _digest(value)}
+        atomic_io.write_json(out / FILE, head | value)
+
+    def origin(self, shard: ShardEntry) -> str:
+        """Return a digest of all on which the state of a shard depends."""
+        return _digest([self.fixed, self.metrics, shard.state])
+
+    @property
+    def digest(self) -> str:
+        """A digest of all on which the numbers of the tables depend."""
+        return _digest([self.fixed, self.metrics, [entry.state for entry in self.shards]])
+
+
+def fixed_values(
+    reader: Reader, metrics: Sequence[Metric], settings: dict[str, Any], threads: int
+) -> dict[str, Any]:
+    """Return the values on which all numbers of a survey depend."""
+    before, after = reader.around
+    parameters = list(reader.module.parameters())
+    dtypes = sorted(
+        {str(x.dtype).removeprefix("torch.") for x in parameters if x.dtype.is_floating_point}
+    )
+    return {
+        "model": reader.name,
+        "model digest": reader.model_digest,
+        "tokenizer digest": reader.tokenizer_digest,
+        "tokens before each context": before,
+        "tokens after each context": after,
+        **settings,
+        "metrics": {metric.name: metric.version for metric in metrics},
+        **{name: value for metric in metrics for name, value in metric.settings.items()},
+        "threads of a worker": threads,
+        "device": parameters[0].device.type if parameters else "cpu",
+        "dtype": ", ".join(dtypes),
+        "instruction level": cpu.level() or "none" if cpu.core is not None else "none",
+        "torch uses": torch.backends.cpu.get_cpu_capability(),
+        "versions": {"clearhead": _version("clearhead"), "torch": str(torch.__version__),
+                     "transformers": _version("transformers")},
+    }  # fmt: skip
+
+
+def describe(metric: Metric) -> dict[str, Any]:
+    """Return what the tables state about a metric."""
+    bins = metric.bins
+    return {
+        "metric": metric.name,
+        "formula": metric.formula,
+        "source": metric.source,
+        "version": metric.version,
+        "low": bins.low,
+        "high": bins.high,
+        "bins": bins.count,
+        "logarithmic": bins.log,
+        "least": bins.limits[0],
+        "most": bins.limits[1],
+        "examples": metric.examples,
+    }
+
+
+def read_manifest(out: Path) -> Manifest:
+    """Read the manifest of a survey. Raises `BadValue` for a folder without one."""
+    path = out / FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if (written := value.pop("format")) != FORMAT:
+            raise ValueError(f"it has format {written}, and this version writes {FORMAT}")
+        if value.pop("digest") != _digest(value):
+            raise ValueError("it was changed after it was written")
+        shards = [ShardEntry(**entry) for entry in value.pop("shards")]
+        return Manifest(**value, shards=shards)
+    except FileNotFoundError as error:
+        raise BadValue(
+            f"{str(out)!r} has no survey.",
+            f"the folder of a survey has a {FILE}.",
+            "check the path, or begin a survey with clearhead survey TEXTS --out FOLDER.",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadValue(
+            f"{str(path)!r} cannot be read: {error}.",
+            "the manifest of a survey is written by this version of clearhead.",
+            "use another folder, or the version that wrote it.",
+        ) from error
+
+
+def must_continue(
+    old: Manifest, fixed: dict[str, Any], metrics: list[dict[str, Any]], out: Path
+) -> None:
+    """Raise `BadValue` if a survey in `out` cannot be continued with these values.
+
+    Its metrics have the same order and bins too, because the states of shards are arrays of these.
+    """
+    known, new = (
+        _flat(values | {f"metric {i}": row for i, row in enumerate(rows, 1)})
+        for values, rows in ((old.fixed, old.metrics), (fixed, metrics))
+    )
+    for name in {**known, **new}:
+        if known.get(name) != new.get(name):
+            raise BadValue(
+                f"The survey in {str(out)!r} has {name} {known.get(name, 'missing')!r}, and this "
+                f"run {new.get(name, 'missing')!r}.",
+                "one survey has one model, tokenizer, set of settings and versions, so that its "
+                "numbers belong together.",
+                "use the same value, or another folder as out=.",
+            )
+
+
+def must_have_added(old: Manifest, new: Manifest, out: Path) -> None:
+    """Raise `BadValue` if the texts of a survey are not the first ones of the new texts."""
+    last = len(old.shards) - 1
+    known, states = ([entry.state for entry in manifest.shards] for manifest in (old, new))
+    same = len(states) > last and known[:last] == states[:last]
+    if same:
+        before, after = (
+            read_shard(out / FOLDER / manifest.shards[last].corpus).ids for manifest in (old, new)
+        )
+        same = before.equal(after[: len(before)])
+    if not same:
+        raise BadValue(
+            f"The survey in {str(out)!r} has other texts.",
+            "texts can be added after those of a survey, and not changed or left out.",
+            "pass the same texts first, or another folder as out=.",
+        )
+
+
+def must_have_read_the_same(one: Manifest, other: Manifest) -> None:
+    """Raise `BadValue` unless two surveys have the same contexts, and one version of each metric.
+
+    The settings of metrics that both have are the same too. Names of texts may differ.
+    """
+    pairs: list[tuple[str, Any, Any]] = [
+        (name, value, other.fixed[name])
+        for name, value in one.fixed.items()
+        if name in other.fixed and name not in (*MACHINE, *OWN) and "digest" not in name
+    ]
+    a, b = ({x["metric"]: (x["version"], x["formula"]) for x in s.metrics} for s in (one, other))
+    pairs += [(f"the metric {name}", a[name], b[name]) for name in a if name in b]
+    for name, value, theirs in pairs:
+        if value != theirs:
+            raise BadValue(
+                f"One survey has {name} {value!r}, and the other {theirs!r}.",
+                "a difference between surveys is one between models.",
+                "survey both models with the same settings.",
+            )
+    states, theirs = ([entry.state for entry in manifest.shards] for manifest in (one, other))
+    if states != theirs:  # their names have digests of the contexts
+        raise BadValue(
+            f"The surveys have {quantity(one.corpus['texts'], 'text')} and "
+            f"{quantity(other.corpus['texts'], 'text')}, and their tokens are not the same.",
+            "two surveys are compared text by text.",
+            "survey the same texts, in the same order, with two models of one tokenizer.",
+        )
+
+
+def machines_that_differ(one: Manifest, other: Manifest) -> list[str]:
+    """Return the values of the machines of two surveys that differ, with their names."""
+    a, b = (_flat({name: survey.fixed[name] for name in MACHINE}) for survey in (one, other))
+    return [f"{name} {value!r} and {b[name]!r}" for name, value in a.items() if value != b[name]]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}: {key}": x for key, x in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of a value of JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

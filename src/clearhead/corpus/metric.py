@@ -1,0 +1,193 @@
+"""Define what a metric is: one number for each head and query of a batch of contexts.
+
+Everything else of a survey (means with intervals, histograms, examples) follows from these numbers,
+so a metric of your own is a class like this one:
+
+    class OnDigits(Mass):
+        name, formula, source = "on_digits", "weight on tokens that are digits", "us, 2026"
+
+        def group(self, batch):
+            return dense(keep=batch.matches(str.isdigit)[:, None, None])
+
+Letters: B contexts, H query heads, T tokens of a context.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.masks import Mask
+from ..core.problem.problem import Inputs, Problem
+from ..core.stats import Result, Statistic, mass
+from .intervals import Limits
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The fixed bins of a histogram, `count` equal ones from `low` to `high`.
+
+    With `log`, their logarithms have equal widths. A value outside counts in the nearest bin.
+    `bounds` are the least and largest mean that is possible, where intervals end: None in place of
+    a number that does not exist, and in place of both if they are `low` and `high`.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    count: int = 100
+    log: bool = False
+    bounds: Limits | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """The least and largest possible mean."""
+        return (self.low, self.high) if self.bounds is None else self.bounds
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the bin of each value, as int64."""
+        low, high = self._ends
+        scaled = (values.clamp(min=1e-30).log() if self.log else values) - low
+        return (scaled * (self.count / (high - low))).long().clamp(0, self.count - 1)
+
+    def edges(self) -> list[float]:
+        """Return the `count` + 1 edges of the bins."""
+        low, high = self._ends
+        edges = [low + (high - low) * i / self.count for i in range(self.count + 1)]
+        return [math.exp(edge) for edge in edges] if self.log else edges
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        return (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+
+
+FRACTION = Bins()
+YES_OR_NO = Bins(count=2)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Contexts of equal length that the model reads at once. Nothing is padded.
+
+    Attributes:
+        ids: the token ids, (B, T).
+        texts: the number of each context's text in the corpus.
+        contexts: the number of each context in its text.
+        spelling: the text of each token id.
+        separators: True for punctuation and ends of lines, (B, T).
+    """
+
+    ids: Tensor
+    texts: Sequence[int]
+    contexts: Sequence[int]
+    spelling: Mapping[int, str]
+    separators: Tensor
+
+    def matches(self, test: Callable[[str], bool]) -> Tensor:
+        """Return which tokens pass a test of their text without spaces around it, (B, T)."""
+        known, numbers = self.ids.unique(return_inverse=True)
+        passes = [test(self.spelling[i].strip()) for i in known.tolist()]
+        return torch.tensor(passes, dtype=torch.bool)[numbers]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """One attention call of the model on a batch, with what a metric requested.
+
+    ``call["entropy"]`` is a result of `Metric.statistics`, by the name of the statistic.
+
+    Attributes:
+        layer: the number of the call in a run of the model, from 0.
+        batch: the contexts.
+        allowed: how many keys each query may look at, (B|1, 1, T).
+        results: the statistics by name.
+        problem, inputs, output: the call itself; None for uniform weights.
+    """
+
+    layer: int
+    batch: Batch
+    allowed: Tensor
+    results: dict[str, Result]
+    problem: Problem | None = field(default=None, repr=False)
+    inputs: Inputs | None = field(default=None, repr=False)
+    output: Tensor | None = field(default=None, repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.results[name]
+
+
+class Metric:
+    """One number for each head and query. Subclass it, and define `values`.
+
+    Attributes:
+        name: the name in the tables; lower case, with underscores.
+        formula: what it computes, as text.
+        source: where the definition is from.
+        version: increase it if the numbers change; a survey with another version is refused.
+        bins: the bins of its histogram.
+        examples: whether examples of queries are stored for it.
+        settings: values on which its numbers depend, besides the model; a survey with others is
+            refused.
+    """
+
+    name: str = ""
+    formula: str = ""
+    source: str = "clearhead"
+    version: int = 1
+    bins: Bins = FRACTION
+    examples: bool = True
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def begin(self, batch: Batch) -> None:
+        """Begin a batch, before the model runs; for a metric with a run of its own."""
+
+    def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
+        """Return the statistics that `values` reads, as in ``watch(stats=...)``."""
+        return ()
+
+    def values(self, call: LayerCall) -> Tensor:
+        """Compute the number of each query, (B, H, T)."""
+        raise NotImplementedError
+
+    def counts(self, uniform: LayerCall) -> Tensor:
+        """Return the queries over which the mean is taken, (B|1, 1, T).
+
+        By default, these are the queries with a choice: with at least two keys to look at.
+        """
+        return uniform.allowed > 1
+
+    def baseline(self, uniform: LayerCall) -> Tensor | None:
+        """Compute the number for uniform weights on the same keys, (B|1, 1, T); None without one.
+
+        `uniform` has one head, and no statistics of values.
+        """
+        return self.values(uniform)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.formula} ({self.source}; version {self.version})"
+
+
+class Mass(Metric):
+    """The weight on a group of keys, a mask that `group` returns.
+
+    The mean is over the queries that have a choice: at least one key of the group, and at least one
+    other key.
+    """
+
+    def group(self, batch: Batch) -> Mask:
+        """Return the keys of each query, as a mask."""
+        raise NotImplementedError
+
+    def statistics(self, batch: Batch) -> Sequence[mass]:
+        return [mass({"group": self.group(batch)})]
+
+    def values(self, call: LayerCall) -> Tensor:
+        weight: Tensor = call["mass"]["group"]
+        return weight
+
+    def counts(self, uniform: LayerCall) -> Tensor:
+        inside = (self.values(uniform) * uniform.allowed).round()
+        return (inside > 0) & (inside < uniform.allowed)

@@ -1,0 +1,95 @@
+"""The sets of metrics by name, and how a user's own are chosen."""
+
+import importlib
+from collections.abc import Callable, Iterable
+
+from ..core.errors import BadType, BadValue, did_you_mean, is_iterable
+from .attribution import attribution
+from .basic import basic
+from .long import long
+from .metric import Metric
+from .reader import Reader
+from .values import values
+
+# Each returns the metrics for a model and the longest context.
+SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
+    "basic": lambda reader, context: basic(context),
+    "values": values,
+    "long": long,
+    "attribution": attribution,
+}
+
+
+def entries_of(requested: "str | Metric | Iterable[str | Metric]") -> "list[str | Metric]":
+    """Return the entries of `metrics`, each one name or object.
+
+    An entry is the name of a set, a `Metric`, or ``"module:name"`` for one that a module defines.
+    Several names may be in one string, with commas. Raises `BadType` for anything else.
+    """
+    entries = [requested] if isinstance(requested, (str, Metric)) else requested
+    if not is_iterable(entries):
+        raise _not_metrics(requested)
+    result: list[str | Metric] = []
+    for entry in entries:
+        result += [x.strip() for x in entry.split(",")] if isinstance(entry, str) else [entry]
+    if not result:
+        raise _not_metrics(requested)
+    return result
+
+
+def chosen_metrics(entries: "Iterable[str | Metric]", reader: Reader, context: int) -> list[Metric]:
+    """Return the metrics of the entries. A metric that two sets share is there once.
+
+    Raises `BadType` and `BadValue` for anything else, and for two metrics with one name.
+    """
+    metrics: dict[str, Metric] = {}
+    of_sets: set[str] = set()
+    for name in entries:
+        for metric in _metrics_of(name, reader, context):
+            if name in SETS and metric.name in of_sets:
+                continue
+            if not metric.name or metric.name in metrics:
+                raise BadValue(
+                    f"Two metrics have the name {metric.name!r}."
+                    if metric.name
+                    else f"The metric {type(metric).__name__} has no name.",
+                    "the name of a metric identifies its rows in the tables.",
+                    "set its attribute `name`.",
+                )
+            metrics[metric.name] = metric
+            if name in SETS:
+                of_sets.add(metric.name)
+    return list(metrics.values())
+
+
+def _metrics_of(entry: object, reader: Reader, context: int) -> list[Metric]:
+    if isinstance(entry, Metric):
+        return [entry]
+    if not isinstance(entry, str):
+        raise _not_metrics(entry)
+    if entry in SETS:
+        return SETS[entry](reader, context)
+    module, colon, attribute = entry.partition(":")
+    if not colon:
+        raise BadValue(
+            f"metrics has {entry!r}.",
+            f"the sets of metrics are {', '.join(SETS)}.",
+            did_you_mean(entry, SETS) or "for a metric of your own, pass module:name.",
+        )
+    try:
+        own = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadValue(
+            f"The metric {entry!r} cannot be imported: {error}.",
+            "module:name is a metric, or a class of metrics, that a module defines.",
+            "check the name, and that Python finds the module.",
+        ) from error
+    return _metrics_of(own() if isinstance(own, type) else own, reader, context)
+
+
+def _not_metrics(value: object) -> BadType:
+    return BadType(
+        f"metrics is {value!r}.",
+        f"metrics are sets ({', '.join(SETS)}) and objects of clearhead.corpus.Metric.",
+        'pass for example metrics="basic", or metrics=["basic", MyMetric()].',
+    )

@@ -1,0 +1,120 @@
+"""A corpus of needles: random tokens that are hidden in texts, and repeated at their ends."""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import BadValue, as_count
+from .basic import NEAR
+from .long import CUE
+from .reader import Reader
+from .texts import Text, read_texts
+
+
+@dataclass(frozen=True)
+class Needles:
+    """Contexts with a needle at a random depth, which their end repeats.
+
+    A needle has `tokens` different random tokens that its haystack does not have. The first 4 of
+    them at the end are the question; nothing but the needle predicts the others. So one forward
+    pass measures retrieval, with the metrics `copied` and `retrieval` (Wu et al. 2024, arXiv
+    2404.15574, has sentences as needles, and generates). The haystacks are pieces of `texts`, as
+    long as a context allows, again from the first one if there are fewer. A token that follows the
+    same 4 tokens as earlier in its haystack is left out, so that only needles are copied. The seed
+    of the survey draws needles and depths.
+
+    Attributes:
+        texts: the texts of the haystacks, as in `survey`.
+        count: the number of contexts.
+        tokens: the tokens of a needle.
+    """
+
+    texts: "str | Path | Iterable[str | Path]"
+    count: int = 100
+    tokens: int = 16
+
+    def __post_init__(self) -> None:
+        hint = "pass for example Needles(texts, count=100, tokens=16)."
+        as_count("count", self.count, "a survey has texts.", hint, least=1)
+        rule = f"a needle has the {CUE} tokens of the question, and others."
+        as_count("tokens", self.tokens, rule, hint, least=CUE + 1)
+
+    def described(self) -> dict[str, Any]:
+        """Return the settings, for the manifest. The shards have the tokens."""
+        return {"needles": {"count": self.count, "tokens": self.tokens}}
+
+    def drawn(self, reader: Reader, context: int, seed: int) -> Iterator[Text]:
+        """Yield the texts.
+
+        Raises `BadValue` if a needle does not fit into a context, for short texts, and for a
+        vocabulary with few other tokens.
+        """
+        before, after = reader.around
+        size = context - len(before) - len(after) - 2 * self.tokens
+        if size <= NEAR:
+            raise BadValue(
+                f"A needle has {self.tokens} tokens, and a context {context}.",
+                f"a context has a needle twice, and more than {NEAR} tokens between them.",
+                "pass fewer tokens, or a larger context.",
+            )
+        unread: list[Text] = []
+        haystacks = list(self._haystacks(reader, size, unread))
+        if not haystacks:
+            raise BadValue(
+                f"No text for needles has {size} tokens without repetitions.",
+                f"a haystack fills a context of {context} tokens.",
+                "pass longer texts, or a smaller context.",
+            )
+        generator = random.Random(seed)
+        words = {*range(len(reader.words))} - {*before, *after}
+        for number in range(self.count):
+            haystack = haystacks[number % len(haystacks)]
+            others = sorted(words - {*haystack})
+            if len(others) < self.tokens:
+                raise BadValue(
+                    f"A needle has {self.tokens} tokens, and a haystack leaves {len(others)} of "
+                    f"the {len(words)} tokens of the vocabulary.",
+                    "the tokens of a needle are not in its haystack.",
+                    "pass fewer tokens, or a smaller context.",
+                )
+            needle = generator.sample(others, self.tokens)
+            # After another token than at the end: so no run with it is repeated.
+            places = [i for i in range(size - NEAR) if not i or haystack[i - 1] != haystack[-1]]
+            at = generator.choice(places)
+            ids = (*haystack[:at], *needle, *haystack[at:], *needle)
+            yield Text(f"needle {number} at {at}", None, ids=ids)
+        yield from unread
+
+    def _haystacks(self, reader: Reader, size: int, unread: list[Text]) -> Iterator[list[int]]:
+        """Yield the pieces of the texts, each of `size` tokens, as many as are needed.
+
+        Texts that cannot be read are added to `unread`.
+        """
+        left = self.count
+        for text in read_texts(self.texts):
+            if text.reason:
+                unread.append(text)
+            ids = iter(text.ids if text.content is None else reader.encode(text.content))
+            while left and len(piece := without_copies(ids, size)) == size:
+                left -= 1
+                yield piece
+            if not left:
+                return
+
+
+def without_copies(ids: Iterator[int], size: int) -> list[int]:
+    """Return the first `size` tokens, without those that repeat a run of `CUE` + 1 tokens.
+
+    >>> without_copies(iter([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6]), 10)
+    [1, 2, 3, 4, 5, 1, 2, 3, 4, 6]
+    """
+    tokens: list[int] = []
+    runs: set[tuple[int, ...]] = set()
+    while len(tokens) < size and (token := next(ids, None)) is not None:
+        run = (*tokens[-CUE:], token)
+        if run not in runs:
+            runs.add(run)
+            tokens.append(token)
+    return tokens

@@ -1,0 +1,1 @@
+"""What each head causes."""

@@ -1,0 +1,1 @@
+"""Follow a model while it runs: its layers, texts, copies and positions."""

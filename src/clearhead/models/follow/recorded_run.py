@@ -1,0 +1,117 @@
+"""Follow a run of a model: its modules, and the output projection of each attention call.
+
+Letters: T tokens, H heads, Dv value size, d model size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from ...core.errors import BadValue
+from ...core.functional.ambient import listening
+from ...core.problem.problem import Inputs, Problem
+from ...hf.projections import OutputProjection, output_projection
+from .layers import Layers, module_hooks
+
+
+class AttentionCall(NamedTuple):
+    """An attention call, and the projection of its heads' output z, (1, H, T, Dv)."""
+
+    module: str
+    projection: OutputProjection
+    z: Tensor
+    problem: Problem
+    inputs: Inputs
+
+
+class ModuleRun(NamedTuple):
+    """A module that ran, with the tensors passed to it and its first output.
+
+    `projects` is the call whose heads it projects, or None. `before` is `RecordedRun.state` before
+    it ran.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: Sequence[Tensor]
+    result: Tensor
+    projects: AttentionCall | None
+    before: Any
+
+
+class RecordedRun(ABC):
+    """Follows the modules that run inside the `with` block of `recorded`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._layers = Layers()
+        self._running: list[tuple[str, list[Tensor], Any]] = []
+        self._expected: dict[str, AttentionCall] = {}  # by the module that sums their heads
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Follow a run of the model inside the `with` block.
+
+        Raises `BadValue` if a module calls attention twice before its output projection, or if the
+        projection does not run, or computes something else.
+        """
+        with module_hooks(self.model, self.enter, self._leave), listening(self._on_call):
+            yield
+        for projection, call in self._expected.items():
+            raise _not_projected(call.module, projection)
+
+    def state(self) -> Any:
+        """Return what `after` needs from the time before a module runs."""
+        return None
+
+    @abstractmethod
+    def on_call(self, call: AttentionCall) -> None:
+        """Record an attention call, whose projection has not run."""
+
+    @abstractmethod
+    def after(self, ran: ModuleRun) -> Tensor | None:
+        """Record a module that ran. Returns the tensor that replaces its output, or None."""
+
+    def enter(
+        self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._layers.enter(name, module, args, kwargs)
+        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        self._running.append((name, inputs, self.state()))
+
+    def _on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
+        if not self._layers.inside:
+            return
+        _, name = self._layers.next_call()
+        projection = output_projection(self.model, name, problem.H, problem.Dv)
+        if projection.module in self._expected:
+            raise _not_projected(name, projection.module)
+        inputs = Inputs(*(x.detach() for x in inputs))
+        call = AttentionCall(name, projection, out.detach(), problem, inputs)
+        self._expected[projection.module] = call
+        self.on_call(call)
+
+    def _leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
+        self._layers.leave(module, args, result)
+        name, inputs, before = self._running.pop()
+        parts = result if isinstance(result, tuple) else (result,)
+        if not parts or not isinstance(parts[0], Tensor):
+            return None
+        projects = self._expected.pop(name, None)
+        if projects is not None:
+            projects.projection.check(projects.z, result)
+        replaced = self.after(ModuleRun(name, module, inputs, parts[0], projects, before))
+        if replaced is None or not isinstance(result, tuple):
+            return replaced
+        return (replaced, *parts[1:])
+
+
+def _not_projected(module: str, projection: str) -> BadValue:
+    return BadValue(
+        f"{module or 'The model'} called attention, and {projection} did not run after it.",
+        "an output projection runs after each attention call.",
+        "pass a model whose modules call attention once, and then their output projection.",
+    )

@@ -1,0 +1,1 @@
+"""Watch the attention calls of a model, and edit them."""

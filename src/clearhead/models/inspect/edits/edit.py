@@ -1,0 +1,306 @@
+"""The base class of edits: one change of attention, and where it applies."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from ....core.errors import BadType, BadValue, as_number
+from ....core.masks.text_positions import BY_COLUMN, PerText, Positions
+from ....core.problem.problem import Inputs, Problem
+from ...follow.layers import checked_list, is_selected
+
+
+class EditSite(NamedTuple):
+    """The attention call that edits apply to: its layer, the number of earlier calls of that layer,
+    and the positions of its columns."""
+
+    layer: int
+    module: str
+    call: int
+    at: Positions = BY_COLUMN
+
+
+Edited: TypeAlias = tuple[Problem, Inputs]  # what is computed instead of a call
+E = TypeVar("E", bound="Edit")
+
+
+def accept_rows(cls: type[E]) -> type[E]:
+    """Let an edit accept `rows`, which is the name of `positions` before version 0.2."""
+    init = cls.__init__
+
+    @wraps(init)
+    def with_old_name(self: E, *args: Any, **named: Any) -> None:
+        if "rows" in named:
+            warnings.warn("rows was renamed: use positions.", DeprecationWarning, stacklevel=2)
+            named["positions"] = named.pop("rows")
+        init(self, *args, **named)
+
+    cls.__init__ = with_old_name  # type: ignore[assignment, method-assign]
+    return cls
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Edit:
+    """One change, and where it applies. For each argument, None means all.
+
+    Args:
+        layers: numbers as in `Call.layer`, or patterns for module names such as ``"*.5.*"``.
+        heads: indices of query heads; -1 is the last. For `patch` of keys or values, indices of key
+            heads.
+        positions: positions of queries in the text, counted from 0, including tokens in a cache; -1
+            is the last token of the text in a call. Padding does not count if the call carries it
+            (see `clearhead.edits`). For `patch` of keys or values, positions of keys.
+        batch: a range of rows of the batch; -1 is the last. Rows beyond the batch are ignored.
+    """
+
+    # Edits of a call apply in the order of their stages: 0 changes the problem, 1 the weights, 2
+    # the output.
+    stage: ClassVar[int] = 0
+    changes_queries: ClassVar[bool] = False  # Does `edit_problem` change the queries?
+    needs_runs: ClassVar[bool] = False  # Does it depend on more runs of the model?
+
+    layers: Sequence[int | str] | None = None
+    heads: Sequence[int] | None = None
+    positions: Sequence[int] | None = None
+    batch: range | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "positions"):
+            value = checked_list(name, getattr(self, name), patterns=name == "layers")
+            object.__setattr__(self, name, value)
+        if self.batch is not None and not isinstance(self.batch, range):
+            raise BadType(
+                f"{type(self).__name__} got batch={self.batch!r}.",
+                "batch is a range of rows of the batch.",
+                "pass for example batch=range(0, 2).",
+            )
+
+    def __repr__(self) -> str:
+        where = [f"{name}={x!r}" for name, x in self._where() if x is not None]
+        return f"{type(self).__name__}({', '.join([*self.arguments(), *where])})"
+
+    def _where(self) -> Iterable[tuple[str, object]]:
+        for name in ("layers", "heads", "positions"):
+            x = getattr(self, name)
+            yield name, x if x is None else list(x)
+        yield "batch", self.batch
+
+    def arguments(self) -> list[str]:
+        """Return the edit's own arguments as written in a call."""
+        return []
+
+    def edit_inputs(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
+        """Return the problem with other queries, keys or values, before any `edit_problem`."""
+        return problem, inputs
+
+    def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
+        """Return the problem and inputs to compute instead."""
+        return problem, inputs
+
+    def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
+        """Return the output that replaces `out`, (B, H, Tq, Dv)."""
+        return out
+
+    def removes_an_edge(self, before: Problem, after: Problem) -> bool | None:
+        """Return whether the edited problem lacks a visible edge of the problem before.
+
+        None for edits that do not remove edges.
+        """
+        return None
+
+    def visible_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
+        """Return the problem whose weights are those of the edited call, for `watch`."""
+        return problem, inputs
+
+    def reads(self, site: EditSite) -> tuple[int, ...]:
+        """Identify the recorded data that the edit reads for this call.
+
+        If two calls of the same problem have equal identifiers, the edit changes them alike.
+        """
+        return ()
+
+    def applies(self, problem: Problem, site: EditSite) -> bool:
+        """Return whether the edit selects a query of this call."""
+        where = self.where(problem, site)
+        return where is None or bool(where.any())
+
+    def for_copy(self, batch: range) -> "Edit | None":
+        """Return the edit limited to these rows, which are one copy of the batch among several.
+
+        None if the edit cannot be limited to a part of a batch.
+        """
+        return replace(self, batch=batch) if self.batch is None else None
+
+    def head_count(self, problem: Problem) -> int:
+        """Return the number of heads from which `heads` selects."""
+        return problem.H
+
+    def heads_of(self, problem: Problem) -> list[int]:
+        """Return the indices of the selected heads. Raises `BadValue` for a head that does not
+        exist."""
+        count = self.head_count(problem)
+        for h in self.heads or ():
+            if not -count <= h < count:
+                raise self.no_head(h, problem)
+        return list(range(count)) if self.heads is None else [h % count for h in self.heads]
+
+    def no_head(self, h: int, problem: Problem) -> BadValue:
+        """Return the error for a head that does not exist."""
+        return BadValue(
+            f"{self!r} names head {h}.",
+            f"the layer has {problem.H} query heads, numbered from 0.",
+            f"use heads from 0 to {problem.H - 1}.",
+        )
+
+    def batch_of(self, problem: Problem) -> list[int]:
+        """Return the selected rows of the batch, in the order of the range, without rows beyond
+        the batch."""
+        B = problem.B
+        if self.batch is None:
+            return list(range(B))
+        existing = sorted((b for b in range(-B, B) if b in self.batch), key=self.batch.index)
+        return list(dict.fromkeys(b % B for b in existing))
+
+    def where(self, problem: Problem, site: EditSite) -> Tensor | None:
+        """Return booleans for the selected queries, (B|1, H|1, Tq|1); None if all are selected.
+
+        `patch` of keys or values returns those of keys, (B|1, G|1, Tk|1).
+        """
+        parts = []
+        if self.heads is not None:
+            flags = flags_at(self.heads_of(problem), self.head_count(problem))
+            parts.append(flags.reshape(1, -1, 1))
+        if self.batch is not None:
+            parts.append(flags_at(self.batch_of(problem), problem.B).reshape(-1, 1, 1))
+        if self.positions is not None:
+            parts.append(self.at_positions(problem, site))
+        if not parts:
+            return None
+        selected = parts[0].to(problem.device)
+        for part in parts[1:]:
+            selected = selected & part.to(problem.device)
+        return selected
+
+    def at_positions(self, problem: Problem, site: EditSite) -> Tensor:
+        """Return which queries of the call are at the named positions, (B|1, 1, Tq)."""
+        positions, start = self.positions or (), site.at.start
+        if start is None and any(p >= 0 for p in positions):
+            raise self._unknown_position(problem)
+        first, after = site.at.real_queries(problem.Tq)
+        return columns_at(positions, start or 0, first, after, problem.Tq)
+
+    def positions_in(self, problem: Problem, site: EditSite) -> set[int]:
+        """Return the positions in the texts of a call from which `positions` selects."""
+        if site.at.start is None:
+            raise self._unknown_position(problem)
+        return real_positions(site.at.start, *site.at.real_queries(problem.Tq))
+
+    def _unknown_position(self, problem: Problem) -> BadValue:
+        return BadValue(
+            f"{self!r} was applied to one query and {problem.Tk} keys.",
+            "positions count in the text, and without a causal mask the position of a single query "
+            "is unknown.",
+            "count from the end, positions=[-1], or leave positions out.",
+        )
+
+    def factors(self, factor: float, problem: Problem, site: EditSite) -> Tensor:
+        """Return `factor` for the selected queries and 1 for the others, (B|1, H|1, Tq|1) in the
+        wide dtype."""
+        where = self.where(problem, site)
+        one = torch.ones((1, 1, 1), dtype=problem.wide, device=problem.device)
+        return one * factor if where is None else torch.where(where, factor, one)
+
+
+def in_order(edits: Sequence[Edit], problem: Problem, site: EditSite) -> list[int]:
+    """Return the indices of the edits that apply to this call, in the order of application."""
+    numbers = [
+        number
+        for number, edit in enumerate(edits)
+        if is_selected(edit.layers, site.layer, site.module) and edit.applies(problem, site)
+    ]
+    return sorted(numbers, key=lambda number: edits[number].stage)
+
+
+def replaced(
+    edit: Edit,
+    out: Tensor,
+    value: Tensor,
+    problem: Problem,
+    site: EditSite,
+    queries: Tensor | None = None,
+) -> Tensor:
+    """Return `out` with `value` in the heads, positions and texts that the edit selects.
+
+    `out` is the output of the call, or its queries, keys or values. `value` broadcasts to
+    (B, n, queries, Dv), for the B texts and n heads of the edit. Its rows belong to `queries`,
+    (B|1, queries); -1 means no query, None means all queries. Raises `BadValue` for a value of
+    another shape.
+    """
+    heads, batch = edit.heads_of(problem), edit.batch_of(problem)
+    queries = torch.arange(out.shape[2]).unsqueeze(0) if queries is None else queries
+    queries = queries.expand(len(batch), -1)
+    wanted = (len(batch), len(heads), queries.shape[1], out.shape[-1])
+    try:
+        value = value.to(out.device, out.dtype).expand(wanted)
+    except RuntimeError:
+        raise BadValue(
+            f"{edit!r} has a tensor of shape {tuple(value.shape)}; the layer has {wanted}.",
+            "a replacement broadcasts to (B, heads, Tq, Dv).",
+            "use the size or 1 in each dimension, with texts and heads in the order of batch= and "
+            "heads=.",
+        ) from None
+    text, number = (queries >= 0).nonzero(as_tuple=True)
+    target = torch.tensor(batch)[text, None], torch.tensor(heads), queries[text, number, None]
+    text, number = text.to(out.device), number.to(out.device)
+    full = out.index_put(tuple(x.to(out.device) for x in target), value[text, :, number])
+    if edit.positions is None:
+        return full
+    where = edit.where(problem, site)
+    assert where is not None
+    return torch.where(where.unsqueeze(-1), full, out)
+
+
+def columns_at(
+    positions: Sequence[int], start: PerText, first: PerText, after: PerText, size: int
+) -> Tensor:
+    """Return which of `size` columns are at these positions of their texts, (B|1, 1, size).
+
+    Column 0 has position `start`; real tokens are the columns from `first` to `after`.
+    """
+    column = torch.arange(size).reshape(1, 1, -1)
+    named, last = (
+        torch.tensor([p for p in positions if (p < 0) is below], dtype=torch.long)
+        for below in (False, True)
+    )
+    selected = torch.isin(column + _column(start), named)
+    selected = selected | torch.isin(column - _column(after), last)
+    return selected & (column >= _column(first)) & (column < _column(after))
+
+
+def real_positions(start: PerText, first: PerText, after: PerText) -> set[int]:
+    """Return the positions of real tokens, for the arguments of `columns_at`."""
+    bounds = (x if isinstance(x, tuple) else (x,) for x in (start, first, after))
+    texts = torch.broadcast_tensors(*(torch.tensor(x) for x in bounds))
+    rows = zip(*(x.tolist() for x in texts), strict=True)
+    return {start + column for start, first, after in rows for column in range(first, after)}
+
+
+def _column(number: PerText) -> Tensor:
+    """Convert one number per text to a tensor, (B|1, 1, 1)."""
+    return torch.tensor(number, dtype=torch.long).reshape(-1, 1, 1)
+
+
+def flags_at(indices: Sequence[int], size: int) -> Tensor:
+    flags = torch.zeros(size, dtype=torch.bool)
+    flags[list(indices)] = True
+    return flags
+
+
+def finite_number(edit: str, name: str, value: object) -> float:
+    hint = f"pass for example {edit}(0.5)."
+    return as_number(f"{edit} got {name}", value, f"{name} is a finite number.", hint)

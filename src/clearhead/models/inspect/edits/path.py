@@ -1,0 +1,234 @@
+"""The edit of one path: what a head writes is changed only as another head reads it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from ....core.errors import BadType, BadValue, kind_of, whole_number
+from ....core.problem.problem import Problem
+from ....nn.token_ids import run
+from ...follow.copies import fresh
+from ...follow.layers import MissingLayer
+from ...follow.random_numbers import no_random_numbers
+from ..recording import Recording
+from .edit import Edit
+from .patch import patch
+
+Receiver: TypeAlias = tuple[int, int]  # a layer and a head
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class path(Edit):
+    """Change what a head writes, only as another head reads it (path patching).
+
+    >>> sender = ch.edits.patch(other, layers=[0], heads=[7])  # doctest: +SKIP
+    >>> ch.edits.path(sender, (1, 0), "query")  # as head 0 of layer 1 reads it  # doctest: +SKIP
+
+    It is the `patch` of the receiver's queries, keys or values by those of a run in which
+
+    - `sender` is applied,
+    - every head in the layers between sender and receiver has its unedited output,
+    - everything else is recomputed: MLPs, norms, embeddings.
+
+    So the change reaches the receiver directly and through MLPs, and not through other heads. The
+    scales of norms change with it, as in Wang et al.; `logit_attribution` freezes them. In the
+    edited run, everything after the receiver is recomputed. Edits of the same list apply in all of
+    these runs; other paths do not.
+
+    `effects` makes the two more runs that a path needs. For `intervene`, `as_patch` makes them. A
+    cache is an input of the runs: the keys and values in it do not change.
+
+    Several senders or receivers are several paths, which `effects` measures one by one:
+
+    >>> every = ch.edits.path(ch.edits.patch(other), None, "query")  # doctest: +SKIP
+    >>> ch.effects(..., edits=every, over=("layers", "heads", "receivers"))  # doctest: +SKIP
+
+    Args:
+        sender: any edit: `patch`, `ablate`, `knock_out`, ... That of one path has one layer, named
+            by its number.
+        receiver: the layer and the head that reads, (layer, head); for keys and values, a key head.
+            A list names several; None means all heads in layers after the sender.
+        of: what the receiver reads: "query", "key" or "value".
+        positions: positions of the receiver's queries or keys; None means all.
+        batch: as in `Edit`, for the receiver.
+
+    Raises `BadValue` or `BadType` for a sender that is itself a path, and for a receiver that is
+    not in a later layer; when it runs, for several senders or receivers.
+
+    Source: Wang et al. 2022, "Interpretability in the Wild"; Goldowsky-Dill et al. 2023,
+    "Localizing Model Behavior with Path Patching".
+    """
+
+    needs_runs = True
+
+    sender: Edit
+    receiver: Receiver | Sequence[Receiver] | None
+    of: str
+    layers: Sequence[int | str] | None = field(default=None, init=False)
+    heads: Sequence[int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sender, Edit) or self.sender.needs_runs:
+            raise BadType(
+                f"path got {kind_of(self.sender)} as its sender.",
+                "the sender is an edit, which is not itself a path.",
+                "pass for example clearhead.edits.ablate(layers=[0], heads=[7]).",
+            )
+        receivers = self.receivers or ()
+        sending = [layer for layer in self.sender.layers or () if isinstance(layer, int)]
+        for layer, _ in receivers:
+            if sending and layer <= min(sending):
+                raise BadValue(
+                    f"path got a sender in layer {min(sending)} and a receiver in layer {layer}.",
+                    "a head reads what heads of earlier layers write.",
+                    "pass a receiver in a later layer.",
+                )
+        if self.of not in ("query", "key", "value"):
+            raise BadValue(
+                f"path got of={self.of!r}.",
+                'the receiver reads with its "query", "key" or "value".',
+                "pass one of them; a list of three paths changes all.",
+            )
+        if len(receivers) == 1:
+            ((layer, head),) = receivers
+            named = {"receiver": (layer, head), "layers": [layer], "heads": [head]}
+            for name, value in named.items():
+                object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    def arguments(self) -> list[str]:
+        return [repr(self.sender), f"{self.receiver}", repr(self.of)]
+
+    @property
+    def receivers(self) -> tuple[Receiver, ...] | None:
+        """The receivers that are named; None for all."""
+        return None if self.receiver is None else _pairs(self.receiver)
+
+    def ends(self) -> tuple[int, Receiver]:
+        """Return the sender's layer, and the receiver. Raises `BadValue` for several of either."""
+        layers = self.sender.layers or ()
+        if len(layers) != 1 or isinstance(layers[0], str):
+            raise BadValue(
+                f"path got the sender {self.sender!r}.",
+                "the sender of one path is an edit of one layer, named by its number.",
+                "pass for example layers=[0] to the sender; effects moves one over layers.",
+            )
+        return layers[0], self.one_receiver()
+
+    def one_receiver(self) -> Receiver:
+        """Return the receiver. Raises `BadValue` if there are several."""
+        if self.receivers is None or len(self.receivers) != 1:
+            raise BadValue(
+                f"path got receiver={self.receiver!r}.",
+                "one path has one receiver.",
+                'pass for example (1, 0), or to effects over=("layers", "heads", "receivers").',
+            )
+        return self.receivers[0]
+
+    def head_count(self, problem: Problem) -> int:
+        return super().head_count(problem) if self.of == "query" else problem.G
+
+    def _where(self) -> Iterable[tuple[str, object]]:
+        return [(name, x) for name, x in super()._where() if name not in ("layers", "heads")]
+
+    @property
+    def between(self) -> list[int]:
+        """The layers whose heads keep their unedited output."""
+        first, (last, _) = self.ends()
+        return list(range(first + 1, last))
+
+    def for_copy(self, batch: range) -> Edit | None:
+        sender = self.sender.for_copy(batch)
+        if sender is None or self.batch is not None:
+            return None
+        return replace(self, sender=sender, batch=batch)
+
+    def as_patch(self, model: nn.Module, inputs: Any) -> patch:
+        """Return the equivalent `patch` for a run of the model on these inputs.
+
+        It runs the model twice; once if no layer is between sender and receiver. `inputs` are those
+        of `effects`. Raises what `intervene` raises, and `BadValue` for inputs that cannot be
+        copied, or a model that draws random numbers.
+        """
+        with no_random_numbers(model):
+            (edit,) = without_paths([self], model, inputs)
+        assert isinstance(edit, patch)
+        return edit
+
+
+def without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list[Edit]:
+    """Replace each path in a list of edits by a `patch`, and keep the others.
+
+    All paths share the unedited run. Paths of different texts also share the run of their senders.
+    Raises `BadValue` for a receiver in a layer that the model does not have.
+    """
+    try:
+        return _without_paths(edits, model, inputs)
+    except MissingLayer as error:
+        receivers = [edit.one_receiver() for edit in edits if isinstance(edit, path)]
+        raise BadValue(
+            f"path got receiver={max(receivers)}.",
+            error.rule,
+            "pass a receiver in one of these layers.",
+        ) from None
+
+
+def _without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list[Edit]:
+    from ..intervene import intervene  # which imports the edits
+    from ..watch import watch
+
+    paths = [edit for edit in edits if isinstance(edit, path)]
+    others = [edit for edit in edits if not isinstance(edit, path)]
+    unedited = Recording()
+    if between := sorted({layer for one in paths for layer in one.between}):
+        recording = watch(model, stats=[], outputs=True, layers=between)
+        with intervene(model, others), recording as unedited:
+            run(model, fresh(inputs))
+    patches: dict[path, patch] = {}
+    for group in _of_different_texts(paths):
+        changes: list[Edit] = [*others]
+        for one in group:
+            if one.between:
+                changes.append(patch(unedited, layers=one.between, batch=one.batch))
+            changes.append(one.sender)
+        layers = sorted({one.ends()[1][0] for one in group})
+        recording = watch(model, stats=[], inputs=True, layers=layers)
+        with intervene(model, changes), recording as received:
+            run(model, fresh(inputs))
+        for one in group:
+            calls = [call for call in received if call.layer == one.ends()[1][0]]
+            where = {n: getattr(one, n) for n in ("layers", "heads", "positions", "batch")}
+            patches[one] = patch(Recording(calls), one.of, **where)
+    return [patches[edit] if isinstance(edit, path) else edit for edit in edits]
+
+
+def _pairs(receiver: Any) -> tuple[Receiver, ...]:
+    """Return the receivers of a path. Raises `BadType` for anything but pairs of whole numbers."""
+    listed = receiver if isinstance(receiver, list | tuple) else ()
+    if not listed or not all(isinstance(pair, list | tuple) for pair in listed):
+        listed = [listed]
+    pairs = [[whole_number(x) for x in pair] for pair in listed]
+    if any(len(pair) != 2 or None in pair for pair in pairs):
+        raise BadType(
+            f"path got receiver={receiver!r}.",
+            "the receiver is a layer and a head, (layer, head), or a list of them.",
+            "pass for example (1, 0); None means all heads in later layers.",
+        )
+    return tuple((layer, head) for layer, head in pairs if layer is not None and head is not None)
+
+
+def _of_different_texts(paths: Sequence[path]) -> list[list[path]]:
+    """Group paths so that those of a group are limited to different rows of the batch."""
+    groups: list[list[path]] = []
+    for one in paths:
+        rows = {*one.batch} if one.batch is not None and min(one.batch, default=0) >= 0 else None
+        for group in groups:
+            taken = [other.batch for other in group]
+            if rows is not None and all(x is not None and rows.isdisjoint(x) for x in taken):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return groups

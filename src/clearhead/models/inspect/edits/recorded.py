@@ -1,0 +1,183 @@
+"""Look up what `watch` recorded in another run, for the call that an edit changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ....core.errors import BadType, BadValue, kind_of
+from ....core.masks.text_positions import Positions, per_text
+from ....core.problem.problem import Problem
+from ..recording import Call, Recording
+from .edit import Edit, EditSite
+
+# The parts of a recorded call that edits read, and the keyword of `watch` that records them.
+RECORDED = {"query": "inputs", "key": "inputs", "value": "inputs", "output": "outputs"}
+
+
+def check_recording(edit: Edit, name: str, recording: object) -> None:
+    if not isinstance(recording, Recording):
+        raise BadType(
+            f"{type(edit).__name__} got {name}={kind_of(recording)}.",
+            f"{name} is a recording of another run by watch.",
+            "pass the recording of `with watch(...) as recording`.",
+        )
+    if not recording.calls:
+        state = "keeps its calls in files" if recording.written else "holds no calls"
+        raise BadValue(
+            f"{type(edit).__name__} got a recording that {state}.",
+            "an edit reads a recording from memory.",
+            "run the model inside watch(model, ...) first, without to=.",
+        )
+
+
+def calls_of(edit: Edit, recording: Recording | None, site: EditSite) -> list[Call]:
+    """Return the recorded calls of the layer. Raises `BadValue` if there are none."""
+    assert recording is not None
+    calls = [call for call in recording if call.layer == site.layer]
+    if not calls:
+        layers = sorted({call.layer for call in recording})
+        raise BadValue(
+            f"{edit!r} was applied in layer {site.layer}.",
+            f"its recording has layers {', '.join(map(str, layers))}.",
+            "select these with layers=, or record more.",
+        )
+    return calls
+
+
+def call_for(edit: Edit, recording: Recording, site: EditSite) -> Call:
+    """Return the recorded call that matches this one. Raises `BadValue` if there is none."""
+    calls = calls_of(edit, recording, site)
+    if len(calls) == 1:
+        return calls[0]
+    if site.call >= len(calls):
+        raise BadValue(
+            f"{edit!r} was applied to call {site.call} of layer {site.layer}.",
+            f"its recording has {len(calls)} calls of the layer, and call n reads call n.",
+            "record as many runs, or one run, which every call reads.",
+        )
+    return calls[site.call]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FromRecording(Edit):
+    """An edit that reads a recording of another run."""
+
+    recording: Recording
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_recording(self, "recording", self.recording)
+
+    def arguments(self) -> list[str]:
+        return [f"<{len(self.recording)} calls>"]
+
+    def for_copy(self, batch: range) -> Edit | None:
+        """Limit the edit to these rows, or return None if each text has its own recording."""
+        one = all(len(x) == 1 for call in self.recording for x in _recorded(call))
+        return super().for_copy(batch) if one else None
+
+    def reads(self, site: EditSite) -> tuple[int, ...]:
+        several = sum(call.layer == site.layer for call in self.recording) > 1
+        return (site.layer, site.call) if several else (site.layer,)
+
+
+def _recorded(call: Call) -> list[Tensor]:
+    """Return the tensors of a recorded call that edits read."""
+    tensors = (call.statistics.get("exact_rows"), *(getattr(call, part) for part in RECORDED))
+    return [x for x in tensors if isinstance(x, Tensor)]
+
+
+def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor) -> Tensor:
+    """Return the recorded rows of the edit's texts, in their order: row b for text b.
+
+    A recording of one text is returned for every text. Raises `BadValue` for missing texts.
+    """
+    count, texts = len(recorded), edit.batch_of(problem)
+    if count == 1:
+        return recorded
+    missing = [b for b in texts if b >= count]
+    if missing or (edit.batch is None and count != problem.B):
+        raise BadValue(
+            f"{edit!r} has a recording of {count} texts in layer {call.layer}; the batch has "
+            f"{problem.B}.",
+            "text b reads row b of the recording, and every text reads a recording of one.",
+            f"select the recorded texts, for example batch=range({min(count, problem.B)}), or "
+            "record this batch.",
+        )
+    return recorded[texts]
+
+
+def check_columns(
+    edit: Edit, call: Call, problem: Problem, site: EditSite, of_keys: bool = False
+) -> None:
+    """Raise `BadValue` unless the edit's texts begin in the same columns as in the recording.
+
+    With `of_keys`, only the columns of keys are compared.
+    """
+    recorded, current = (_first_columns(at, problem) for at in (call.at, site.at))
+    for b in edit.batch_of(problem):
+        was, now = (x[b if len(x) > 1 else 0] for x in (recorded, current))
+        if was[of_keys:] != now[of_keys:]:
+            raise BadValue(
+                f"{edit!r} changes text {b}, whose first query and key are in columns {now}; in "
+                f"the recording they were in {was}.",
+                "a text has the same padding in both runs.",
+                "record a batch with the same padding.",
+            )
+
+
+def _first_columns(at: Positions, problem: Problem) -> list[tuple[int, int]]:
+    """Return the columns of the first real query and key of each text, one pair if all agree."""
+    both = (at.real_queries(problem.Tq)[0], per_text(lambda key: at.dropped - key, at.first_key))
+    size = max(len(x) if isinstance(x, tuple) else 1 for x in both)
+    columns = [x if isinstance(x, tuple) else (x,) * size for x in both]
+    return list(zip(*columns, strict=True))
+
+
+def heads_in(
+    edit: Edit, call: Call, problem: Problem, recorded: Tensor, of_keys: bool = False
+) -> list[int]:
+    """Return the indices of the edit's heads in a recorded tensor, (B, heads, ...).
+
+    With `of_keys`, these are key heads, all of which are recorded. Raises `BadValue` for heads that
+    were not recorded.
+    """
+    wanted, count = edit.heads_of(problem), edit.head_count(problem)
+    if call.heads is None or of_keys:
+        if recorded.shape[1] != count:
+            letters = "G," if of_keys else "H,"
+            raise other_sizes(edit, letters, recorded.shape[1:2], (count,))
+        return wanted
+    missing = sorted(set(wanted) - set(call.heads))
+    if missing:
+        raise BadValue(
+            f"{edit!r} selects heads {missing} of layer {call.layer}.",
+            f"its recording has heads {', '.join(map(str, call.heads))} of that layer.",
+            "select these with heads=, or record more.",
+        )
+    return [call.heads.index(h) for h in wanted]
+
+
+def recorded_part(edit: Edit, call: Call, part: str) -> Tensor:
+    """Return the recorded query, key, value or output. Raises `BadValue` if it is missing."""
+    x: Tensor | None = getattr(call, part)
+    if x is None:
+        plural = "queries" if part == "query" else f"{part}s"
+        raise BadValue(
+            f"{edit!r} has a recording without {plural}.",
+            f"{plural} are replaced by {plural} of another run.",
+            f"record them: watch(model, {RECORDED[part]}=True).",
+        )
+    return x
+
+
+def other_sizes(
+    edit: Edit, letters: str, recorded: Sequence[int], sizes: Sequence[int]
+) -> BadValue:
+    return BadValue(
+        f"{edit!r} was recorded with ({letters}) = {tuple(recorded)}; this call has "
+        f"{tuple(sizes)}.",
+        "the recorded call has the same sizes as this one.",
+        "record a text of the same length, in the same steps.",
+    )

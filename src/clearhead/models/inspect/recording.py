@@ -1,0 +1,423 @@
+"""The recording of `watch`: the attention calls of a model, with their statistics."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...core.errors import BadValue, as_index, renamed, whole_number, writable_folder
+from ...core.files.results import Savable, data_frame
+from ...core.formatting import ShownInNotebook
+from ...core.functional.look import NOT_PER_QUERY, NotRequested
+from ...core.masks.text_positions import BY_COLUMN, Positions
+from ...core.stats import Result, TopWeights
+from ...core.stats.parse import how_to_request
+from ...core.torch_state import loadable
+from .hook_sites import HookSite
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@loadable
+@dataclass(frozen=True, repr=False)
+class Call:
+    """One attention call of a model, with its statistics.
+
+    Attributes:
+        layer: the number of the layer, from 0, in the order of first calls. A module that calls
+            attention several times in a run is several layers.
+        module: the name of the calling module.
+        problem: a description of the call.
+        statistics: the statistics by name, each (B, H, ...) with the recorded heads. They are also
+            attributes of the call.
+        fully_masked: True for queries that may look at no key; broadcasts to (B, H, Tq). None
+            without a mask.
+        heads: the indices of the recorded heads; None if all were recorded.
+        queries: the queries of `exact_rows`, counted from each text's first token in the call.
+            Where texts differ in length, negative ones count from its last. None if not requested.
+        output: the output of the heads, (B, H, Tq, Dv); None if not requested.
+        query: the queries that attention received, (B, H, Tq, D); None if not requested.
+        key: the keys that attention received, (B, G, Tk, D), of all key heads.
+        value: the values that attention received, (B, G, Tk, Dv), of all key heads.
+        at: the positions in the texts of the columns of the call.
+        site: where TransformerLens has the tensors of the call.
+    """
+
+    layer: int
+    module: str
+    problem: str
+    statistics: dict[str, Result]
+    fully_masked: Tensor | None = None
+    heads: tuple[int, ...] | None = None
+    queries: tuple[int, ...] | None = None
+    output: Tensor | None = field(default=None, repr=False)
+    at: Positions = BY_COLUMN
+    query: Tensor | None = field(default=None, repr=False)
+    key: Tensor | None = field(default=None, repr=False)
+    value: Tensor | None = field(default=None, repr=False)
+    site: HookSite | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        heads = "" if self.heads is None else f", heads {', '.join(map(str, self.heads))}"
+        return f"{self._where()}{heads}: {', '.join(self.statistics)}"
+
+    def must_have_all_heads(self, rule: str) -> None:
+        """Raise `BadValue` with this rule if only some heads were recorded."""
+        if self.heads is not None:
+            raise BadValue(
+                f"Layer {self.layer} was recorded for heads {', '.join(map(str, self.heads))}.",
+                rule,
+                "record without heads=.",
+            )
+
+    def hook_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that `Recording.to_hook_names` names, by the last part of the name.
+
+        Raises `BadValue` for tensors of which the name is uncertain, and weights of some queries.
+        """
+        self.must_have_all_heads("a tensor under a hook name has all heads.")
+        reason = "it was recorded by another version" if self.site is None else self.site.reason
+        if self.site is None or reason:
+            raise BadValue(
+                f"{self.module or 'The model'} has no name in TransformerLens: {reason}.",
+                "its names are blocks.N.attn, encoder_blocks.N.attn, decoder_blocks.N.self_attn "
+                "and decoder_blocks.N.cross_attn, for block N of a list.",
+                "read the tensors of the calls, or record only other modules: "
+                'layers=["*.layers.*"].',
+            )
+        tensors: dict[str, Tensor] = {}
+        if self.queries is not None:
+            tensors["hook_pattern"] = self._pattern(self.site.Tq)
+        if self.output is not None:
+            tensors["hook_z"] = self.output
+        if self.query is not None and self.key is not None and self.value is not None:
+            if self.site.rotation is None or not self.site.projected or self._has_cached_keys():
+                raise BadValue(
+                    f"{self.module} was recorded with inputs, and their names are uncertain.",
+                    "hook_rot_q and hook_rot_k are rotated, hook_q, hook_k and hook_v are outputs "
+                    "of projections, and none is from a cache; other changes, and code outside "
+                    "torch, transformers and clearhead, are unknown.",
+                    "record without inputs=True, or read .query, .key and .value of the calls.",
+                )
+            tensors[f"hook_{self.site.rotation}q"] = self.query
+            tensors[f"hook_{self.site.rotation}k"] = self.key
+            tensors["hook_v"] = self.value
+        return {n: x if n == "hook_pattern" else x.transpose(1, 2) for n, x in tensors.items()}
+
+    def _has_cached_keys(self) -> bool:
+        crosses = self.site is not None and self.site.prefix.endswith("cross_attn")
+        assert self.query is not None and self.key is not None
+        return not crosses and self.key.shape[2] != self.query.shape[2]
+
+    def _pattern(self, Tq: int) -> Tensor:
+        """Return the weights of all queries, (B, H, Tq, Tk), which are 0 on padding."""
+        rows = self.statistics["exact_rows"]
+        assert isinstance(rows, Tensor)
+        columns = self.at.rows(self.queries or (), Tq)
+        recorded = (columns.unsqueeze(-1) == torch.arange(Tq)).any(1)
+        if missing := int((self.at.is_real(Tq)[:, 0] & ~recorded).sum(-1).max()):
+            raise BadValue(
+                f"Layer {self.layer} was recorded without {missing} of {Tq} queries.",
+                "hook_pattern has the weights of all queries.",
+                f"record watch(model, exact_rows=range({Tq})), or of the longest text if texts are "
+                "padded; or record without exact_rows=.",
+            )
+        return rows_in_columns(rows, columns, Tq)
+
+    def _where(self) -> str:
+        return f"layer {self.layer}  {self.module or 'the model'}  {self.problem}"
+
+    def values_of_heads(self, each_head: bool) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield the finite values of each statistic as (head or "", name, 1-D values).
+
+        Fully masked queries and padding are left out. Each group of `mass` is a statistic.
+        """
+        for name, result in self.statistics.items():
+            parts: dict[str, Tensor] = {}
+            if isinstance(result, dict):
+                parts = {f"{name}.{group}": x for group, x in result.items()}
+            elif not isinstance(result, TopWeights):
+                parts = {name: result}
+            elif result.weights.shape[-1]:
+                parts = {name: result.weights[..., 0]}
+            for part, x in parts.items():
+                counts = torch.isfinite(x)
+                if self.fully_masked is not None and name not in NOT_PER_QUERY:
+                    counts &= ~self.fully_masked
+                if name not in NOT_PER_QUERY:
+                    counts &= self.at.is_real(x.shape[2]).to(x.device)
+                numbers = x.detach()
+                for h in range(x.shape[1]) if each_head else [slice(None)]:
+                    if counts[:, h].any():
+                        head = f"head{self.heads[h] if self.heads else h}" if each_head else ""
+                        yield head, part, numbers[:, h][counts[:, h]].double()
+
+    def __getattr__(self, name: str) -> Result:
+        statistics = self.__dict__.get("statistics", {})
+        if name in statistics:
+            return statistics[name]
+        if new := renamed(name, statistics):
+            return statistics[new]
+        raise NotRequested(
+            f"A call has no .{name}.",
+            f"it has the statistics that watch recorded: {', '.join(statistics)}.",
+            how_to_request(name, statistics),
+        )
+
+
+@loadable
+@dataclass(repr=False)
+class Recording(ShownInNotebook, Savable):
+    """The attention calls that `watch` recorded, in the order in which the model made them."""
+
+    calls: list[Call] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)  # the files of calls that are not in memory
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.calls)
+
+    def __repr__(self) -> str:
+        if self.written:
+            files = f"{len(self.written)} file{'s' * (len(self.written) != 1)}"
+            return f"{files} in {self.written[0].parent}, one per call"
+        count = f"{len(self.calls)} call{'s' * (len(self.calls) != 1)} recorded"
+        lines = [f"  {call._where()}" for call in self.calls]
+        if len(lines) > 12:
+            lines[10:-1] = ["  ..."]
+        return "\n".join([count, *lines])
+
+    @overload
+    def __getitem__(self, which: int | str) -> Call: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Call]: ...
+    def __getitem__(self, which: int | str | slice) -> Call | list[Call]:
+        """Return a call by its index, calls by a slice, or the last call of a module by name."""
+        if isinstance(which, slice):
+            return self.calls[which]
+        if self.written:
+            raise BadValue(
+                f"Call {which!r} was requested.",
+                "watch(to=...) writes calls to files and does not keep them in memory.",
+                f"open one with safetensors.torch.load_file({str(self.written[0])!r}); index.jsonl "
+                "beside it describes each file.",
+            )
+        if whole_number(which) is not None:
+            rule = f"calls are numbered from 0, and {len(self.calls) or 'none'} were recorded."
+            hint = "use one of these, or run the model inside the with block first."
+            return self.calls[as_index("Call", which, len(self.calls), rule, hint)]
+        for call in reversed(self.calls):
+            if call.module == which:
+                return call
+        names = list(dict.fromkeys(call.module for call in self.calls))
+        raise BadValue(
+            f"No call of {which!r} was recorded.",
+            "a module is recorded when it calls attention inside the with block: "
+            + (", ".join(names) if names else "none did") + ".",
+            "use one of these, or extend layers=.",
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NotRequested(
+            f"A recording has no .{name}.",
+            "statistics belong to a call, and a model makes one for each layer.",
+            f"use a call: recording[0].{name}, or recording['layers.0.attention'].{name}.",
+        )
+
+    def scalars(self, *, heads: bool = False) -> dict[str, float]:
+        """Return one number per layer and statistic, for a training log.
+
+        It is the mean over batch, heads, queries and calls, or the maximum for `max`. `mass` gives
+        one number per group (``module.mass.group``), `topk` the mean of the largest weight. Fully
+        masked queries do not count, nor does padding that the call carries. If a module is several
+        layers, the key has the layer number (``module:2``).
+
+        With `heads`, the result also has one number per head (``module.head3.entropy``). It shows
+        dead heads, which a mean hides: in every batch their entropy is near 0, or their mass on the
+        first token (``mass({"sink": prefix(1)})``) near 1.
+        """
+        layers: dict[str, set[int]] = {}
+        for call in self.calls:
+            layers.setdefault(call.module, set()).add(call.layer)
+        values_by_name: dict[tuple[str, str], list[Tensor]] = {}
+        scopes = (False, True) if heads else (False,)
+        for call in self.calls:
+            module = call.module or str(call.layer)
+            module += f":{call.layer}" if len(layers[call.module]) > 1 else ""
+            for each_head in scopes:
+                for head, name, values in call.values_of_heads(each_head):
+                    prefix = f"{module}.{head}" if head else module
+                    values_by_name.setdefault((prefix, name), []).append(values)
+        return {
+            f"{prefix}.{name}": float(
+                (torch.max if name == "max" else torch.mean)(torch.cat(parts))
+            )
+            for (prefix, name), parts in values_by_name.items()
+        }
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with one row per head of each call: its number, layer, module and head,
+        and the mean of each statistic over batch and queries as in `scalars`, the maximum of `max`.
+
+        Raises `BadValue` for a recording in files, and `Missing` without pandas.
+        """
+        self._must_be_in_memory()
+        rows: dict[tuple[int, str], dict[str, object]] = {}
+        for number, call in enumerate(self.calls):
+            for head, name, values in call.values_of_heads(True):
+                site = {"call": number, "layer": call.layer, "module": call.module}
+                row = rows.setdefault(
+                    (number, head), {**site, "head": int(head.removeprefix("head"))}
+                )
+                row[name] = float(values.max() if name == "max" else values.mean())
+        return data_frame([*rows.values()])
+
+    def to_hook_names(self) -> dict[str, Tensor]:
+        """Return the tensors of the calls under the names and in the shapes of TransformerLens 4.
+
+        ``blocks.3.attn.hook_pattern`` is (B, H, Tq, Tk), the weights of block 3, if the exact rows
+        of all queries were recorded (``watch(model, exact_rows=range(T))``). Its rows and columns
+        are those of the call, and rows of padding are 0. ``blocks.3.attn.hook_z`` is
+        (B, Tq, H, Dv), the output of its heads (``outputs=True``). With ``inputs=True``,
+        ``hook_rot_q``, (B, Tq, H, D), and ``hook_rot_k``, (B, Tk, G, D), are what attention
+        receives, after rotation and norms; in a model without rotation they are ``hook_q`` and
+        ``hook_k``. ``hook_v`` is (B, Tk, G, Dv).
+
+        The number is the index of the block in its list, also if other blocks have no attention. In
+        an encoder-decoder, names begin with ``encoder_blocks.3.attn``,
+        ``decoder_blocks.3.self_attn`` and ``decoder_blocks.3.cross_attn``, and in an image encoder
+        of SigLIP or CLIP before a text model with ``vision_encoder.encoder_layers.3.attn``. A layer
+        that was called again has the tensors of its last call.
+
+        Raises `BadValue` for a recording without these tensors, of some heads or queries, or in
+        files; for a module of which the block is unknown, such as one outside a list; and for
+        inputs of which it is unknown whether they were rotated.
+        """
+        self._must_be_in_memory()
+        named: dict[str, Tensor] = {}
+        modules: dict[str, str] = {}
+        for call in self.calls:
+            for hook, x in call.hook_tensors().items():
+                name = f"{call.site.prefix}.{hook}" if call.site else hook
+                other = modules.setdefault(name, call.module)
+                if other != call.module:
+                    raise BadValue(
+                        f"{other} and {call.module} would both be {name}.",
+                        "a name belongs to one module.",
+                        f"record one of them: layers=[{call.module!r}].",
+                    )
+                named[name] = x
+        if not named:
+            raise BadValue(
+                "The recording has no weights of all queries, no outputs and no inputs.",
+                "these are the tensors that have a name in TransformerLens.",
+                "record with watch(model, exact_rows=range(T), outputs=True, inputs=True).",
+            )
+        return named
+
+    def save(self, path: str | Path) -> Path:
+        self._must_be_in_memory()
+        return super().save(path)
+
+    save.__doc__ = Savable.save.__doc__
+
+    def _must_be_in_memory(self) -> None:
+        if self.written:
+            raise BadValue(
+                f"The calls are in {len(self.written)} files in {str(self.written[0].parent)!r}.",
+                "watch(to=...) writes calls to files and does not keep them in memory.",
+                "read these files with safetensors.torch.load_file, or record without to=.",
+            )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "written": [str(path) for path in self.written]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, written=[Path(path) for path in state["written"]])
+
+    def clear(self) -> None:
+        """Remove the calls, for example after each training step."""
+        self.calls.clear()
+        self.written.clear()
+
+
+def rows_in_columns(rows: Tensor, columns: Tensor, Tq: int) -> Tensor:
+    """Move rows, (B, ..., n, Tk), to their columns, (B|1, n), of (B, ..., Tq, Tk); others are 0.
+
+    A row at column -1 is left out.
+    """
+    if columns.tolist() == [list(range(Tq))]:
+        return rows
+    every = rows.new_zeros(*rows.shape[:-2], Tq + 1, rows.shape[-1])  # column Tq takes the -1
+    to = columns.to(rows.device) % (Tq + 1)
+    to = to.reshape(len(to), *(1,) * (rows.dim() - 3), -1, 1).expand(rows.shape)
+    return every.scatter(-2, to, rows)[..., :Tq, :]
+
+
+# -------------------------------------------------------------------------- a recording in a folder
+
+INDEX = "index.jsonl"
+
+
+def new_folder(to: str | Path) -> Path:
+    """Create the folder with an empty index, which reserves it for one recording."""
+    folder = writable_folder(to, "statistics are", "pass another folder as to=.")
+    try:
+        (folder / INDEX).open("x").close()
+    except FileExistsError:
+        raise BadValue(
+            f"The folder {str(to)!r} holds an earlier recording.",
+            "a recording is never overwritten.",
+            "pass another folder as to=, or delete this one.",
+        ) from None
+    return folder
+
+
+def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path:
+    """Write the call's tensors to a file, and a description of the file to the index."""
+    file, index = to / f"{number:05d}.safetensors", to / INDEX
+    line = {
+        "file": file.name, "layer": call.layer, "module": call.module, "problem": call.problem,
+        "stats": statistics, "heads": call.heads, "queries": call.queries,
+        "at": call.at._asdict(),
+    }  # fmt: skip
+    parts = ("fully_masked", "output", "query", "key", "value")
+    tensors = {n: x.detach().contiguous() for n in parts if (x := getattr(call, n)) is not None}
+    size = index.stat().st_size
+    try:
+        save_file(_flat(call.statistics) | tensors, file)
+        with index.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+    except (OSError, SafetensorError) as error:
+        os.truncate(index, size)  # remove a partial line
+        raise BadValue(
+            f"The recording could not be written to {str(to)!r}: {error}.",
+            "each call is written to its own file, which needs disk space.",
+            "free disk space, or watch fewer statistics; earlier calls were written.",
+        ) from error
+    return file
+
+
+def _flat(statistics: dict[str, Result]) -> dict[str, Tensor]:
+    """Flatten statistics to named tensors for a file."""
+    tensors: dict[str, Tensor] = {}
+    for name, result in statistics.items():
+        if isinstance(result, TopWeights):
+            tensors[f"{name}.weights"], tensors[f"{name}.keys"] = result.weights, result.keys
+        elif isinstance(result, dict):
+            tensors |= {f"{name}.{group}": x for group, x in result.items()}
+        else:
+            tensors[name] = result
+    return {name: x.detach().contiguous().clone() for name, x in tensors.items()}

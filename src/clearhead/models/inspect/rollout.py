@@ -1,0 +1,147 @@
+"""Combine the attention of several layers: `rollout`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadType, BadValue, as_index, as_number, kind_of
+from ...core.masks.text_positions import Positions
+from ...core.torch_state import own_dtypes
+from .recording import Call, Recording, rows_in_columns
+
+
+@own_dtypes()
+def rollout(
+    recording: Recording, rows: Sequence[int] | None = None, *, residual: float = 0.5
+) -> Tensor:
+    """Compute how much each input token contributes to each token after the last layer.
+
+    The result is (B, n, T), for n queries and the T columns of the batch.
+
+    ``R = A_L ... A_2 A_1`` with ``A_l = residual I + (1 - residual) mean over heads of W_l``: in
+    every layer a token keeps the fraction `residual` of itself (the residual connection) and takes
+    the rest from the tokens that its heads look at. The weight of a sink logit adds nothing to a
+    token, so the token keeps that fraction of itself too, and also if it may look at no key:
+    ``A_l = residual I + (1 - residual) (W + diag(1 - sum over keys of W))``, with W the mean over
+    heads. So the rows of R sum to 1. Only weights count: values, projections and feed-forward
+    layers are ignored.
+
+    >>> with ch.watch(model, exact_rows=range(T)) as recording:  # doctest: +SKIP
+    ...     model(x)
+    >>> ch.rollout(recording, rows=[-1])  # contributions to the last token  # doctest: +SKIP
+
+    Each of the n rows is multiplied by one layer after another, so no product of two matrices is
+    formed: memory is n T numbers beside the recording.
+
+    Args:
+        recording: a recording of self-attention layers by ``watch(model, exact_rows=range(T))``.
+            The last layer needs only the queries in `rows`. If a layer ran several times, its last
+            call is used.
+        rows: the queries to return, counted as in `watch`; None means all that were recorded in the
+            last layer. The result is 0 for a text that has no such row.
+        residual: the fraction of itself that a token keeps in each layer, from 0 to 1. The source
+            uses 0.5, which is a choice: the model adds two vectors of different lengths.
+
+    Raises:
+        BadType, BadValue: an object that is not a recording, rows that were not recorded, layers of
+            different sizes, layers recorded for some heads, a fraction outside 0 to 1.
+
+    Source: Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers".
+    """
+    layers, requested = _layers(recording, rows, residual)
+    T = layers[0].weights.shape[-1]
+    mixed = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0].weights)
+    mixed = mixed.expand(len(layers[0].weights), -1, -1)
+    for layer in reversed(layers):
+        before = mixed[..., layer.queries]
+        taken = before @ layer.weights
+        taken[..., layer.queries] += before * layer.remaining.unsqueeze(1)
+        mixed = residual * mixed + (1 - residual) * taken
+    return mixed
+
+
+class _Layer(NamedTuple):
+    queries: list[int]
+    weights: Tensor  # (B, queries, T), the mean over heads
+    remaining: Tensor  # (B, queries), what heads take from no key
+
+
+def _layers(
+    recording: object, rows: Sequence[int] | None, residual: object
+) -> tuple[list[_Layer], Tensor]:
+    """Return the layers of a recording in order, and the columns of the requested rows, (B|1, n);
+    -1 if a text has no such row."""
+    if not isinstance(recording, Recording):
+        raise BadType(
+            f"rollout got {kind_of(recording)}.",
+            "rollout combines weights that watch recorded.",
+            "pass the recording of `with watch(model, exact_rows=range(T)) as recording`.",
+        )
+    as_number(
+        "rollout got residual",
+        residual,
+        "it is the fraction of itself that a token keeps in a layer.",
+        "pass a number from 0 to 1, such as 0.5.",
+        lambda fraction: 0 <= fraction <= 1,
+    )
+    calls = list({call.layer: call for call in recording}.values())
+    if not calls:
+        raise BadValue(
+            "rollout got a recording without calls.",
+            "rollout combines weights that watch recorded in memory.",
+            "run the model inside watch(model, exact_rows=range(T)), without to=.",
+        )
+    layers = [_layer(call) for call in calls]
+    T, last = layers[0].weights.shape[-1], calls[-1]
+    named = last.queries or () if rows is None else _checked(rows, last.at, T)
+    requested = last.at.rows(named, T)
+    needed = (requested.unsqueeze(-1) == torch.arange(T)).any(1)
+    for call, layer in zip(reversed(calls), reversed(layers), strict=True):
+        size, missing = layer.weights.shape[-1], needed
+        if size == T:
+            recorded = call.at.rows(call.queries or (), T).unsqueeze(-1) == torch.arange(T)
+            missing = needed & ~recorded.any(1)
+        if size != T or bool(missing.any()):
+            raise BadValue(
+                f"Layer {call.layer} was recorded for {size} keys and {len(call.queries or ())} "
+                f"queries; {int(missing.any(0).sum())} required queries are missing.",
+                f"rollout needs self-attention over the same {T} tokens in every layer, with all "
+                "rows of every layer but the last.",
+                "record watch(model, exact_rows=range(T)), with layers= to leave out others.",
+            )
+        needed = call.at.is_real(T)[:, 0]
+    return layers, requested
+
+
+def _layer(call: Call) -> _Layer:
+    """Return a layer with its rows in their columns; 0 on padding, where a text has no row."""
+    call.must_have_all_heads("rollout takes the mean over all heads of a layer.")
+    if call.queries is None:
+        raise BadValue(
+            f"Layer {call.layer} was recorded without rows.",
+            "rollout needs the exact weights of every layer.",
+            "record watch(model, exact_rows=range(T)).",
+        )
+    rows = call.statistics["exact_rows"]
+    assert isinstance(rows, Tensor)
+    weights = rows.mean(1)
+    remaining = (1 - weights.sum(-1)).clamp(min=0)
+    if not call.at.padded:
+        return _Layer(list(call.queries), weights, remaining)
+    T = weights.shape[-1]
+    columns = call.at.rows(call.queries, T)
+    weights = rows_in_columns(weights, columns, T)
+    return _Layer(
+        list(range(T)), weights, rows_in_columns(remaining[..., None], columns, T)[..., 0]
+    )
+
+
+def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:
+    count = int(at.is_real(T).sum(-1).max())
+    rule = f"there are {count} tokens, numbered from 0; -1 is the last."
+    hint = f"use rows from 0 to {count - 1}."
+    for row in rows:
+        as_index("Row", row, count, rule, hint)
+    return tuple(map(int, rows))

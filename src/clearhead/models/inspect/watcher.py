@@ -1,0 +1,364 @@
+"""Compute statistics of each attention call of a running model: `Watcher`."""
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ...core.errors import BadValue, as_index
+from ...core.functional.ambient import EditedCall, Editor, editing, listening
+from ...core.functional.look import NOT_PER_QUERY
+from ...core.functional.sharding import (
+    full_output,
+    of_all_tokens,
+    over_ranks,
+    statistics_of,
+    token_positions,
+)
+from ...core.masks import Grid, everything
+from ...core.masks.text_positions import Positions, per_text
+from ...core.masks.without import WithoutEdges, edges_in_call
+from ...core.problem.problem import Inputs, Problem
+from ...core.stats import (
+    Result,
+    Statistic,
+    TopWeights,
+    Varying,
+    exact_rows as ExactRows,
+    map_tensors,
+    parse_stats,
+)
+from ...core.stats.per_key import RELATIVE_VALUE
+from ...core.torch_state import in_autograd_function, in_backward, in_transform, is_batched
+from ..follow.coverage import warn_if_missed
+from ..follow.layers import (
+    Layers,
+    MissingLayer,
+    is_selected,
+    module_hooks,
+    never_called,
+    no_attention_call,
+    ran_in_other_thread,
+    warn_if_compiled,
+)
+from ..weights.value_norms import ValueNorms, norms
+from .recording import Call
+
+
+class Watcher:
+    """Computes statistics of the attention calls of the selected layers.
+
+    It passes each call to `receive`, with its problem, inputs and output.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        receive: Callable[[Call, Problem, Inputs, Tensor], None],
+        statistics: tuple[Statistic, ...] = (),
+        layers: Sequence[int | str] | None = None,
+        heads: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+        outputs: bool = False,
+        inputs: bool = False,
+    ) -> None:
+        self.model, self.receive, self.layers, self.heads = model, receive, layers, heads
+        self.rows = None if rows is None else tuple(rows)
+        self.outputs = outputs
+        self.received = _Received() if inputs else None
+        self.values: ValueNorms | None = None
+        self.running = Layers()
+        self.grad_enabled = False  # when the model was called
+        self.use(statistics)
+
+    def use(self, statistics: tuple[Statistic, ...]) -> None:
+        """Compute other statistics from now on."""
+        self.statistics = statistics
+        self._aligned: tuple[object, tuple[Statistic, ...]] = (None, statistics)
+        if self.values is None and any(map(_needs_values, statistics)):
+            self.values = ValueNorms(self.model)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Compute statistics of the calls inside the `with` block."""
+        received = nullcontext() if self.received is None else editing(self.received)
+        # Only statistics of values need other modules: they compare what output projections return.
+        hooks = module_hooks(self.model, self.enter, self.leave, self.values is None)
+        with hooks, listening(self.on_call), received:
+            yield
+
+    def enter(self, name: str, module: nn.Module, *arguments: Any) -> None:
+        if not name or not self.running.inside:
+            self.grad_enabled = torch.is_grad_enabled()
+        self.running.enter(name, module, *arguments)
+
+    def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
+        if self.values is not None and (name := self.running.current) is not None:
+            self.values.verify(name, result)
+        self.running.leave(module, arguments, result)
+
+    def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
+        if not self.running.inside or in_backward():
+            return  # a checkpoint recomputes calls of the forward pass
+        if is_batched(inputs.q, inputs.k):
+            raise BadValue(
+                "watch recorded a call inside torch.func.vmap.",
+                "tensors created inside vmap cannot be used outside it.",
+                "pass the examples as the batch of the model, or use watch outside vmap.",
+            )
+        layer, name = self.running.next_call()
+        if is_selected(self.layers, layer, name):
+            self.receive(self.call(layer, name, problem, inputs, out), problem, inputs, out)
+
+    def call(self, layer: int, name: str, problem: Problem, inputs: Inputs, out: Tensor) -> Call:
+        """Compute the statistics of one call."""
+        at = self.running.texts.positions(problem)
+        statistics, rows = self.aligned(problem, at), None
+        root = None
+        if self.values is not None:
+            root = self.values.root(name, problem, out)
+            statistics = _with_norms(statistics, root, problem, inputs, at)
+        if self.rows is not None:
+            rows = self.rows_of(problem, at)
+            columns = sorted({*rows.flatten().tolist()} - {-1})
+            statistics = parse_stats([*statistics, ExactRows(columns)])
+        masked = problem.fully_masked() if problem.masked else None
+        # A checkpoint compares the tensors saved for backward by its two forward passes. Statistics
+        # are computed in the first one only, so their tensors must bypass the checkpoint's hooks.
+        unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
+        with torch.set_grad_enabled(problem.grad), unhooked:
+            results = _of_weights(problem, inputs, statistics, without_padding(problem, at))
+            for varying in (s for s in statistics if isinstance(s, Varying)):
+                assert root is not None
+                counts = at.is_real(problem.Tq).to(problem.device)
+                counts = counts if masked is None else counts & ~masked
+                z = out.reshape(problem.B, problem.H, out.shape[-2], problem.Dv).to(problem.wide)
+                own = counts[..., token_positions(0, z.shape[2], torch.long, problem.device)]
+                share = varying.of_output(z, root, own, over_ranks)
+                results[varying.name] = of_all_tokens(share)
+            if rows is not None:
+                results["exact_rows"] = _rows_of_texts(
+                    cast(Tensor, results["exact_rows"]), columns, rows
+                )
+        if "topk" in results:
+            top = cast(TopWeights, results["topk"])
+            results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
+        vectors: dict[str, Tensor] = {"output": full_output(out)} if self.outputs else {}
+        if self.received is not None:
+            # Copies, because a cache of fixed size writes later tokens to the same memory.
+            q, k, v = (x.clone() for x in self.received.inputs)
+            vectors |= {"query": q, "key": k, "value": v}
+        queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
+        heads = None
+        if self.heads is not None:
+            rule = f"this layer has {problem.H} query heads, numbered from 0."
+            hint = f"pass heads from 0 to {problem.H - 1}."
+            picked = [as_index("head", h, problem.H, rule, hint) for h in self.heads]
+            results = {
+                n: map_tensors(result, lambda x: x[:, picked]) for n, result in results.items()
+            }
+            masked = masked[:, picked] if masked is not None and masked.shape[1] > 1 else masked
+            of_heads = ("output", "query")
+            vectors |= {n: x[:, picked] for n, x in vectors.items() if n in of_heads}
+            heads = tuple(picked)
+        if self.grad_enabled and not torch.is_grad_enabled() and in_autograd_function():
+            refuse = partial(_refuse_gradient, name)
+            results = {n: map_tensors(result, refuse) for n, result in results.items()}
+            vectors = {n: refuse(x) for n, x in vectors.items()}
+        return Call(
+            layer, name, problem.describe(), results, masked, heads, queries, at=at, site=None,
+            **vectors,
+        )  # fmt: skip
+
+    def aligned(self, problem: Problem, at: Positions) -> tuple[Statistic, ...]:
+        """Return the statistics with their groups of keys aligned to this call.
+
+        The result of the last call is reused if the positions are the same, as in most layers,
+        because masks cache their key ranges.
+        """
+        at = at if at.stated else at._replace(start=None)
+        known = problem.grid, at
+        if self._aligned[0] != known:
+            change = partial(edges_in_call, grid=problem.grid, at=at)
+            self._aligned = known, tuple(s.with_masks(change) for s in self.statistics)
+        return self._aligned[1]
+
+    def rows_of(self, problem: Problem, at: Positions) -> Tensor:
+        """Convert the requested rows, which count from each text's first real token, to queries.
+
+        Returns indices of queries of the call, (B|1, n); -1 where a text is too short.
+        """
+        assert self.rows is not None
+        first, after = at.real_queries(problem.Tq)
+        lengths = per_text(operator.sub, after, first)
+        longest = lengths if isinstance(lengths, int) else max(lengths)
+        ExactRows(self.rows).check(Grid(longest, problem.Tk))
+        return at.rows(self.rows, problem.Tq)
+
+    def check_recorded(self) -> None:
+        """Raise `BadValue` if the model ran without an attention call or in another thread, or a
+        selected layer made no call. Warn if the model did not run, if a part of it is compiled, or
+        if modules computed attention without clearhead."""
+        if self.values is not None:
+            self.values.must_be_verified()
+        running = self.running
+        if not running.names:
+            rule = "watch records attention calls that go through clearhead, in the thread of its "
+            rule += "with block and outside compiled graphs."
+            if running.ran:
+                raise no_attention_call(self.model, rule)
+            if running.ran_in_other_thread:
+                raise ran_in_other_thread(self.model, rule)
+            if not running.texts.missed:
+                warnings.warn(
+                    f"watch recorded nothing: the {type(self.model).__name__} did not run in the "
+                    "with block, or it ran in a graph that was compiled before",
+                    stacklevel=4,
+                )
+        warn_if_missed("watch", running.texts.missed, self.layers or (None,), stacklevel=4)
+        if running.ran:
+            warn_if_compiled(self.model, stacklevel=5)
+        if self.running.ran and (missing := never_called(self.layers, self.running.names)):
+            layers, last = list(self.layers or ()), len(self.running.names) - 1
+            raise MissingLayer(
+                f"watch got layers={layers!r}; {missing[0]!r} called no attention.",
+                f"a layer is an attention call of a module; the {type(self.model).__name__} has "
+                + (f"layers 0 to {last}." if last else "only layer 0."),
+                "use these numbers, or the names of modules that call attention: "
+                f"{', '.join(dict.fromkeys(self.running.names))}.",
+            )
+
+
+def without_padding(problem: Problem, at: Positions) -> Problem:
+    """Return the problem with padding queries fully masked, so that no statistic counts them."""
+    if at.real_queries(problem.Tq) == (0, problem.Tq):
+        return problem
+    padding = ~at.is_real(problem.Tq).to(problem.device)
+    if problem.masked and not bool((padding & ~problem.fully_masked()).any()):
+        return problem
+    return replace(problem, mask=WithoutEdges(problem.mask, everything, padding, "padding"))
+
+
+def _of_weights(
+    problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], real: Problem
+) -> dict[str, Result]:
+    """Compute the statistics of weights. Sums over queries are those of `real`, which has no
+    padding."""
+    requested = [s for s in statistics if not isinstance(s, Varying)]
+    sums = [s for s in requested if s.name in NOT_PER_QUERY]
+    if real is problem or not sums:
+        return statistics_of(problem, inputs, requested)
+    others = [s for s in requested if s.name not in NOT_PER_QUERY]
+    results = statistics_of(problem, inputs, others) | statistics_of(real, inputs, sums)
+    return {s.name: results[s.name] for s in requested}
+
+
+class _Received(Editor):
+    """An editor that changes nothing and keeps the inputs of the last call, after all edits."""
+
+    inputs: Inputs
+
+    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
+        return _ReceivedCall(problem, inputs, self)
+
+
+@dataclass(frozen=True, eq=False)
+class _ReceivedCall(EditedCall):
+    received: _Received
+
+    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
+        self.received.inputs = inputs
+        return out
+
+
+def _needs_values(statistic: Statistic) -> bool:
+    """Does the statistic need the output projection of the layer?"""
+    return isinstance(statistic, Varying) or _norm_of(statistic) is not None
+
+
+def _norm_of(statistic: Statistic) -> str | None:
+    """Return which norm of values multiplies the weights of the statistic, if any."""
+    return None if statistic.factors is None else statistic.factors.norm
+
+
+def _with_norms(
+    statistics: tuple[Statistic, ...], root: Tensor, p: Problem, inputs: Inputs, at: Positions
+) -> tuple[Statistic, ...]:
+    """Return the statistics with the norms of the call's values that they name."""
+    named = dict.fromkeys(map(_norm_of, statistics))  # in the same order on all ranks
+    dropped = per_text(lambda key: max(key, 0), at.first_key)
+    if RELATIVE_VALUE in named and dropped != 0:
+        raise BadValue(
+            f"A statistic has by={RELATIVE_VALUE!r}, and the cache has dropped the first tokens of "
+            "a text.",
+            "values are relative to that of the text's first token.",
+            'run the text without a cache, or pass by="value".',
+        )
+    first = per_text(lambda key: min(max(-key, 0), p.Tk - 1), at.first_key)
+    numbers = {
+        norm: of_all_tokens(norms(root, p, inputs, first if norm == RELATIVE_VALUE else None))
+        for norm in named
+        if norm is not None
+    }
+    return tuple(
+        s if (norm := _norm_of(s)) is None else s.with_numbers(numbers[norm]) for s in statistics
+    )
+
+
+def _refuse_gradient(name: str, x: Tensor) -> Tensor:
+    """Return `x` with a backward pass that raises `BadValue`."""
+    if not x.is_floating_point():
+        return x
+    with torch.enable_grad():
+        copy: Tensor = _RefusedGradient.apply(x, torch.empty(0, requires_grad=True), name)
+    return copy
+
+
+class _RefusedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise BadValue(
+            f"A loss uses a statistic that watch recorded in {ctx.name or 'the model'}.",
+            "statistics are computed in the forward pass, where a checkpoint with "
+            "use_reentrant=True, or a reversible layer, records no gradients.",
+            "pass use_reentrant=False (in transformers, "
+            'gradient_checkpointing_kwargs={"use_reentrant": False}), or detach the statistic.',
+        )
+
+
+def _rows_of_texts(exact: Tensor, columns: list[int], rows: Tensor) -> Tensor:
+    """Select the `rows` of each text, (B, H, n, Tk), from the weights of `columns`, (B, H, c, Tk).
+
+    A row that a text does not have is 0.
+    """
+    if len(rows) == 1 and rows[0].tolist() == columns:
+        return exact
+    index = torch.searchsorted(torch.tensor(columns, dtype=torch.long), rows).to(exact.device)
+    exists = (rows >= 0).to(exact.device)[:, None, :, None]
+    B, H, c, Tk = exact.shape
+    index = index.clamp(max=max(c - 1, 0))[:, None, :, None].expand(B, H, -1, Tk)
+    return exact.gather(2, index).masked_fill(~exists, 0.0)
+
+
+def _keys_of_texts(keys: Tensor, at: Positions) -> Tensor:
+    """Convert columns of keys, (B, H, Tq, n), to positions in their texts; -1 means no key."""
+    if at.first_key == 0:
+        return keys
+    first = torch.tensor(at.first_key, device=keys.device).reshape(-1, 1, 1, 1)
+    return torch.where(keys < 0, keys, (keys + first).clamp(min=-1))
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

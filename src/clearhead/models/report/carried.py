@@ -1,0 +1,79 @@
+"""What the heads of a report carry: weights times |v W_O|, the norms of what values write."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from ...core.errors import BadValue
+from ...core.functional.sharding import of_all_tokens, statistics_of
+from ...core.masks import Mask
+from ...core.problem.problem import Inputs, Problem
+from ...core.stats import value_weighted
+from ..follow.text_stack import TextStack
+from ..weights.value_norms import ValueNorms, norms
+from .findings import Layer
+
+
+class Carried(NamedTuple):
+    """The norms of a call, (H, Tk), or None and why they are unknown."""
+
+    norms: Tensor | None
+    withheld: str = ""
+
+
+class CarriedValues:
+    """Computes the norms of the calls of a model, in whose modules `stack` is."""
+
+    def __init__(self, model: nn.Module, stack: TextStack) -> None:
+        self.stack = stack
+        self.refused = ""  # why no norm of this model is right
+        self._values = ValueNorms(model)
+
+    def of_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> Carried:
+        """Return the norms of the call of the running module, whose output is `out`."""
+        name = self.stack.running[-1].name if self.stack.running else ""
+        try:
+            root = self._values.root(name, problem, out)
+        except BadValue as error:
+            return Carried(None, _why(error))
+        return Carried(of_all_tokens(norms(root, problem, inputs))[0])
+
+    def leave(self, module: nn.Module, arguments: object, result: object) -> None:
+        """Compare what the running module returns with what the heads of its call write."""
+        if self.stack.running:
+            self._try(lambda: self._values.verify(self.stack.running[-1].name, result))
+        self.stack.leave(module, arguments, result)
+
+    def finish(self) -> None:
+        self._try(self._values.must_be_verified)
+
+    def _try(self, verify: Callable[[], None]) -> None:
+        try:
+            verify()
+        except BadValue as error:
+            self.refused = _why(error)
+
+
+def carried_shares(
+    problem: Problem, inputs: Inputs, numbers: Tensor, groups: dict[str, Mask], count: int
+) -> dict[str, Tensor]:
+    """Return the fraction of what each head carries, (H,), from each group of keys.
+
+    It is the mean over `count` queries; `numbers` are the norms, (H, Tk).
+    """
+    statistic = value_weighted(groups, by=numbers[None])
+    result = statistics_of(problem, inputs, [statistic])["value_weighted"]
+    assert isinstance(result, dict)
+    return {name: x[0].sum(-1).double() / count for name, x in result.items()}
+
+
+def without_norms(layer: Layer, why: str) -> Layer:
+    """Return a layer without its norms and what follows from them."""
+    heads = tuple(replace(head, carried={}) for head in layer.heads)
+    return replace(layer, heads=heads, value_norms=None, norms_withheld=why)
+
+
+def _why(error: BadValue) -> str:
+    return f"{error.gave} {error.rule[:1].upper()}{error.rule[1:]}"

@@ -1,0 +1,316 @@
+"""Collect a `Layer` of the report from an attention call: statistics, largest weights, steps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadValue
+from ...core.errors.limits import MOST_RANKED_QUERIES, MOST_TRACED_CELLS, MOST_TRACED_TOKENS
+from ...core.formatting import MAP_SIDE, evenly
+from ...core.functional.ambient import ambient
+from ...core.functional.explain import explain_problem
+from ...core.functional.sharding import statistics_of
+from ...core.functional.trace import Trace
+from ...core.masks import Mask, prefix, window
+from ...core.masks.mask import common_align
+from ...core.masks.text_positions import Positions
+from ...core.problem.problem import Inputs, Problem
+from ...core.stats import Statistic, TopWeights, mass, pooled, topk
+from ..follow.cross_attention import CallSite, TextTracker
+from ..inspect.watcher import without_padding
+from ..roles.call_roles import CallRoles, role_keys, roles_of
+from ..roles.role_keys import REPEATS, RoleKeys, columns
+from ..roles.roles import label_of_evenness, with_sink_logit
+from .carried import Carried, carried_shares
+from .findings import Head, Layer, Link
+from .result import Report
+
+UNKNOWN = Carried(None)
+LINKS = 8  # weights per query
+STRONGEST = 10  # links per head
+
+
+@dataclass(frozen=True, eq=False)
+class _Statistics:
+    """The statistics of one call on one text, without a batch dimension.
+
+    `entropy` is (H, Tq). `active`, (Tq,), is True for queries that are not fully masked; `count` is
+    their number, or 1 if there are none. `shares` has the fraction of all weight on each group of
+    keys, (H,). `pooled` is (H, r, c), `received` (H, Tk), and `top` (H, Tq, n), on the CPU, or
+    None.
+    """
+
+    entropy: Tensor
+    active: Tensor
+    count: int
+    shares: dict[str, Tensor]
+    pooled: Tensor
+    received: Tensor
+    top: TopWeights | None
+
+    @property
+    def mean_entropy(self) -> float:
+        """The mean over heads and active queries."""
+        return float(self.entropy.mean(0).sum()) / self.count
+
+
+class _Uniform(NamedTuple):
+    """The statistics of uniform weights under a mask, and the roles of the keys under it."""
+
+    statistics: _Statistics
+    roles: tuple[RoleKeys, ...]
+
+
+@dataclass
+class Collector:
+    """Collects a `Layer` from each attention call."""
+
+    texts: TextTracker
+    layers: list[Layer] = field(default_factory=list)
+    uniform_cache: list[tuple[Mask, tuple[object, ...], _Uniform]] = field(default_factory=list)
+
+    def add_layer(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        at: Positions | None = None,
+        carried: Carried = UNKNOWN,
+    ) -> None:
+        """Add the layer of a call, which has the positions `at`; None finds them. `carried` has the
+        norms of what its values write.
+
+        Raises `BadValue` for a batch of texts and for an empty text.
+        """
+        _must_be_one_text(problem)
+        site = self.texts.call_site(problem, at)
+        real = without_padding(problem, site.at)
+        statistics = _statistics(real, inputs, site, topk(LINKS))
+        uniform, keys = self.uniform(problem, inputs, site)
+        assert statistics.top is not None
+        roles = roles_of(real, inputs, keys, statistics.top.keys)
+        moved: dict[str, Tensor] = {}
+        if carried.norms is not None and _is_one_text(real, site):
+            first = _first_key(site)
+            groups = {**_near(real), "first": prefix(first + 1) & ~prefix(first)}
+            moved = carried_shares(real, inputs, carried.norms, groups, statistics.count)
+        heads = _heads(len(self.layers), real, statistics, uniform, roles, moved)
+        trace, traced_heads = _trace(problem, inputs, heads, site)
+        linked = {link.query for head in heads for link in head.links}
+        ranked = sorted({*evenly(problem.Tq, MOST_RANKED_QUERIES), *linked})
+        self.layers.append(
+            Layer(
+                number=len(self.layers),
+                module=site.module,
+                cross_attention=site.cross_attention,
+                query_tokens=site.query_tokens,
+                key_tokens=site.key_tokens,
+                problem=problem.describe(),
+                queries=problem.Tq,
+                key_heads=problem.G,
+                max_entropy=uniform.mean_entropy,
+                heads=heads,
+                pooled=statistics.pooled.float().cpu(),
+                allowed=(uniform.pooled > 0).any(0).cpu(),
+                received=statistics.received.float().cpu(),
+                kept_queries=tuple(ranked),
+                top_weights=statistics.top.weights[:, ranked].float(),
+                top_keys=statistics.top.keys[:, ranked].int(),
+                trace=trace,
+                traced_heads=traced_heads,
+                value_norms=None if carried.norms is None else carried.norms.float().cpu(),
+                norms_withheld=carried.withheld,
+            )
+        )
+
+    def report(self, name: str) -> Report:
+        """Return the report of the layers, with the tokens of the text, or numbers if unknown.
+
+        Raises `BadValue` for tokens whose number fits no call.
+        """
+        self.texts.check_tokens()
+        count = self.layers[0].received.shape[-1]
+        tokens = self.texts.tokens["tokens"] or tuple(map(str, range(count)))
+        return Report(name, tokens, tuple(self.layers))
+
+    def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Uniform:
+        """Return the statistics of uniform weights under the same mask, from queries that are 0,
+        and the roles of its keys.
+
+        They are computed once for layers with the same mask.
+        """
+        key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens, site.at
+        for mask, cached_key, cached in self.uniform_cache:
+            if mask is problem.mask and cached_key == key:
+                return cached
+        H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
+        real = without_padding(problem, site.at)
+        sizes = replace(real, H=H, G=1, D=1, Dv=1)
+        zero = replace(sizes, bias=None, softcap=None, sinks=None, dropout=0.0)
+        q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
+        k = torch.zeros_like(inputs.k[:, :1, :, :1])
+        offset = _offset(problem) if _is_one_text(problem, site) else None
+        uniform = _Uniform(
+            _statistics(zero, Inputs(q, k, k), site),
+            role_keys(real, site, _first_key(site), offset),
+        )
+        self.uniform_cache.append((problem.mask, key, uniform))
+        return uniform
+
+
+def _must_be_one_text(problem: Problem) -> None:
+    if problem.B != 1:
+        raise BadValue(
+            f"The model was run on a batch of {problem.B}.",
+            "a report describes one text.",
+            "pass one text, B = 1; for a batch, use report_batch(model, inputs).",
+        )
+    if not problem.Tq or not problem.Tk:
+        raise BadValue(
+            f"The model was run on {problem.Tq} queries and {problem.Tk} keys.",
+            "a report describes a text of one token or more.",
+            "pass a text that is not empty.",
+        )
+
+
+def _statistics(
+    problem: Problem, inputs: Inputs, site: CallSite, top: topk | None = None
+) -> _Statistics:
+    maps = pooled(MAP_SIDE, MAP_SIDE)
+    requested: list[str | Statistic] = ["entropy", "max", "received", maps]
+    if top is not None:
+        requested.append(top)
+    one_text = _is_one_text(problem, site)
+    if one_text:
+        requested.append(mass(_near(problem)))
+    numbers = statistics_of(problem, inputs, requested)
+    largest, entropy, received, pooled_maps = (
+        cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "pooled")
+    )
+    active = (largest != -math.inf).any(0)  # NaN counts, so that it appears in every mean
+    count = max(1, int(active.sum()))
+    by_query = cast(dict[str, Tensor], numbers.get("mass", {}))
+    shares = {name: x[0].sum(-1) / count for name, x in by_query.items()}
+    # These groups have the same keys for every query, so their fraction follows from the weight
+    # that each key receives.
+    for name, column in columns(site.key_tokens, problem.Tk, _first_key(site)).items():
+        shares[name] = received[:, column.to(received.device)].sum(-1) / count
+    if problem.sinks is not None:
+        shares["sink"] = 1 - received.sum(-1) / count
+    of_text = None
+    if top is not None:
+        of_text = TopWeights(*(x[0].cpu() for x in cast(TopWeights, numbers["topk"])))
+    return _Statistics(entropy, active, count, shares, pooled_maps, received, of_text)
+
+
+def _near(problem: Problem) -> dict[str, Mask]:
+    """Return the groups of keys beside a query."""
+    stated = common_align(problem.mask, problem.grid)
+    align = "end" if stated is None else stated
+    return {
+        "previous": window(before=1, align=align) & ~window(before=0, align=align),
+        "next": window(after=1, align=align) & ~window(after=0, align=align),
+        "same": window(before=0, after=0, align=align),
+    }
+
+
+def _heads(
+    layer: int,
+    problem: Problem,
+    statistics: _Statistics,
+    uniform: _Statistics,
+    roles: CallRoles,
+    moved: dict[str, Tensor],
+) -> tuple[Head, ...]:
+    """Return the heads of a layer with their roles. `moved` is their `Head.carried`."""
+    assert statistics.top is not None
+    weights, keys = statistics.top
+    max_entropy = uniform.mean_entropy
+    # A query with at most one visible key has no choice, so its weight does not describe the head.
+    has_choice = (uniform.entropy.amax(0) > 1e-6).cpu()
+    every_share = statistics.shares | roles.repeat_shares
+    heads = []
+    for h in range(problem.H):
+        shares = {name: float(share[h]) for name, share in every_share.items()}
+        shares = {n: x for n, x in shares.items() if n not in REPEATS or not math.isnan(x)}
+        entropy = float(statistics.entropy[h].sum()) / statistics.count
+        effective = float(statistics.entropy[h][statistics.active].exp().sum()) / statistics.count
+        evenness = entropy / max_entropy if max_entropy else 0.0
+        own = with_sink_logit(roles.roles[h], shares.get("sink", 0.0), statistics.count)
+        compared = has_choice[:, None] & ~weights[h].isnan()
+        heads.append(
+            Head(
+                layer=layer,
+                head=h,
+                label=own[0].label if own else label_of_evenness(evenness),
+                number=own[0].mass if own else evenness,
+                entropy=entropy,
+                effective=effective,
+                shares=shares,
+                links=_strongest(weights[h].masked_fill(~compared, -1.0), keys[h]),
+                roles=own,
+                evidence=" ".join(role.evidence for role in own),
+                withheld="" if own else roles.nearest[h],
+                carried={name: float(share[h]) for name, share in moved.items()},
+            )
+        )
+    return tuple(heads)
+
+
+def _trace(
+    problem: Problem, inputs: Inputs, heads: Sequence[Head], site: CallSite
+) -> tuple[Trace | None, tuple[int, ...]]:
+    """Return the steps of some heads, and the indices of these heads.
+
+    For a short text these are all heads; for a longer one, the head with the clearest label; for a
+    long one, none.
+    """
+    longest = max(problem.Tq, problem.Tk)
+    if longest > MOST_TRACED_TOKENS or ambient().ranks is not None:
+        return None, ()
+    trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
+    if problem.H * problem.Tq * problem.Tk <= MOST_TRACED_CELLS:
+        return trace, tuple(range(problem.H))
+    chosen = max(heads, key=lambda head: (bool(head.roles), head.number)).head
+    one = trace.head(chosen)
+    # The copy lets the memory of the other heads be freed.
+    steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)
+    return replace(one, steps=steps), (chosen,)
+
+
+def _is_one_text(problem: Problem, site: CallSite) -> bool:
+    """Return whether queries and keys belong to one text.
+
+    They do not in cross-attention, where no key is "the token before". A call is also taken for
+    cross-attention if Tq and Tk differ and every query has the same mask.
+    """
+    if site.cross_attention or problem.Tq == problem.Tk:
+        return not site.cross_attention
+    if not problem.masked:
+        return False
+    ranges = problem.key_ranges
+    edges = (ranges.lo, ranges.hi) if ranges.bits is None else (ranges.lo, ranges.hi, ranges.bits)
+    return not all(bool((x == x[..., :1, :]).all()) for x in edges)
+
+
+def _offset(problem: Problem) -> int:
+    """Return the position of query 0 among the keys."""
+    stated = common_align(problem.mask, problem.grid)
+    return problem.Tk - problem.Tq if stated is None else int(stated)
+
+
+def _first_key(site: CallSite) -> int:
+    """Return the column of the text's first token among the keys; 0 if it is not among them."""
+    first = site.at.first_key
+    assert isinstance(first, int)  # because there is one text
+    return max(0, -first)
+
+
+def _strongest(weights: Tensor, keys: Tensor) -> tuple[Link, ...]:
+    """Return the largest of the queries' largest weights; ties go to earlier queries."""
+    order = weights[:, 0].argsort(descending=True, stable=True)[:STRONGEST].tolist()
+    strongest = (Link(q, int(keys[q, 0]), float(weights[q, 0])) for q in order)
+    return tuple(link for link in strongest if link.key >= 0 and link.weight >= 0)

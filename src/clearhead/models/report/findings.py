@@ -1,0 +1,185 @@
+"""The contents of a report: every layer and head of a model, as data."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...core.functional.trace import Trace
+from ...core.torch_state import loadable
+
+# Labels of heads that no group of keys describes; `NOT_NUMBERS` if the weights are NaN.
+NOT_NUMBERS = "NaN"
+EVENNESS = ("spread", "sharp", "mixed", NOT_NUMBERS)
+
+
+@loadable
+@dataclass(frozen=True)
+class Link:
+    """The positions of a query and a key, and the weight between them."""
+
+    query: int
+    key: int
+    weight: float
+
+
+@loadable
+@dataclass(frozen=True)
+class Role:
+    """A group of keys that holds much of a head's weight, more than chance explains.
+
+    `mass` is the mean weight on these keys, over the `queries` that have a choice between them and
+    other keys. `low` to `high` is its 95 % interval, which counts the queries of one word as one.
+    `hits` of the queries have their largest weight on these keys, except for keys of other roles,
+    and `words` counts their different words. `chance` bounds the probability of this for a head
+    whose weights depend only on the words. `name` is the key of `label`: "window8" for "local
+    window".
+    """
+
+    name: str
+    label: str
+    mass: float
+    low: float
+    high: float
+    chance: float
+    hits: int
+    queries: int
+    words: int
+
+    @property
+    def evidence(self) -> str:
+        within = f" of {self.name[6:]}" if self.name.startswith("window") else ""
+        mass = f"{self.label}{within}: {self.mass:.2f} of the weight"
+        if self.name == "sink":  # no token
+            return f"{mass}."
+        different = f", {self.words} different ones" if self.words > 1 else ""
+        return (
+            f"{mass} (95 % interval {self.low:.2f} to {self.high:.2f}); {self.hits} of "
+            f"{self.queries} tokens look there most{different}."
+        )
+
+
+@loadable
+@dataclass(frozen=True)
+class Head:
+    """One head in numbers. Means are over the queries that are not fully masked.
+
+    Attributes:
+        roles: what the head does, the leading role first. A head has several roles, one, or none.
+        label: the label of the leading role; without a role "spread", "sharp", "mixed" or "NaN".
+        number: the mass of the leading role; without a role its entropy divided by the largest
+            possible entropy.
+        effective: the mean of exp(entropy), the effective number of keys.
+        shares: the fractions of its weight on the token before, the one after, itself, the first,
+            and on punctuation and on special tokens (without the first). "duplicate" and
+            "induction" are means over queries whose token occurred before (of at most 1024
+            queries): the weight on its earlier positions, and on the positions right after those.
+        links: its largest weights.
+        measured: whether label and number were measured on held-out words, not on this text.
+        evidence: what the roles rest on, as text; "" without a role.
+        withheld: why a head with much weight on the keys of a role does not have the role; "" if
+            it has a role, or no such weight.
+        effect: the change of `Report.effect_metric` if the head outputs 0; None if not measured.
+        probe: scores on random tokens that are repeated, by name; None if not measured. "induction"
+            is the mean weight on the token after the earlier copy and "duplicate" that on the copy,
+            over the queries that have one. "induction_all" and "duplicate_all" are over all
+            queries. "previous" is on the token before.
+        carried: as `shares`, for "previous", "next", "same" and "first", the fractions of what the
+            head carries, ``Σ w |v W_O|``; empty if unknown.
+    """
+
+    layer: int
+    head: int
+    label: str
+    number: float
+    entropy: float
+    effective: float
+    shares: dict[str, float]
+    links: tuple[Link, ...] = field(repr=False)
+    roles: tuple[Role, ...] = ()
+    measured: bool = False
+    evidence: str = ""
+    withheld: str = ""
+    effect: float | None = None
+    probe: dict[str, float] | None = None
+    carried: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def share_text(self) -> str:
+        """`number` as text if it is a fraction of weight or of words; "" if of entropy."""
+        return "" if self.label in EVENNESS else f"{self.number:.2f}"
+
+
+@loadable
+@dataclass(frozen=True)
+class Writer:
+    """A head that writes the logit of the predicted next token, at the last token of the text.
+
+    `part` is what it writes, as in `logit_attribution` with ``center=True``. `key` is the token
+    that adds most to it, `from_key`. `without` is the probability of the predicted token if the
+    head outputs 0; None if not measured.
+    """
+
+    layer: int
+    head: int
+    part: float
+    key: int
+    from_key: float
+    without: float | None = None
+
+
+@loadable
+@dataclass(frozen=True)
+class NextToken:
+    """The most probable token after the text, and the heads that write most of its logit.
+
+    `writers` has the heads with the largest parts, ordered by `from_key`. `clearest` is the one of
+    them that shows best how the model continues: it looks most at an earlier token, writes a large
+    part of the logit from there, and without it the token is less probable. None if no head does,
+    or if the token itself is improbable.
+    """
+
+    token: str
+    probability: float
+    writers: tuple[Writer, ...] = field(repr=False)
+    clearest: Writer | None = None
+
+
+@loadable
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One attention call.
+
+    Attributes:
+        module: the name of the module that called attention; "" outside any module.
+        query_tokens, key_tokens: None if unknown.
+        max_entropy: the entropy of uniform weights under the mask.
+        pooled: the attention map, (H, rows, cols), as `stats.pooled` computes it.
+        allowed: the cells of the map, (rows, cols), that the mask allows in any head.
+        received: the weight that each key receives, (H, Tk).
+        kept_queries: the queries whose largest weights are stored.
+        top_weights, top_keys: those weights and their keys, (H, n_queries, n); -1 means no key.
+        trace: every step of the heads in `traced_heads`; None for long texts.
+        value_norms: ``|v W_O|`` of each head and key, (H, Tk): the norm of what its value writes.
+            None if unknown; then `norms_withheld` is the reason.
+    """
+
+    number: int
+    module: str
+    cross_attention: bool
+    query_tokens: tuple[str, ...] | None
+    key_tokens: tuple[str, ...] | None
+    problem: str
+    queries: int
+    key_heads: int
+    max_entropy: float
+    heads: tuple[Head, ...]
+    pooled: Tensor
+    allowed: Tensor
+    received: Tensor
+    kept_queries: tuple[int, ...]
+    top_weights: Tensor
+    top_keys: Tensor
+    trace: Trace | None = None
+    traced_heads: tuple[int, ...] = ()
+    value_norms: Tensor | None = None
+    norms_withheld: str = ""

@@ -1,0 +1,231 @@
+"""The result of `report`: its data, its printed table, and its JSON."""
+
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import BadValue
+from ...core.files.results import Savable, data_frame
+from ...core.formatting import ShownInNotebook, spelled, visible, without_nan
+from ...core.torch_state import loadable
+from ..roles.role_keys import LABELS, REPEATS
+from .findings import NOT_NUMBERS, Head, Layer, NextToken
+from .live_model import LiveModel
+
+if TYPE_CHECKING:
+    import pandas
+
+# Descriptions of the metrics of effects, for the legend.
+EFFECTS = {
+    "loss": "how much the mean loss of the next token grows, in nats,",
+    "turn": "how far the vectors after the last layer turn, as 1 - cosine,",
+}
+
+
+@loadable
+@dataclass(frozen=True, eq=False)
+class Report(ShownInNotebook, Savable):
+    """What a model does with a text, in `layers` with `heads`. Returned by `clearhead.report`.
+
+    It prints as a table and has a notebook view.
+
+    Attributes:
+        text: the text; "" if only its tokens are known.
+        unknown: the positions of tokens that are not in the model's vocabulary.
+        guesses: the most probable next tokens of each position, with probabilities; None if
+            unknown.
+        effect_metric: the metric of the heads' effects. "loss" is the mean next-token loss in nats,
+            which increases if the model predicts the text worse. "turn" is how far the vectors
+            after the last layer turn, as 1 - cosine, the mean over tokens. Otherwise it is the name
+            of a metric, or "" if there are no effects.
+        effects_withheld: why requested effects are missing; "" otherwise.
+        next_token: the predicted next token and the heads that write it; None if not requested.
+        next_token_withheld: why the requested `next_token` is missing; "" otherwise.
+        begin: the layer, the head and the query that the model itself shows first; None if it
+            names none.
+        model: a model with which the page computes other texts.
+        folder: the folder of the model's files; "" if it has none.
+        outputs: a digest of the outputs of every attention call; "" if not computed.
+    """
+
+    name: str
+    tokens: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    text: str = ""
+    unknown: tuple[int, ...] = ()
+    guesses: tuple[tuple[tuple[str, float], ...], ...] | None = None
+    effect_metric: str = ""
+    effects_withheld: str = ""
+    next_token: NextToken | None = None
+    next_token_withheld: str = ""
+    begin: tuple[int, int, int] | None = None
+    model: LiveModel | None = field(default=None, repr=False)
+    folder: str = ""
+    outputs: str = ""
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        return tuple(head for layer in self.layers for head in layer.heads)
+
+    @property
+    def about(self) -> str:
+        sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
+        return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
+
+    def map_heads(self, change: Callable[[Head], Head]) -> "Report":
+        """Return the report with each head replaced by ``change(head)``."""
+        layers = (replace(x, heads=tuple(map(change, x.heads))) for x in self.layers)
+        return replace(self, layers=tuple(layers))
+
+    def __getitem__(self, index: tuple[int, int]) -> Head:
+        """Return a head: ``report[layer, head]``."""
+        layer, head = index
+        rule = f"this report has layers 0 to {len(self.layers) - 1}."
+        if 0 <= layer < len(self.layers):
+            heads = self.layers[layer].heads
+            if 0 <= head < len(heads):
+                return heads[head]
+            rule = f"layer {layer} has heads 0 to {len(heads) - 1}."
+        gave = f"Head {head} of layer {layer} was requested."
+        raise BadValue(gave, rule, "use an existing head, as report[layer, head].")
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Return one row per head: where it is, its label, its roles with their masses, its
+        numbers, the fraction of its weight and of what it carries from each group of keys, and
+        its scores of the probe."""
+        rows = []
+        for layer in self.layers:
+            for head in layer.heads:
+                parts = ("shares", "links", "roles", "probe", "carried")
+                row = {name: x for name, x in vars(head).items() if name not in parts}
+                roles = "; ".join(f"{role.label} {role.mass:.4f}" for role in head.roles)
+                probe = {f"probe_{name}": x for name, x in (head.probe or {}).items()}
+                carried = {f"carried_{name}": x for name, x in head.carried.items()}
+                numbers = {**head.shares, **carried, **probe}
+                rows.append({"module": layer.module, **row, "roles": roles, **numbers})
+        return rows
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return `as_rows` as a table. Raises `Missing` without pandas."""
+        return data_frame(self.as_rows())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report without maps and traces, for `json.dumps`; NaN and inf are None."""
+        layers = [
+            {
+                "layer": layer.number,
+                "module": layer.module,
+                "cross_attention": layer.cross_attention,
+                "problem": layer.problem,
+                "heads": [without_nan(asdict(head), lambda x: None) for head in layer.heads],
+            }
+            for layer in self.layers
+        ]
+        return {
+            "name": self.name,
+            "folder": self.folder,
+            "tokens": list(self.tokens),
+            **spelled(self.tokens),
+            "effect_metric": self.effect_metric,
+            "effects_withheld": self.effects_withheld,
+            "next_token": None if self.next_token is None else asdict(self.next_token),
+            "next_token_withheld": self.next_token_withheld,
+            "layers": layers,
+        }
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, width: int | None = None) -> str:
+        """Write the table of all heads, with lines of at most `width` characters if possible."""
+        # A column of zeros is left out: with a causal mask no weight is on the next token.
+        names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
+        last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
+        moved = ["sent"] if any(x.carried for x in self.heads) else []
+        rows = [("layer", "head", "does", "by", "entropy", last, *names, *moved)]
+        for x in self.heads:
+            shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
+            number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
+            numbers = x.share_text, f"{x.entropy:.2f}", number
+            moves = [f"{x.carried['first']:.2f}" if x.carried else ""] if moved else []
+            rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares, *moves))
+        table = columns(rows, width)
+        wrap = min(width or sys.maxsize, max(80, *map(len, table)))
+        legend = (part for line in self._legend() for part in textwrap.wrap(line, wrap))
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *legend])
+
+    def _legend(self) -> list[str]:
+        """Return an explanation of the columns and labels, as paragraphs."""
+        measured = {label for x in self.heads if x.measured for label in x.label.split(" and ")}
+        by = "by: the fraction of its weight on this text"
+        shares = (
+            "The other columns: the fraction of its weight on the token before, the next, itself, "
+            "the first, and so on"
+        )
+        if any(name in x.shares for x in self.heads for name in REPEATS):
+            shares += (
+                "; induction and duplicate, if a token occurred before: on what followed it "
+                "there, and on it"
+            )
+        lines = []
+        if measured:
+            names = ", ".join(sorted(measured))
+            by += f"; for {names} the fraction of held-out words for which it was right"
+            lines.append(
+                f"The labels {names} were measured on held-out stories and apply to every text; "
+                "the others, such as previous token, describe the weights on this text only."
+            )
+        if any(x.label == NOT_NUMBERS for x in self.heads):
+            lines.append(
+                "NaN: its attention weights are NaN, because an input or a weight of the model is "
+                "NaN or infinite."
+            )
+        entropy = "entropy: of its weights, in nats. keys: how many it looks at, exp(entropy)."
+        if self.effect_metric:
+            caused = EFFECTS.get(self.effect_metric, f"how much {self.effect_metric} changes")
+            entropy = f"entropy: of its weights, in nats. effect: {caused} without the head."
+        elif self.effects_withheld:
+            lines.append(f"No effects. {self.effects_withheld}")
+        lines = [f"{by}.", *lines, entropy, f"{shares}."]
+        if any(x.carried for x in self.heads):
+            lines.append(
+                "sent: the fraction of what it carries that comes from the first token, with each "
+                "weight multiplied by |v W_O|, the norm of what the value writes."
+            )
+        for layer in self.layers:
+            if layer.cross_attention:
+                name = f"Layer {layer.number}" + f", {layer.module}," * bool(layer.module)
+                lines.append(f"{name} looks from one text into another.")
+        return lines
+
+    def __repr__(self) -> str:
+        """Return a line for each layer: its mean entropy, and the number of heads by label."""
+        rows = [("layer", "entropy", "heads")]
+        for layer in self.layers:
+            counts = Counter(head.label for head in layer.heads)
+            labels = ", ".join(f"{count} {label}" for label, count in counts.most_common())
+            mean = sum(head.entropy for head in layer.heads) / max(1, len(layer.heads))
+            rows.append((str(layer.number), f"{mean:.2f}", labels))
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *columns(rows)])
+
+
+def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Align the cells of a table; a line for each row.
+
+    Columns that do not fit `width` characters are a table below, which repeats the first two.
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    tables = [[0, 1]]
+    for i in range(2, len(widths)):
+        longest = sum(widths[j] + 1 for j in [*tables[-1], i]) - 1
+        if width is not None and longest > width and len(tables[-1]) > 2:
+            tables.append([0, 1])
+        tables[-1].append(i)
+    lines = []
+    for table in tables:
+        cells = ([row[i].ljust(widths[i]) for i in table] for row in rows)
+        lines += ["", *(" ".join(line).rstrip() for line in cells)]
+    return lines[1:]

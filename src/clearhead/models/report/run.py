@@ -1,0 +1,265 @@
+"""Run a model over a text and report on every attention call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import AttentionError, BadType, BadValue, kind_of
+from ...core.errors.limits import MOST_LOGITS
+from ...core.functional.ambient import listening
+from ...core.problem.problem import Inputs, Problem
+from ...hf import Checkpoint
+from ...nn.token_ids import run_with_known_ids
+from ..effects.effects import effects as measure_effects
+from ..effects.metrics import Metric, logits_of, most_probable, turn
+from ..follow.coverage import warn_if_missed
+from ..follow.cross_attention import TextTracker
+from ..follow.layers import module_hooks, no_attention_call, warn_if_compiled
+from ..progress import progress_bar
+from .carried import CarriedValues, without_norms
+from .collect import Collector
+from .findings import Head
+from .next_token import find_next_token
+from .probe import probe_scores
+from .result import Report
+from .text_model import TextModel
+
+# For a checkpoint, which is already loaded with attn_implementation="clearhead".
+CHECKPOINT_HINT = (
+    "run it inside `with clearhead.compat.patched():` if it calls torch's function, or use a model "
+    "that uses transformers' attention interface; this one does not."
+)
+GUESSES = 6  # next words per position
+
+
+def report(
+    model: "str | Path | TextModel | nn.Module",
+    text: "str | Tensor | Mapping[str, Tensor]",
+    *,
+    tokens: Sequence[str] | None = None,
+    decoder_tokens: Sequence[str] | None = None,
+    name: str | None = None,
+    effects: bool | str | Metric = False,
+    probe: bool = False,
+    next_token: bool = False,
+    progress: bool | None = None,
+) -> Report:
+    """Run a model once on one text, and report what each of its heads looks at.
+
+    For a checkpoint that predicts the next token, the report also has the most probable next tokens
+    at each position, unless the text is long.
+
+    Args:
+        model: a checkpoint folder, a GGUF file, a model that reads text (`hf.Checkpoint`,
+            `demo.load()`), or any module whose attention goes through clearhead. Its output does
+            not change.
+        text: a text; for a module its input, a tensor or a dict of tensors, B = 1. For an
+            encoder-decoder, only the encoder runs on a text.
+        tokens: the tokens of a module's input, one string per position. None means numbers.
+        decoder_tokens: in a model with cross-attention, the tokens of the decoder's text; `tokens`
+            are then those of the encoder's text. None means numbers. A call belongs to the decoder
+            if another text was passed to its module, or to one around it (an argument named
+            context, memory, key_value_states, encoder_hidden_states or cross_attention_states), or
+            after the first such call.
+        name: the name of the model in the report. None means that of the checkpoint, or the class.
+        effects: also measure the effect of each head, with one run per head (`clearhead.effects`).
+            Pass a metric of `effects`. True means "loss", the next-token loss; for a checkpoint
+            that does not predict the next token it means "turn", how far the vectors after the last
+            layer turn without the head, the mean over tokens of 1 - cosine. If a text has no loss,
+            because it is one token long, True gives a report without effects, with the reason in
+            `effects_withheld`.
+        probe: also run the model on random tokens that are repeated, and report the induction,
+            duplicate and previous-token scores of each head there (`Head.probe`).
+        next_token: also find the heads that write the predicted next token (`Report.next_token`),
+            with `logit_attribution` and at most three runs without a head. If they cannot be
+            found, the reason is in `next_token_withheld`.
+        progress: show a progress bar on stderr, one step per layer. None shows it only in a
+            terminal.
+
+    Raises:
+        BadValue, BadType: a folder, a text or tokens that do not fit; an id without embedding; a
+            batch of texts; a model that never calls clearhead's attention.
+    """
+    if not isinstance(next_token, bool):
+        raise BadType(
+            f"report got next_token={next_token!r}.",
+            "next_token is True or False: the token is the one that the model predicts.",
+            "for another token, call clearhead.logit_attribution(model, ids, target=...).",
+        )
+    run = prepare(model, text)
+    texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
+    collector = Collector(texts)
+    values = CarriedValues(run.module, texts.stack)
+    bar = progress_bar("reading, layer by layer", run.depth, progress)
+    with bar as advance, torch.no_grad():
+
+        def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+            texts.stack.calls += 1
+            carried = values.of_call(problem, inputs, out)
+            collector.add_layer(problem, inputs, carried=carried)
+            advance()
+
+        with module_hooks(run.module, texts.stack.enter, values.leave), listening(on_call):
+            output = run.start()
+    values.finish()
+    if not collector.layers:
+        rule = "a report describes attention calls that go through clearhead."
+        raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
+    warn_if_compiled(run.module, stacklevel=3)
+    warn_if_missed("report", texts.stack.missed, stacklevel=2)
+    if values.refused:
+        collector.layers = [without_norms(layer, values.refused) for layer in collector.layers]
+    result = collector.report(run.name if name is None else name)
+    if run.reader is not None:
+        path = run.reader.path
+        folder = "" if path is None else str(path.resolve())
+        written = text if isinstance(text, str) else ""
+        result = run.reader.annotate(replace(result, text=written, folder=folder))
+    if run.words is not None:
+        guesses = most_probable(logits_of(output)[0], run.words, GUESSES)
+        result = replace(result, guesses=guesses)
+    if effects is True:
+        metric = turn(output) if run.returns_vectors else "loss"
+        try:
+            result = _with_effects(result, run, metric, progress)
+        except BadValue as error:
+            result = replace(result, effects_withheld=_why(error))
+    elif effects is not False:
+        result = _with_effects(result, run, effects, progress)
+    if next_token:
+        result = _with_next_token(result, run, output)
+    return _with_probe(result, run) if probe else result
+
+
+class ModelRun(NamedTuple):
+    """A model with its text.
+
+    Attributes:
+        module: the module whose attention calls are reported.
+        runs: the module that effects run on `inputs`: `module`, or the predictor around it.
+        tokens: the tokens of the text; None if unknown.
+        start: a function that runs the model once.
+        depth: the number of layers; None if unknown.
+        reader: the model that read the text; None for a plain module.
+        words: the words that `start` predicts; None if it predicts none.
+    """
+
+    module: nn.Module
+    runs: nn.Module
+    inputs: "Tensor | Mapping[str, Tensor]"
+    name: str
+    tokens: list[str] | None
+    start: Callable[[], Any]
+    depth: int | None
+    reader: TextModel | None = None
+    words: Sequence[str] | None = None
+
+    @property
+    def returns_vectors(self) -> bool:
+        """Whether the model is known to predict no next token."""
+        return self.reader is not None and self.reader.predictor is None
+
+
+def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelRun:
+    """Check a model and its text or inputs. Raises `BadType` if they do not fit."""
+    if isinstance(model, (str, Path)):
+        model = Checkpoint(model)
+    if isinstance(model, nn.Module):
+        return _module_run(model, text)
+    if not hasattr(model, "tokens_and_inputs"):
+        raise BadType(
+            f"report got {kind_of(model)} for a model.",
+            "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
+            "pass one of these.",
+        )
+    are_ids = isinstance(model, Checkpoint) and isinstance(text, Tensor)
+    if not (are_ids or isinstance(text, str)):
+        raise BadType(
+            f"report got {kind_of(text)} for a checkpoint.",
+            "a checkpoint has a tokenizer and reads text, or the ids of its tokens.",
+            "pass a string, or a tensor of ids.",
+        )
+    tokens, inputs = model.tokens_and_inputs(cast(str, text))
+    predicts = model.predictor is not None and len(tokens) * len(model.words) <= MOST_LOGITS
+    return ModelRun(
+        module=model.module,
+        runs=model.predictor or model.module,
+        inputs=inputs,
+        name=model.name,
+        tokens=tokens,
+        start=partial(model.run, inputs, predict=predicts),
+        depth=model.depth,
+        reader=model,
+        words=model.words if predicts else None,
+    )
+
+
+def _module_run(model: nn.Module, text: object) -> ModelRun:
+    if isinstance(text, str):
+        raise BadType(
+            f"report got a text for the module {type(model).__name__}.",
+            "a module has no tokenizer and runs on its input.",
+            "pass its input, a tensor or a dict of tensors, and tokens=; or a checkpoint folder.",
+        )
+    if isinstance(text, (list, tuple)):
+        raise BadType(
+            f"report got {kind_of(text)} for the module {type(model).__name__}.",
+            "a module runs on its input: a tensor or a dict of tensors, with a batch of 1.",
+            "pass for example torch.tensor([ids]).",
+        )
+    if isinstance(text, Tensor) and text.dim() == 1 and hasattr(model, "base_model_prefix"):
+        raise BadValue(
+            f"The ids are of shape {tuple(text.shape)}.",
+            "a transformers model reads ids of shape (B, T), with a batch of 1.",
+            "pass ids.unsqueeze(0).",
+        )
+    inputs = cast("Tensor | Mapping[str, Tensor]", text)
+    start = partial(run_with_known_ids, model, inputs)
+    depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    return ModelRun(model, model, inputs, type(model).__name__, None, start, depth)
+
+
+def _with_effects(
+    report: Report, run: ModelRun, metric: str | Metric, progress: bool | None
+) -> Report:
+    """Return the report with the effect of each head on the metric."""
+    measured = measure_effects(run.runs, run.inputs, metric, estimate=False, progress=progress)
+    changes = {(effect.layer, effect.head): effect.exact for effect in measured}
+    result = report.map_heads(lambda x: replace(x, effect=changes.get((x.layer, x.head))))
+    return replace(result, effect_metric=measured.metric)
+
+
+def _with_next_token(result: Report, run: ModelRun, output: Any) -> Report:
+    """Return the report with the predicted next token and the heads that write it."""
+    if run.words is None:
+        why = (
+            "The model does not predict the next token, its words are unknown, or the text is long."
+        )
+        return replace(result, next_token_withheld=why)
+    try:
+        next_token = find_next_token(
+            run.runs, run.inputs, run.start, logits_of(output)[0, -1], run.words, result.layers
+        )
+        return replace(result, next_token=next_token)
+    except (BadValue, BadType) as error:
+        return replace(result, next_token_withheld=_why(error))
+
+
+def _with_probe(result: Report, run: ModelRun) -> Report:
+    """Return the report with the scores of each head on random repeated tokens."""
+    scores = probe_scores(run.module, run.inputs)
+
+    def probed(head: Head) -> Head:
+        of_layer = scores[head.layer]
+        return head if of_layer is None else replace(head, probe=of_layer[head.head])
+
+    return result.map_heads(probed)
+
+
+def _why(error: AttentionError) -> str:
+    return f"{error.gave.removesuffix('.')}: {error.rule}"

@@ -1,0 +1,178 @@
+"""A report on one screen: counts of roles, the heads that matter most, and the clearest example."""
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+
+from ...core.formatting import Token, visible
+from .findings import Head, NextToken
+from .opening import Opening, opening, token_labels
+from .result import EFFECTS, Report, columns
+
+TOP = 8  # listed heads
+WIDTH = 80
+FEW_WORDS = 32  # different tokens
+AROUND = 12  # printed tokens to either side of the query and the key
+
+
+def summary(report: Report, width: int = WIDTH) -> str:
+    """Write the report in about twenty lines, for any number of heads.
+
+    Text is wrapped at `width` characters. Tables are folded only if `width` is less than 80.
+    """
+    counts = Counter(label for x in report.heads for label in _labels(x))
+    writers = [] if report.next_token is None else report.next_token.writers
+    writing = {(x.layer, x.head) for x in writers}
+    without = sum(not _labels(x) and (x.layer, x.head) not in writing for x in report.heads)
+    roles = [f"{count} {label}" for label, count in counts.most_common()]
+    if report.next_token is not None and writing:  # which the page shows as a group
+        roles.insert(0, f"{len(writing)} write {_quoted(report.next_token.token)}")
+    lines = [f"{visible(report.name, 200)}: {report.about}", ""]
+    begin = opening(report)
+    if begin is not None:
+        sentence = visible(_sentence(report, begin), 2000)
+        lines += [
+            *textwrap.wrap(in_words(report, begin), width),
+            *textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  "),
+            "",
+        ]
+    if report.next_token is not None and report.next_token.clearest is not None:
+        lines += [*_writers(report, report.next_token, width), ""]
+    lines += textwrap.wrap(
+        f"Roles of heads, of which a head may have several: {', '.join(roles) or 'none'}."
+        + f" {without} heads have no role, or one that may be chance." * (without > 0),
+        width,
+    )
+    words = len(set(report.tokens))
+    if without and words < FEW_WORDS:
+        different = f"{words} different token{'s' * (words != 1)}"
+        lines += textwrap.wrap(
+            f"The text has {different}, too few to separate many roles from chance. "
+            "A longer text shows more.",
+            width,
+        )
+    strongest = matter_most(report)
+    if strongest:
+        lines += ["", *textwrap.wrap(_heading(report), width), *_table(report, strongest, width)]
+    lines += _largest_probes(report)
+    return "\n".join(lines)
+
+
+def matter_most(report: Report) -> list[Head]:
+    """Return the heads of the largest effects. Without effects, return those with the clearest role
+    besides sinks, by how improbable chance is, then by mass."""
+    if report.effect_metric:
+        effects = [(abs(x.effect), x) for x in report.heads if x.effect is not None]
+        effects.sort(key=lambda pair: -math.inf if math.isnan(pair[0]) else -pair[0])
+        return [head for _, head in effects[:TOP]]
+    heads = [x for x in report.heads if _evidence(x) < (1.0, 0.0)]
+    return sorted(heads, key=_evidence)[:TOP]
+
+
+def _evidence(head: Head) -> tuple[float, float]:
+    """Return (chance, -mass) of the clearest role besides sinks; (1, 0) without one."""
+    roles = [(role.chance, -role.mass) for role in head.roles if role.name not in ("first", "sink")]
+    return min(roles, default=(1.0, 0.0))
+
+
+def _labels(head: Head) -> list[str]:
+    """Return the labels of a head, each once; or the labels measured on held-out texts."""
+    if head.measured:
+        return head.label.split(" and ")
+    return list(dict.fromkeys(role.label for role in head.roles))
+
+
+def _heading(report: Report) -> str:
+    if not report.effect_metric:
+        return "The heads with the clearest roles besides sinks:"
+    name = report.effect_metric
+    metric = EFFECTS.get(name, f"how much {name} changes").removesuffix(",")
+    return f"The heads with the largest effects: {metric}, without the head."
+
+
+def _table(report: Report, heads: list[Head], width: int) -> list[str]:
+    effect = ["effect"] if report.effect_metric else []
+    rows = [["layer", "head", *effect, "does, with the fraction of its weight"]]
+    for x in heads:
+        effect = [f"{x.effect:+.3f}"] if report.effect_metric else []
+        rows.append([str(x.layer), str(x.head), *effect, _does(x)])
+    return _columns(rows, width)
+
+
+def _columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    return columns(rows, width if width < WIDTH else None)
+
+
+def _does(head: Head) -> str:
+    if head.measured:
+        return f"{head.label} {head.number:.2f} (of held-out words)"
+    return ", ".join(f"{x.label} {x.mass:.2f}" for x in head.roles) or head.label
+
+
+def in_words(report: Report, begin: Opening) -> str:
+    """Describe the head to begin with, its query and its key, and why it is that head."""
+    head, query, key, weight, writer = begin
+    queries, keys = token_labels(report, head.layer)
+    begin_with = f"Begin with layer {head.layer}, head {head.head}"
+    looks = (
+        f"At {_quoted(queries[query])} (position {query}, counted from 0) it looks at "
+        f"{_quoted(keys[key])} (position {key}) with {weight:.2f} of its weight"
+    )
+    if writer is None or report.next_token is None:
+        does = _does(head) + " of its weight" * (bool(head.roles) and not head.measured)
+        return f"{begin_with}: {does}. {looks}."
+    token, probability = _quoted(report.next_token.token), report.next_token.probability
+    return (
+        f"After this text the model predicts {token}, with {probability:.1%}. {begin_with}. "
+        f"{looks}, and from there it writes {token}. Without this head the probability is "
+        f"{writer.without:.1%}."
+    )
+
+
+def _writers(report: Report, next_token: NextToken, width: int) -> list[str]:
+    """Return a table of the heads that write the predicted next token."""
+    line = (
+        f"The heads that add most to the logit of {_quoted(next_token.token)}, the predicted next "
+        "token, each from one token:"
+    )
+    rows = [("layer", "head", "logits", "from")]
+    for x in next_token.writers:
+        _, keys = token_labels(report, x.layer)
+        rows.append((str(x.layer), str(x.head), f"{x.from_key:+.2f}", _quoted(keys[x.key])))
+    return [*textwrap.wrap(line, width), *_columns(rows, width)]
+
+
+def _sentence(report: Report, begin: Opening) -> str:
+    """Return the tokens around the key and the query, which are in brackets; with cross-attention
+    those around the key, because the query is in another text."""
+    layer, (_, tokens) = report.layers[begin.head.layer], token_labels(report, begin.head.layer)
+    at = begin.query + len(tokens) - layer.queries
+    low, high = sorted((begin.key, begin.key if layer.cross_attention else at))
+    written = list(tokens)
+    for i in {low, high}:
+        token = written[i] if written[i].strip() else visible(written[i])
+        written[i] = token.replace(token.strip(), f"[{token.strip()}]")
+    parts = [range(max(0, low - AROUND), low + AROUND), range(high - AROUND, high + AROUND)]
+    if parts[0].stop >= parts[1].start:
+        parts = [range(parts[0].start, parts[1].stop)]
+    between = "" if all(isinstance(x, Token) for x in tokens) else " "
+    text = " ... ".join(between.join(written[part.start : part.stop]) for part in parts)
+    return f"{'... ' * (parts[0].start > 0)}{' '.join(text.split())}"
+
+
+def _largest_probes(report: Report) -> list[str]:
+    """Return lines for the heads with the largest scores on random repeated tokens."""
+    probed = [x for x in report.heads if x.probe is not None]
+    if not probed:
+        return []
+    lines = ["Largest scores on random tokens, repeated (score of layer L, head H):"]
+    for name in ("induction", "duplicate", "previous"):
+        heads = sorted(probed, key=lambda x: -(x.probe or {})[name])[:5]
+        scores = ", ".join(f"L{x.layer} H{x.head} {(x.probe or {})[name]:.2f}" for x in heads)
+        lines.append(f"  {name:<9}  {scores}")
+    return ["", *lines]
+
+
+def _quoted(token: str) -> str:
+    return f'"{visible(token.strip() or token, 40)}"'

@@ -1,0 +1,1 @@
+"""What follows from the matrices of a model."""

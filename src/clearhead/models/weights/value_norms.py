@@ -1,0 +1,113 @@
+"""The norms of what the values of a call write: |v W_O| for every head and key.
+
+`watch` multiplies weights by them (``value_weighted``, ``by="value"``). W_O is the part of the
+layer's output projection that reads the head. The norms are computed from a square root of
+W_O W_O^T, so a key costs Dv x Dv multiplications instead of Dv x d.
+
+``by="relative_value"`` takes |(v - v_first) W_O|, with the value of the text's first token. As
+sum_j w_j = 1, the output without this value is sum_j w_j (v_j - v_first).
+
+Letters: B batch, H query heads, G key/value heads, Tk keys, Dv value size, d model size.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import BadValue
+from ...core.functional.sharding import over_ranks, token_positions
+from ...core.masks.text_positions import PerText
+from ...core.problem.problem import Inputs, Problem
+from ...core.torch_state import has_values
+from ...hf.projections import OutputProjection, output_projection, projection_parameter
+
+
+class _Layer(NamedTuple):
+    root: Tensor  # (H, Dv, Dv): |v W_O| = |v root|
+    parameter: Tensor  # of the model, which holds W_O
+    version: int  # of the parameter, which a step of training changes in place
+    sample: Tensor  # of its numbers, because torch counts no write to `parameter.data`
+
+    def differs(self, parameter: Tensor) -> bool:
+        """Was the parameter changed or replaced?"""
+        is_other = parameter.data_ptr() != self.parameter.data_ptr()
+        if is_other or self.version != _version(parameter):
+            return True
+        return has_values(parameter) and not torch.equal(self.sample, _sample(parameter))
+
+
+class ValueNorms:
+    """The norms for the calls of a model, and a root of W_O W_O^T for each.
+
+    The first call of every module is verified, and the first one after its weights have changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._layers: dict[str, _Layer] = {}
+        self._unverified: dict[str, tuple[OutputProjection, Tensor]] = {}  # and output of attention
+
+    @torch.no_grad()
+    def root(self, name: str, p: Problem, out: Tensor) -> Tensor:
+        """Return R, (H, Dv, Dv), with |x R| = |x W_O|, for a call of the module `name`.
+
+        Raises `BadValue` if the output projection of the module is not found.
+        """
+        layer = self._layers.get(name)
+        now = projection_parameter(self._model, name, p.H, p.Dv)
+        if layer is None or (now is not None and layer.differs(now)):
+            projection = output_projection(self._model, name, p.H, p.Dv)
+            projection.must_be_finite()
+            weight = projection.weight.double()
+            eigenvalues, vectors = torch.linalg.eigh(weight @ weight.mT)
+            root = vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)
+            parameter = projection.parameter
+            version, sample = _version(parameter), _sample(parameter).clone()
+            layer = self._layers[name] = _Layer(root, parameter, version, sample)
+            heads = out.detach().reshape(p.B, p.H, out.shape[-2], p.Dv)
+            self._unverified[projection.module] = projection, heads
+        return layer.root.to(p.device, p.wide)
+
+    def verify(self, name: str, returned: object) -> None:
+        """Compare what the module `name` returned with what the heads of its call write."""
+        if returned is not None and name in self._unverified:
+            projection, heads = self._unverified.pop(name)
+            projection.check(heads, returned)
+
+    def must_be_verified(self) -> None:
+        """Raise `BadValue` if an output projection that was found did not run."""
+        for name in self._unverified:
+            raise BadValue(
+                f"The output projection {name} did not run after the attention call it belongs to.",
+                "the norms of values are those of the projection that reads the heads.",
+                "call the projection as a module, or leave out statistics of values.",
+            )
+
+
+def _version(parameter: Tensor) -> int:
+    """Return a number that changes with each write; tensors of inference mode have only one."""
+    return 0 if parameter.is_inference() else parameter._version
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    """Return about 32 x 32 numbers of a matrix, a view of it."""
+    rows, columns = (max(1, size // 32) for size in parameter.shape)
+    return parameter[::rows, ::columns]
+
+
+@torch.no_grad()
+def norms(root: Tensor, p: Problem, inputs: Inputs, first: PerText | None = None) -> Tensor:
+    """Compute |v W_O|, (B, H, k), from the root of W_O, of the keys that are here.
+
+    With `first`, the key of each text's first token, it is |(v - v_first) W_O|. Inside `sharded`,
+    one rank has the value of that key, and adds it to the zeros of the others.
+    """
+    per_key_head = root.unflatten(0, (p.G, p.H // p.G))
+    values = inputs.v.detach().reshape(p.B, p.G, 1, inputs.v.shape[-2], p.Dv).to(p.wide)
+    if first is not None:
+        keys = token_positions(0, values.shape[3], torch.long, p.device)
+        is_first = keys == torch.tensor(first, device=p.device).reshape(-1, 1, 1, 1)
+        of_first = values.masked_fill(~is_first.unsqueeze(-1), 0.0).sum(3, keepdim=True)
+        values = values - over_ranks(of_first)
+    return (values @ per_key_head).norm(dim=-1).flatten(1, 2)

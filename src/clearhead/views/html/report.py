@@ -1,0 +1,406 @@
+"""Write the page of a report: every head of a model, one head, one query.
+
+Its size is bounded for any length of the text: it has a small map of each head, and the largest
+weights of some queries. For a short text it has the steps of every head, for a longer one those of
+one head per layer. The script draws each layer like a trace.
+"""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadType, BadValue, kind_of, must_be
+from ...core.formatting import AXES, evenly, joined_text, visible_in_browser
+from ...core.functional.trace import Step, Trace
+from ...models.report import Head, Layer, Report
+from ...models.report.findings import NextToken
+from ...models.report.opening import Opening, opening
+from . import schema
+from .document import document, encoded, table, write
+from .live import model_data
+from .schema import Host
+from .steps import number_settings, sizes, spelling_of, step_data, steps_withheld, trace_data
+
+# Limits in bytes before base64, which adds a third, so that a page stays below 3 MB.
+MAP_BYTES = 1 << 20
+LINK_BYTES = 700_000
+NORM_BYTES = 300_000  # of the norms of values
+FINE_BYTES = 400_000  # of the larger map of one head per layer
+STEP_BYTES = 2_000_000  # of all steps of all heads; if they fit, no maps and links are stored
+FILE_STEP_BYTES = 12_000_000  # of a file, which can compute no other steps
+SIDES = (256, 128, 64, 32, 16)  # of a map, halved each time, so that bins nest
+FEW_QUERIES, FEW_KEYS = 3, 12  # with all steps, in one head per layer of a longer text
+RECEIVERS = 8  # keys listed by the weight they receive
+
+
+def report_page(
+    report: Report,
+    *,
+    title: str | None = None,
+    note: str = "",
+    beside: Report | None = None,
+    host: Host | None = None,
+    most_bytes: int = STEP_BYTES,
+) -> str:
+    """Return the HTML document that shows a model, a head and a query.
+
+    ``title=None`` uses the name of the model. `beside` is the report of another model on the same
+    text, for comparison of heads. `host` is the program that recomputes the page for another text
+    or for edits (`serve`, `notebook`). Every step of every head is on the page if these numbers
+    have `most_bytes` bytes or fewer.
+
+    Raises `BadValue` for a report without layers or tokens, and if `beside` has another text;
+    `BadType` for anything but a report.
+    """
+    if not isinstance(report, Report):
+        raise BadType(
+            f"report_page got {kind_of(report)}.",
+            "it shows every layer and head of a model.",
+            "pass the result of report(...); for a trace, use write_page.",
+        )
+    if not report.layers or any(not layer.pooled.numel() for layer in report.layers):
+        raise BadValue(
+            f"The report has {report.about}.",
+            "a page draws at least one layer, one head and one token.",
+            "report on a text of at least one token.",
+        )
+    if beside is not None:
+        must_be("report_page(beside=)", beside, Report, "report(...)")
+    if beside is not None and beside.text != report.text:
+        raise BadValue(
+            f"The reports have the texts {report.text[:80]!r} and {beside.text[:80]!r}.",
+            "two models are compared on one text.",
+            "report on the same text with both.",
+        )
+    return document(
+        snapshot(report, most_bytes),
+        title=f"Attention in {report.name}" if title is None else title,
+        about=_about(report),
+        note=note,
+        caption="Every head in numbers: what it looks at, how much, and its entropy in nats.",
+        fallback=_fallback(report),
+        host=host,
+        model=None if report.model is None else model_data(report.model),
+        beside=None if beside is None else snapshot(beside),
+    )
+
+
+def write_report(
+    report: Report,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    note: str = "",
+    beside: Report | None = None,
+) -> Path:
+    """Write `report_page(report, ...)` to `path` and return the path. A file may be larger than a
+    page in a notebook, so it has the steps of every head of a longer text.
+
+    Raises any error of `report_page`, and `BadValue` if the file cannot be written.
+    """
+    page = report_page(report, title=title, note=note, beside=beside, most_bytes=FILE_STEP_BYTES)
+    return write(page, path)
+
+
+# ---- what the script reads -------------------------------------------------------------
+
+
+def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
+    """Return a report as data for the script."""
+    heads = sum(len(layer.heads) for layer in report.layers)
+    side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
+    fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
+    step_bytes = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
+    begin = opening(report)
+    data: schema.Snapshot = {
+        "names": AXES,
+        "name": visible_in_browser(report.name),
+        "tokens": [visible_in_browser(token) for token in report.tokens],
+        "text": report.text or joined_text(report.tokens),
+        "about": _about(report),
+        "unknown": list(report.unknown),
+        "guesses": None
+        if report.guesses is None
+        else [
+            [(visible_in_browser(word), float(f"{p:.4g}")) for word, p in guesses]
+            for guesses in report.guesses
+        ],
+        "layers": [
+            _layer(layer, report.tokens, side, fine, heads, step_bytes <= most_bytes, begin)
+            for layer in report.layers
+        ],
+        "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
+    }
+    if spelling := spelling_of(report.tokens):
+        data["spelling"] = spelling
+    if begin is not None:
+        at = begin.head
+        data["begin"] = {"layer": at.layer, "head": at.head, "query": begin.query}
+    if report.next_token is not None:
+        data["next_token"] = _next_token(report.next_token)
+    if report.effect_metric:
+        data["effect_metric"] = visible_in_browser(report.effect_metric)
+    if report.effects_withheld:
+        data["effects_withheld"] = report.effects_withheld
+    if report.outputs:
+        data["outputs"] = report.outputs
+    return data
+
+
+def _next_token(next_token: NextToken) -> schema.NextToken:
+    writers: list[schema.Writer] = []
+    for x in next_token.writers:
+        part, from_key = round(x.part, 4), round(x.from_key, 4)
+        writers.append(
+            {"layer": x.layer, "head": x.head, "part": part, "key": x.key, "from_key": from_key}
+        )
+        if x.without is not None:
+            writers[-1]["without"] = round(x.without, 5)
+    return {
+        "token": visible_in_browser(next_token.token),
+        "probability": round(next_token.probability, 5),
+        "writers": writers,
+    }
+
+
+def _about(report: Report) -> str:
+    return f"{report.about}: what every head looks at in this text"
+
+
+def _head(head: Head, layer: Layer) -> schema.Head:
+    top = layer.received[head.head].topk(min(RECEIVERS, layer.received.shape[-1]))
+    data: schema.Head = {
+        "layer": head.layer,
+        "head": head.head,
+        "label": head.label,
+        "measured": head.measured,
+        "number": round(head.number, 7),
+        "entropy": round(head.entropy, 7),
+        "effective": round(head.effective, 7),
+        "shares": {name: round(share, 7) for name, share in head.shares.items()},
+        "links": [(link.query, link.key, round(link.weight, 4)) for link in head.links],
+        "received": [
+            (key, round(weight, 3))
+            for weight, key in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        ],
+    }
+    if head.effect is not None:
+        data["effect"] = round(head.effect, 5)
+    if head.roles:
+        data["roles"] = [role.label for role in head.roles]
+    if head.evidence:
+        data["evidence"] = head.evidence
+    if head.withheld:
+        data["withheld"] = head.withheld
+    return data
+
+
+def _layer(
+    layer: Layer,
+    tokens: Sequence[str],
+    side: int,
+    fine: int,
+    heads: int,
+    all_steps: bool,
+    begin: Opening | None,
+) -> schema.Layer:
+    """Return a layer as data for the script, in the format of a trace.
+
+    It has every step of every head, or else maps, the largest weights of some queries, and the
+    steps of at most one head.
+    """
+    trace = layer.trace
+    if trace is not None and len(layer.traced_heads) == len(layer.heads) and all_steps:
+        data = trace_data(trace)
+    else:
+        data = _pooled_layer(layer, tokens, side, fine, heads, begin)
+    data |= _norms(layer, heads)
+    data["max_entropy"] = round(layer.max_entropy, 7)
+    data["module"] = visible_in_browser(layer.module) if layer.module else ""
+    data["cross_attention"] = layer.cross_attention
+    return data
+
+
+def _norms(layer: Layer, heads: int) -> schema.LayerNorms:
+    """Return the norms of the values of a layer, or why the page does not have them."""
+    norms = layer.value_norms
+    if norms is None:
+        return {"norms_withheld": visible_in_browser(layer.norms_withheld or "It is unknown.")}
+    if 2 * heads * norms.shape[-1] > NORM_BYTES:
+        return {"norms_withheld": "The page of a long text does not have the norms of all values."}
+    top = float(norms.max().clamp(min=1e-30))
+    if not math.isfinite(top):
+        return {"norms_withheld": "Some values of this layer are NaN or infinite."}
+    return {"norms": encoded((norms / top * 65535).round(), "u2")}
+
+
+def _pooled_layer(
+    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, begin: Opening | None
+) -> schema.Layer:
+    trace, Tq, Tk = layer.trace, layer.queries, layer.received.shape[-1]
+    size = {"h": len(layer.heads), "q": Tq, "k": Tk}
+    steps = [_weights_step(layer)]
+    if trace is not None:
+        size = {**sizes(trace), **size, "g": layer.key_heads}
+        steps = _steps_of_one_head(trace, layer)
+    pooled = pool(layer.pooled, side, Tq)
+    weights = next(step for step in steps if step["name"] == "weights")
+    weights["map"] = _shades(pooled, pool(layer.allowed.float(), side, Tq) > 0)
+    if min(fine, *layer.pooled.shape[-2:]) > side:
+        head = _clearest(layer).head
+        finer, allowed = (pool(x, fine, Tq) for x in (layer.pooled[head], layer.allowed.float()))
+        weights["fine"] = {"head": head, **_shades(finer, allowed > 0)}
+    stored, largest = _largest_weights(layer, heads, Tk, begin)
+    data: schema.Layer = {
+        "size": size,
+        "settings": {} if trace is None else number_settings(trace),
+        "kept": stored,
+        "links": largest,
+        "bins": (pooled.shape[-2], pooled.shape[-1]),
+        "steps": steps,
+    }
+    if trace is not None:
+        data |= steps_withheld(trace)
+    if layer.query_tokens is None or list(layer.query_tokens) != list(tokens):
+        data["queries"] = _visible(layer.query_tokens)
+    if layer.key_tokens is None or list(layer.key_tokens) != list(tokens):
+        data["keys"] = _visible(layer.key_tokens)
+    return data
+
+
+def _visible(labels: Sequence[str] | None) -> list[str] | None:
+    return None if labels is None else [visible_in_browser(label) for label in labels]
+
+
+def _weights_step(layer: Layer) -> schema.Step:
+    """Return the step of the weights, without numbers."""
+    sizes = {"h": len(layer.heads), "q": layer.queries, "k": layer.received.shape[-1]}
+    return {
+        "name": "weights",
+        "formula": "softmax(scores)",
+        "why": "The softmax turns each row of scores into weights: positive, with the sum 1.",
+        "axes": list(sizes),
+        "shape": list(sizes.items()),
+        "axis_names": {letter: AXES[letter] for letter in sizes},
+        "kept": {},
+    }
+
+
+def _clearest(layer: Layer) -> Head:
+    """Return the head to show in most detail: the largest number among those with steps."""
+    return max((layer.heads[h] for h in layer.traced_heads or range(len(layer.heads))),
+               key=lambda head: head.number)  # fmt: skip
+
+
+def _steps_of_one_head(trace: Trace, layer: Layer) -> list[schema.Step]:
+    """Return the steps of the clearest traced head, for a few queries and keys."""
+    head = _clearest(layer)
+    H, G = len(layer.heads), layer.key_heads
+    queries = sorted(list(dict.fromkeys(link.query for link in head.links))[:FEW_QUERIES] or [0])
+    rows = [row for row, query in enumerate(layer.kept_queries) if query in queries]
+    best = layer.top_keys[head.head, rows, :FEW_KEYS].flatten().tolist()
+    keys = sorted({key for key in best if key >= 0} or {0})
+    key_head = head.head // (H // G)
+    # Their indices in the trace, which may have only this head, and in the model.
+    selected = {
+        "h": ([layer.traced_heads.index(head.head)], [head.head]),
+        "g": ([key_head if len(layer.traced_heads) == H else 0], [key_head]),
+        "q": (queries, queries),
+        "k": (keys, keys),
+    }
+    return [_part_of(step, selected, {"h": H, "g": G}) for step in trace]
+
+
+def _part_of(
+    step: Step, selected: Mapping[str, tuple[list[int], list[int]]], full_size: Mapping[str, int]
+) -> schema.Step:
+    """Return the step at the selected indices. A matrix of scores keeps all keys."""
+    letters, tensor = step.axes.split(), step.tensor.detach()
+    cut = [x for x in letters if x in selected and not (x == "k" and "q" in letters)]
+    for letter in cut:
+        index = torch.tensor(selected[letter][0], device=tensor.device)
+        tensor = tensor.index_select(letters.index(letter), index)
+    data = step_data(replace(step, tensor=tensor), None, [])
+    data["kept"] = {letter: selected[letter][1] for letter in cut}
+    pairs = zip(letters, step.shape, strict=True)
+    data["shape"] = [(letter, full_size.get(letter, size)) for letter, size in pairs]
+    return data
+
+
+def _largest_weights(
+    layer: Layer, heads: int, Tk: int, begin: Opening | None
+) -> tuple[list[int], schema.Links]:
+    """Return some queries and their largest weights: as many as fit, at least 3 per query.
+
+    If they do not fit, there are fewer queries.
+    """
+    key_bytes = 2 if Tk <= 1 << 16 else 4
+    per_head = LINK_BYTES // (heads * (4 + key_bytes))
+    available, count = layer.top_keys.shape[-1], len(layer.kept_queries)
+    n = max(min(3, available), min(available, per_head // count))
+    # Always stored: the queries of the strongest links, to which the page refers, and the one with
+    # which it opens.
+    linked = {link.query for head in layer.heads for link in head.links[:FEW_QUERIES]}
+    if begin is not None and begin.head.layer == layer.heads[0].layer:
+        linked.add(begin.query)
+    needed = {row for row, query in enumerate(layer.kept_queries) if query in linked}
+    most = per_head // n if per_head // n >= count else max(2, per_head // n - len(needed))
+    rows = sorted(needed | set(evenly(count, most)))
+    weights, keys = layer.top_weights[:, rows, :n], layer.top_keys[:, rows, :n].clamp(min=0)
+    return [layer.kept_queries[row] for row in rows], {
+        "n": n,
+        "weights": encoded(weights, "f4"),
+        "keys": encoded(keys, "u2" if key_bytes == 2 else "u4"),
+    }
+
+
+# ---- maps ------------------------------------------------------------------------------
+
+
+def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
+    """Pool maps (H, r, c) of `stats.pooled` to at most `side` bins per side.
+
+    This is a mean over queries and a sum over keys. r and c are the length of the text or a
+    multiple of `side`, so bins nest, and the result is that of `stats.pooled(side, side)`.
+    """
+    rows, cols = maps.shape[-2:]
+    down, across = min(side, rows), min(side, cols)
+    sizes = (torch.arange(rows + 1) * Tq // rows).diff()  # the queries of each row
+    members = _bin_members(rows, down).double() * sizes
+    mean = members / members.sum(-1, keepdim=True)
+    return (mean @ maps.double() @ _bin_members(cols, across).double().T).float()
+
+
+def _bin_members(bins: int, fewer: int) -> Tensor:
+    """Return booleans, (fewer, bins): whether a larger bin contains a smaller one."""
+    edges = torch.arange(fewer + 1) * bins // fewer
+    numbers = torch.arange(bins)
+    return (numbers >= edges[:-1, None]) & (numbers < edges[1:, None])
+
+
+def _shades(maps: Tensor, allowed: Tensor) -> schema.Shades:
+    """Encode maps with one byte per cell, as `schema.Shades`."""
+    top = max(float(maps.nan_to_num(0.0).max()), 1e-30)
+    shades = (maps.nan_to_num(0.0).clamp(min=0) / top).sqrt().mul(254).round() + 1
+    return {"top": top, **encoded(shades.where(allowed, 0), "u1")}
+
+
+# ---- without a script ------------------------------------------------------------------
+
+
+def _fallback(report: Report) -> str:
+    names = list(dict.fromkeys(name for x in report.layers for h in x.heads for name in h.shares))
+    columns = ("itself" if name == "same" else html.escape(name) for name in names)
+    rows = [["layer, head", "does", "by", "entropy", *columns]]
+    for layer in report.layers:
+        for head in layer.heads:
+            shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)
+            numbers = (head.share_text, f"{head.entropy:.2f}")
+            label = html.escape(visible_in_browser(head.label))
+            rows.append([f"{head.layer}, {head.head}", label, *numbers, *shares])
+    return table(rows)

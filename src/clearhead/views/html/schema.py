@@ -1,0 +1,494 @@
+"""The data of a page: the JSON that Python writes and the script reads.
+
+This is the only description. `make page` writes it as TypeScript to `page/src/schema.d.ts`, with
+which the script is checked; mypy checks the Python that builds the data.
+
+Letters, as everywhere in clearhead: h head, g key head, q query, k key, d feature, v value
+feature, e embedding feature, b batch. Positions count from 0. Infinity and NaN are written as
+``{"float": "NaN"}`` and read as numbers.
+"""
+
+from typing import Literal, TypedDict
+
+from ..colours import Colour
+
+Kind = Literal["f8", "f4", "u4", "i2", "u2", "u1"]
+
+# The program that recomputes a page: the server that it came from, or the notebook's Python,
+# outside the page's frame. A plain frame computes nothing, and only reports the selection.
+Host = Literal["server", "notebook", "frame"]
+
+
+class Numbers(TypedDict):
+    """A tensor: its shape, its dtype as NumPy names it, and its little-endian bytes in base64."""
+
+    stored: list[int]
+    kind: Kind
+    data: str
+
+
+class Shades(Numbers):
+    """A map with one byte per cell: 0 if masked, else 1 + 254 sqrt(value / `top`)."""
+
+    top: float
+
+
+class FineMap(Shades):
+    """The larger map of one head."""
+
+    head: int
+
+
+class StepText(TypedDict):
+    """The description of a step. `shape` has all axes, `axes` the stored ones."""
+
+    name: str
+    formula: str
+    why: str
+    axes: list[str]
+    shape: list[tuple[str, int]]
+    axis_names: dict[str, str]
+    kept: dict[str, list[int]]
+
+
+class Step(StepText, total=False):
+    """A step with its numbers, if the page has them.
+
+    `kept` has the stored positions of each axis that is not stored in full. `map` is the pooled map
+    of every head.
+    """
+
+    integer: bool
+    stored: list[int]
+    kind: Kind
+    data: str
+    map: Numbers | Shades
+    fine: FineMap
+
+
+class Links(TypedDict):
+    """The `n` largest weights of each stored query, and their keys."""
+
+    n: int
+    weights: Numbers
+    keys: Numbers
+
+
+class Call(TypedDict):
+    """One attention call: its sizes by letter, its finite numeric settings, and its steps."""
+
+    size: dict[str, int]
+    settings: dict[str, float]
+    steps: list[Step]
+
+
+class LayerNorms(TypedDict, total=False):
+    """The norms of the values, |v W_O|, (heads, keys), in units of 1/65535 of the largest; or why
+    they are missing."""
+
+    norms: Numbers
+    norms_withheld: str
+
+
+class LayerOrigin(TypedDict, total=False):
+    """Why a layer has no step but the weights, if another program computed them."""
+
+    steps_withheld: str
+
+
+class Layer(Call, LayerNorms, LayerOrigin, total=False):
+    """A call with its labels and maps.
+
+    `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are
+    numbered. `kept` are the queries with exact rows; missing: all. `first` is the position of index
+    0 of an axis, in a part of a larger text. A cell of a map pools `block` positions, or is one of
+    `bins`. `max_entropy` is that of uniform weights, in nats.
+    """
+
+    queries: list[str] | None
+    keys: list[str] | None
+    kept: list[int]
+    first: dict[str, int]
+    block: tuple[int, int] | None
+    bins: tuple[int, int]
+    links: Links
+    module: str
+    cross_attention: bool
+    max_entropy: float
+
+
+class HeadNumbers(TypedDict):
+    """The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
+
+    `measured` is true if `label` and `number` come from held-out texts and not from this text.
+    """
+
+    layer: int
+    head: int
+    label: str
+    number: float
+    measured: bool
+    entropy: float
+    effective: float
+    shares: dict[str, float]
+    links: list[tuple[int, int, float]]
+    received: list[tuple[int, float]]
+
+
+class Head(HeadNumbers, total=False):
+    """The same with optional numbers: `effect`, the change of `effect_metric` without the head;
+    `evidence`, what the roles rest on; `withheld`, why a head has no role; `roles`, the labels of
+    all its roles."""
+
+    effect: float
+    evidence: str
+    withheld: str
+    roles: list[str]
+
+
+class Begin(TypedDict, total=False):
+    """The selection with which the page opens; the page chooses missing parts."""
+
+    layer: int
+    head: int
+    query: int
+
+
+class WriterParts(TypedDict):
+    """A head that writes the logit of the predicted next token: `part` of it, and most of that from
+    the token `key`, `from_key`."""
+
+    layer: int
+    head: int
+    part: float
+    key: int
+    from_key: float
+
+
+class Writer(WriterParts, total=False):
+    """The same with the probability of that token without the head, if it was measured."""
+
+    without: float
+
+
+class NextToken(TypedDict):
+    """The predicted next token, and the heads that write most of its logit."""
+
+    token: str
+    probability: float
+    writers: list[Writer]
+
+
+class Spelling(TypedDict):
+    """The spelling of each token in the vocabulary, and its id.
+
+    `joined` are the positions of tokens that follow the token before them without a space.
+    """
+
+    raw: list[str]
+    ids: list[int]
+    joined: list[int]
+
+
+class Reading(TypedDict):
+    """A text with the layers of a model."""
+
+    tokens: list[str]
+    layers: list[Layer]
+
+
+class Snapshot(Reading, total=False):
+    """The same with the results of a report.
+
+    `names` are the names of the axes, `name` is that of the model. `spelling` is that of the
+    tokens; missing: they are words. `text` is the content of the text field; missing: the tokens.
+    `about` has the sizes in words. `unknown` are positions of unknown words. `guesses` has the most
+    probable next words of each position, and `next_token` the heads that write the last one.
+    `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
+    a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
+    outputs of all attention calls.
+    """
+
+    names: dict[str, str]
+    name: str
+    spelling: Spelling
+    text: str
+    about: str
+    unknown: list[int]
+    guesses: list[list[tuple[str, float]]] | None
+    next_token: NextToken
+    heads: list[Head]
+    effect_metric: str
+    effects_withheld: str
+    outputs: str
+    begin: Begin
+
+
+class Rows(TypedDict):
+    """A matrix with 24 bits per number: each row as integers, 256 `numbers` + `rest`, times its own
+    unit."""
+
+    stored: list[int]
+    units: Numbers
+    numbers: Numbers
+    rest: Numbers
+
+
+class Model(TypedDict):
+    """A model that the page can run: `models.report.live_model.LiveModel`."""
+
+    words: list[str]
+    heads: int
+    context: int
+    near: int
+    longest: int
+    why: dict[str, str]
+    weights: dict[str, Rows]
+
+
+class Edit(TypedDict):
+    """An edit of attention that a page offers.
+
+    `label` is beside its control, `words` describe its effect, and `rule` the valid values. With
+    `default`, nothing changes.
+    """
+
+    kind: Literal["heads", "number", "whole number", "mask"]
+    default: float | list[tuple[int, int]] | None
+    label: str
+    words: str
+    rule: str
+
+
+class NumberEdit(Edit, total=False):
+    """An edit by a number: more than `over`, at least `least`, and less than `below`.
+
+    Its control is a `slider`, (least, most, step), of powers of two if it `doubles`; otherwise a
+    field, whose `placeholder` means null.
+    """
+
+    over: float
+    least: float
+    below: float
+    example: float
+    slider: tuple[float, float, float]
+    doubles: bool
+    placeholder: str
+
+
+class Edits(TypedDict):
+    """The values of all edits in a request. `off` has pairs (layer, head)."""
+
+    off: list[tuple[int, int]]
+    temperature: float
+    scale: float | None
+    mask: str | None
+    softcap: float | None
+    dropout: float
+    seed: int
+
+
+class SuggestedMask(TypedDict):
+    """A mask to choose from. `changes_causal`: whether it changes a model with a causal mask."""
+
+    mask: str
+    words: str
+    changes_causal: bool
+
+
+class Masks(TypedDict):
+    """Suggested masks, and the arguments of the masks that a model in the page can read."""
+
+    suggested: list[SuggestedMask]
+    arguments: dict[str, list[str]]
+
+
+class PageParts(TypedDict):
+    """The parts of every page besides a snapshot.
+
+    `inks` are the points of the colour scales, by scale and theme; `host` is the program that
+    recomputes the page.
+    """
+
+    inks: dict[str, dict[str, tuple[Colour, ...]]]
+    edits: dict[str, NumberEdit]
+    masks: Masks
+    host: Host | None
+
+
+class Page(Snapshot, PageParts, total=False):
+    """All data of a page.
+
+    With a `model`, the page can run other texts. `beside` is another model's snapshot of the same
+    text, for comparison.
+    """
+
+    model: Model
+    beside: Snapshot
+
+
+# ---- the page of a survey ------------------------------------------------------------
+
+
+class SurveyMetric(TypedDict):
+    """A metric, and the edges of the bins of its histograms. Has it `examples`?"""
+
+    name: str
+    formula: str
+    source: str
+    version: int
+    edges: list[float]
+    examples: bool
+
+
+class SurveyExample(TypedDict):
+    """A query with its largest weights. `decile` is 0 to 9, or 10 for the largest values."""
+
+    decile: int
+    value: float
+    context: int
+    query: int
+    keys: list[int]
+    weights: list[float]
+
+
+class SurveyDifference(TypedDict):
+    """How the mean of texts of a head and metric differs from that of another survey.
+
+    `difference` is `mean` - `other`, with its 95 % interval. `q` is its p-value over texts,
+    corrected for the number of heads and metrics.
+    """
+
+    mean: float
+    other: float
+    difference: float
+    low: float
+    high: float
+    q: float
+    texts: int
+
+
+class SurveyNumbers(TypedDict):
+    """A metric of one head: row of the table `heads`, histogram without empty bins, examples.
+
+    `compared` is its difference from another survey; None without one.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    sd: float | None
+    uniform: float | None
+    quantiles: list[float | None]
+    queries: int
+    texts: int
+    bins: list[int]
+    counts: list[int]
+    examples: list[SurveyExample]
+    compared: SurveyDifference | None
+
+
+class SurveyToken(TypedDict):
+    """A token at one side of a head's links. `token` is an index of `spelling`."""
+
+    side: Literal["query", "key"]
+    token: int
+    count: int
+    lift: float
+
+
+class SurveyMix(TypedDict):
+    """Where the largest weights of the queries of one class are.
+
+    `shares` has the fraction, and the ends of its 95 % interval, of each of `key_kinds`.
+    """
+
+    token_class: str
+    queries: int
+    texts: int
+    shares: list[tuple[float, float | None, float | None]]
+
+
+class SurveyHead(TypedDict):
+    """One head; `metrics` leaves out those without a query.
+
+    `mixes` has a mix for each class of tokens, the last one for all queries. `several` names two
+    behaviours of a head that does more than one thing; "" for another head.
+    """
+
+    layer: int
+    head: int
+    module: str
+    mixes: list[SurveyMix]
+    several: str
+    metrics: dict[str, SurveyNumbers]
+    tokens: list[SurveyToken]
+
+
+class SurveyContext(TypedDict):
+    """A context of an example, and its numbers in the survey. `tokens` index `spelling`."""
+
+    name: str
+    text: int
+    context: int
+    tokens: list[int]
+
+
+class SurveyPart(TypedDict):
+    """The vectors of one part of a head on their first principal components, (n, 3) or fewer.
+
+    `shares` is the fraction of the variance along each. With `all` false, the examples are those
+    whose key is not the first of its context.
+    """
+
+    name: str
+    all: bool
+    size: int
+    points: list[list[float]]
+    shares: list[float]
+
+
+class SurveyVectorExample(SurveyExample):
+    """An example with the class of the query's token, and the kind of the key."""
+
+    token_class: str
+    looks_at: str
+
+
+class SurveyVectors(TypedDict):
+    """The response to the request "vectors" of a survey's page: one head at its examples.
+
+    Contexts and spelling are those of `SurveyPage`, and only of these examples. `why_rotated` is
+    why vectors before rotation are missing.
+    """
+
+    key_head: int
+    parts: list[SurveyPart]
+    why_rotated: str | None
+    examples: list[SurveyVectorExample]
+    contexts: list[SurveyContext]
+    spelling: list[str]
+    between: str
+
+
+class SurveyPage(TypedDict):
+    """All data of the page of a survey.
+
+    `key_kinds` and `classes` of tokens have their descriptions. `spelling` has the texts of
+    tokens, and `between` what is between two tokens of a context. The tokenizer puts `around[0]`
+    tokens before the text of each context, and `around[1]` after it.
+    `other` names the survey with which it is compared, and `caution` has what is not compared.
+    """
+
+    inks: dict[str, dict[str, tuple[Colour, ...]]]
+    host: Host | None
+    other: str | None
+    caution: str
+    metrics: list[SurveyMetric]
+    key_kinds: dict[str, str]
+    classes: dict[str, str]
+    heads: list[SurveyHead]
+    contexts: list[SurveyContext]
+    spelling: list[str]
+    between: str
+    around: tuple[int, int]

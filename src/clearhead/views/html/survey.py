@@ -1,0 +1,254 @@
+"""Write the page of a survey: a scatter of all heads; one head's distributions, examples, tokens.
+With another survey of the same texts, the page shows where the two differ.
+
+The page holds all numbers and the contexts of its examples, so it needs no server. It has 14 MB for
+270 heads with 34 metrics.
+"""
+
+import html
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, cast
+
+from ...core.errors import BadType, kind_of
+from ...core.formatting import visible_in_browser
+from ...corpus import Bins, Survey
+from ...corpus.basic import KINDS
+from ...corpus.compare import Comparison, compare
+from ...corpus.deciles import sample_of_decile
+from ...corpus.examples import LARGEST as LARGEST_STRATUM
+from ...corpus.looks import BEHAVIOURS
+from ...corpus.roles import roles_of
+from ...corpus.token_classes import CLASSES
+from . import schema
+from .document import INKS, filled, table, write
+from .schema import Host
+
+DECILES, LARGEST = range(10), 10
+PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
+TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
+
+
+def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | None = None) -> str:
+    """Return the HTML document of a survey, compared with another one of the same texts if given.
+
+    Raises `BadType` for anything else, and `BadValue` for surveys that cannot be compared.
+    """
+    for value in (survey,) if other is None else (survey, other):
+        if not isinstance(value, Survey):
+            raise BadType(
+                f"survey_page got {kind_of(value)}.",
+                "it shows a survey of all heads.",
+                "pass the result of survey(...), or Survey.open(folder).",
+            )
+    data = page_data(survey, other, host)
+    about = repr(survey).split(": ", 1)[1]
+    texts = {
+        "title": f"Survey of {name_of(survey)}",
+        "about": about,
+        "caption": "The mean of the first metric over all queries.",
+    }
+    rows = [
+        [
+            f"layer {of['layer']}, head {of['head']}",
+            *(html.escape(f"{x['mean']:.4g}") for x in list(of["metrics"].values())[:1]),
+        ]
+        for of in data["heads"]
+    ]
+    return filled("survey", ("page.css", "survey.css"), data, texts, table(rows), host)
+
+
+def write_survey(survey: Survey, path: str | Path, *, other: Survey | None = None) -> Path:
+    """Write the page of a survey to `path`. Raises `BadValue` if it cannot, as `survey_page`."""
+    return write(survey_page(survey, other=other), path)
+
+
+def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema.SurveyPage:
+    """Return all data of the page of a survey."""
+    contexts = Contexts(survey)
+    comparison = None if other is None else compare(survey.folder, other.folder)
+    differences = {} if comparison is None else _differences(comparison)
+    histograms = survey.by_metric("histograms", "bin")
+    examples = survey.by_metric("examples", "stratum, rank")
+    heads: dict[tuple[int, int], schema.SurveyHead] = {}
+    for row in survey.heads.to_pylist():
+        layer_head = row["layer"], row["head"]
+        if layer_head not in heads:
+            heads[layer_head] = {
+                "layer": row["layer"],
+                "head": row["head"],
+                "module": row["module"],
+                "mixes": [],
+                "several": "",
+                "metrics": {},
+                "tokens": [],
+            }
+        key = *layer_head, row["metric"]
+        bins = histograms.get(key, [])
+        heads[layer_head]["metrics"][row["metric"]] = {
+            "mean": row["mean"],
+            "low": row["low"],
+            "high": row["high"],
+            "sd": row["sd_of_texts"],
+            "uniform": row["uniform"],
+            "quantiles": [row[name] for name in ("q05", "q25", "q50", "q75", "q95")],
+            "queries": row["queries"],
+            "texts": row["texts"],
+            "bins": [x["bin"] for x in bins],
+            "counts": [x["count"] for x in bins],
+            "examples": [
+                contexts.example(decile, x) for decile, x in _chosen(examples.get(key, []), bins)
+            ],
+            "compared": differences.get(key),
+        }
+    _add_tokens(survey, heads, contexts)
+    _add_mixes(survey, heads)
+    return {
+        "inks": INKS,
+        "host": host,
+        "other": None if other is None else f"{name_of(other)}, in {other.folder.name}",
+        "caution": "" if comparison is None else comparison.warning,
+        "metrics": [_metric(row) for row in survey.metrics.to_pylist()],
+        "key_kinds": KINDS,
+        "classes": CLASSES,
+        "heads": list(heads.values()),
+        "contexts": contexts.stored,
+        "spelling": list(contexts.spelling),
+        "between": contexts.between,
+        "around": tokens_around(survey),
+    }
+
+
+def tokens_around(survey: Survey) -> tuple[int, int]:
+    """Return how many tokens the tokenizer adds before and after each context."""
+    fixed = survey.manifest.fixed
+    return len(fixed["tokens before each context"]), len(fixed["tokens after each context"])
+
+
+def name_of(survey: Survey) -> str:
+    """Return the name of the model of a survey."""
+    return Path(str(survey.manifest.fixed["model"])).name
+
+
+def _differences(comparison: Comparison) -> dict[tuple[int, int, str], schema.SurveyDifference]:
+    names = schema.SurveyDifference.__annotations__
+    return {
+        (row["layer"], row["head"], row["metric"]): cast(
+            "schema.SurveyDifference", {name: row[name] for name in names}
+        )
+        for row in comparison.to_pylist()
+    }
+
+
+def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
+    return {
+        "name": row["metric"],
+        "formula": row["formula"],
+        "source": row["source"],
+        "version": row["version"],
+        "edges": Bins(row["low"], row["high"], row["bins"], row["logarithmic"]).edges(),
+        "examples": row["examples"],
+    }
+
+
+def _chosen(
+    examples: Sequence[Mapping[str, Any]], bins: Sequence[Mapping[str, Any]]
+) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    """Return some examples of each decile, by their hash, and of the largest values."""
+    largest = [x for x in examples if x["stratum"] == LARGEST_STRATUM]
+    for decile in DECILES:
+        yield from ((decile, x) for x in sample_of_decile(examples, bins, decile, PER_DECILE))
+    yield from ((LARGEST, x) for x in largest[:OF_LARGEST])
+
+
+class Contexts:
+    """The contexts of examples, each stored once, and the texts of their tokens."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        self.stored: list[schema.SurveyContext] = []
+        self.spelling: dict[str, int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._names = dict(survey.query("select text, name from texts").rows)
+
+    def token(self, text: str) -> int:
+        """Return the index of a token's text, in which only the space before a word is a space."""
+        space, word = (" ", text[1:]) if text[:1] == " " and text[1:].strip() else ("", text)
+        return self.spelling.setdefault(space + visible_in_browser(word), len(self.spelling))
+
+    @property
+    def between(self) -> str:
+        """What is between two tokens: a space if no token has its own."""
+        return "" if any(text[0] == " " for text in self.spelling) else " "
+
+    def example(self, decile: int, row: Mapping[str, Any]) -> schema.SurveyExample:
+        text, context = text_context = row["text"], row["context"]
+        if text_context not in self._numbers:
+            self._numbers[text_context] = len(self.stored)
+            name = f"{self._names[text]}, context {context}"
+            tokens = [self.token(x) for x in self.survey.context(text, context)]
+            self.stored.append({"name": name, "text": text, "context": context, "tokens": tokens})
+        return {
+            "decile": decile,
+            "value": row["value"],
+            "context": self._numbers[text_context],
+            "query": row["query"],
+            "keys": row["keys"],
+            "weights": [round(x, 5) for x in row["weights"]],
+        }
+
+
+def _add_tokens(
+    survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead], contexts: Contexts
+) -> None:
+    """Add the tokens that each head's links have more often than the corpus, on each side."""
+    added: dict[tuple[int, int, str], int] = defaultdict(int)
+    condition = f"lift >= {LEAST_LIFT} and count >= {LEAST_LINKS}"
+    order = "layer, head, side, lift desc, token"
+    rows = survey.query(f"select * from tokens where {condition} order by {order}")
+    for row in rows.to_pylist():
+        side = row["layer"], row["head"], row["side"]
+        if added[side] < TOKENS:
+            added[side] += 1
+            heads[side[:2]]["tokens"].append(
+                {
+                    "side": row["side"],
+                    "token": contexts.token(row["spelling"]),
+                    "count": row["count"],
+                    "lift": row["lift"],
+                }
+            )
+
+
+def _add_mixes(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead]) -> None:
+    """Add where each class of queries looks, and what heads do that do more than one thing."""
+    rows = survey.query("select * from mixes").to_pylist()
+    mixes = {of: list(own) for of, own in groupby(rows, itemgetter("layer", "head"))}
+    tested = set(BEHAVIOURS.values()) <= {row["metric"] for row in survey.metrics.to_pylist()}
+    for row in survey.query("select * from roles").to_pylist():
+        layer_head = row["layer"], row["head"]
+        own, of = mixes.get(layer_head, []), heads.get(layer_head)
+        if of is None:  # no query has a choice
+            continue
+        if tested:
+            of["several"] = roles_of(own, row).reason
+        for name, shares in groupby(own, itemgetter("token_class")):
+            of_class = list(shares)
+            of["mixes"].append(
+                {
+                    "token_class": name,
+                    "queries": of_class[0]["queries"],
+                    "texts": of_class[0]["texts"],
+                    "shares": [
+                        (round(x["share"], 4), _rounded(x["low"]), _rounded(x["high"]))
+                        for x in of_class
+                    ],
+                }
+            )  # fmt: skip
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)

@@ -1,0 +1,205 @@
+"""Draw figures of a trace: one head, every head, the chain of steps.
+
+They use matplotlib's objects and not pyplot, so that no figure is in global state.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from ...core.errors import BadType, BadValue, as_path, kind_of, why_failed
+from ...core.functional.trace import Trace
+from ..panels import Panel, panels
+from .canvas import (
+    draw,
+    drawable,
+    figure_for,
+    must_draw,
+    new_figure,
+    require_matplotlib,
+    size,
+    wrap_title,
+)
+from .ink import WEIGHT_TICKS, ink_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+SMALL = 20  # most positions for which every one has a label, in a figure of several matrices
+
+# The metadata to leave out (program, date), by suffix, so that a figure always has the same bytes.
+FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None" = None) -> "Axes":
+    """Draw one head of one step: tokens beside and above, numbers in the cells if they fit.
+
+    Blocked cells are grey and hatched. A part of a larger matrix has positions beside the tokens,
+    and the range of its colours in the title. Raises `BadValue` for a step or a head that does not
+    exist, or a step without numbers.
+    """
+    must_draw("heatmap", trace, Trace, "explain(...)")
+    panel = _panel(trace, step, head)
+    if ax is None:
+        ax = new_figure(*size(panel)).add_subplot()
+    draw(ax, panel)
+    ax.set_ylabel(trace.step(step).axis_name(panel.down))
+    title = _title(trace, step, panel) + (f"\n{_range_of(panel)}" if panel.is_part else "")
+    ax.set_title(wrap_title(title, ax.figure, margin=0.6), parse_math=False)
+    return ax
+
+
+@overload
+def heads(trace: Trace, step: str = ..., figure: "Figure | None" = ...) -> "Figure": ...
+@overload
+def heads(trace: Trace, step: str = ..., *, ax: "Axes") -> "Axes": ...
+def heads(
+    trace: Trace,
+    step: str = "weights",
+    figure: "Figure | SubFigure | None" = None,
+    *,
+    ax: "Axes | None" = None,
+) -> "Figure | SubFigure | Axes":
+    """Draw every head of a step in one figure, with one colour scale.
+
+    The scale of weights is their square root, from 0 to 1, or in a part of a larger matrix the
+    range of `text.heat`. Other numbers have a scale around 0. Returns the figure, or `ax` if
+    passed, which the drawing replaces.
+    """
+    must_draw("heads", trace, Trace, "explain(...)")
+    _panel(trace, step, 0)  # raises for a step without numbers
+    drawn = panels(trace, trace.step(step))
+    across = min(len(drawn), 4)
+    down = -(-len(drawn) // across)
+    first_width, height = size(drawn[0], most=4.0)
+    width, _ = size(drawn[0], most=4.0, rows=False)
+    figure = figure_for(figure, ax, first_width + width * (across - 1) + 0.8, height * down + 0.4)
+    axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
+    ink = ink_of(drawn)
+    for i, (subplot, panel) in enumerate(zip(axes, drawn, strict=False)):
+        image = draw(subplot, panel, ink, rows=i % across == 0, labelled=SMALL)
+        subplot.set_title(panel.title)
+    for subplot in axes[len(drawn) :]:
+        subplot.remove()
+    ticks = ink[1].inverse(np.sqrt(WEIGHT_TICKS)) if drawn[0].is_share else None
+    figure.colorbar(image, ax=axes[: len(drawn)], shrink=0.8, ticks=ticks)
+    about = f"{trace.about}\n" if trace.first else ""  # describes the part of a larger trace
+    title = wrap_title(drawable(about) + _title(trace, step), figure)
+    figure.suptitle(title, parse_math=False)
+    return ax or figure
+
+
+@overload
+def steps(trace: Trace, head: int = ..., figure: "Figure | None" = ...) -> "Figure": ...
+@overload
+def steps(trace: Trace, head: int = ..., *, ax: "Axes") -> "Axes": ...
+def steps(
+    trace: Trace,
+    head: int = 0,
+    figure: "Figure | SubFigure | None" = None,
+    *,
+    ax: "Axes | None" = None,
+) -> "Figure | SubFigure | Axes":
+    """Draw the steps of one head, from the scores to the output, side by side.
+
+    Returns the figure, or `ax` if passed, which the drawing replaces.
+    """
+    must_draw("steps", trace, Trace, "explain(...)")
+    names = trace.names
+    first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
+    chain = names[first : last + 1]
+    drawn = [_panel(trace, name, head) for name in chain]
+    across = len(chain) if len(chain) <= 5 else -(-len(chain) // 2)
+    down = -(-len(chain) // across)
+    first_width, height = size(drawn[0], most=4.0)
+    width = sum(size(panel, most=4.0, rows=False)[0] for panel in drawn[1:]) / down
+    figure = figure_for(figure, ax, first_width + width, height * down + 0.7)
+    # In a single row, widths are proportional to columns, so that all cells have one height.
+    columns = drawn[0].values.shape[1]
+    ratios = (
+        [min(max(panel.values.shape[1], 2, columns / 5), 2 * columns) for panel in drawn]
+        if down == 1
+        else None
+    )
+    grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios)
+    axes = grid.ravel().tolist()
+    for i, (subplot, name, panel) in enumerate(zip(axes, chain, drawn, strict=False)):
+        # In two rows, a matrix of another shape has cells of another height: label its rows.
+        aligned = down == 1 or panel.values.shape == drawn[0].values.shape
+        draw(subplot, panel, rows=i % across == 0 or not aligned, labelled=SMALL)
+        arrow = "→ " if i else ""
+        # Each matrix has its own scale, which its title states.
+        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip())
+        title += f"\n{_range_of(panel)}"
+        subplot.set_title(title, fontsize=9, parse_math=False)
+    for subplot in axes[len(chain) :]:
+        subplot.remove()
+    if drawn[0].title:
+        figure.suptitle(drawn[0].title)
+    return ax or figure
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a figure's file, its format. Raises `BadValue` for an unknown one."""
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise BadValue(
+            f"A figure cannot be saved as {str(path)!r}.",
+            "the suffix is the format, one of " + ", ".join(FORMATS) + ".",
+            f"name it for example {path.stem + '.png'!r}.",
+        )
+    return suffix
+
+
+def save(figure: "Figure | Axes", path: str | Path) -> Path:
+    """Write a figure, or that of an Axes, as PNG, SVG or PDF, by the suffix.
+
+    The same figure gives the same bytes. Raises `BadType` for another type, `BadValue` if it cannot
+    be written.
+    """
+    require_matplotlib()
+    import matplotlib
+
+    path = as_path("save", path)
+    suffix = suffix_of(path)
+    root: Any = getattr(figure, "figure", None)
+    if not hasattr(root, "savefig"):
+        raise BadType(
+            f"save got {kind_of(figure)}.",
+            "it writes a figure, or the figure of an Axes.",
+            "pass the result of heatmap(...), heads(...) or steps(...).",
+        )
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
+            root.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
+    except (OSError, ValueError) as error:
+        raise BadValue(
+            f"The figure could not be written to {str(path)!r} ({why_failed(error)}).",
+            "a figure is written to a file in an existing folder with write permission.",
+            "create the folder first, or name another file.",
+        ) from error
+    return path
+
+
+def _panel(trace: Trace, step: str, head: int) -> Panel:
+    drawn = panels(trace, trace.step(step), [head])
+    if drawn:
+        return drawn[0]
+    raise BadValue(
+        f"The step {step!r} has the shape {trace.step(step).shape}.",
+        "a figure shows numbers, and this step has none.",
+        "explain at least one token of at least one feature.",
+    )
+
+
+def _range_of(panel: Panel) -> str:
+    _, scale = ink_of([panel])
+    return f"colours {scale.vmin:.3g} to {scale.vmax:.3g}"
+
+
+def _title(trace: Trace, step: str, panel: Panel | None = None) -> str:
+    formula = trace.step(step).formula
+    name = drawable(f"{step} = {formula}" if formula else step)
+    return f"{name}\n{panel.title}" if panel and panel.title else name

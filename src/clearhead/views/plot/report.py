@@ -1,0 +1,120 @@
+"""Draw figures of a report: entropy by layer, received weight by token, every head's map."""
+
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from ...core.formatting import visible
+from ...models.report import Report
+from .canvas import (
+    ACCENT,
+    LABELLED,
+    drawable,
+    figure_for,
+    must_draw,
+    new_figure,
+    wrap_title,
+)
+from .ink import weight_ink
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+MOST_NAME = 200  # characters of the name of a model
+POINT = f"{ACCENT}40"  # transparent, so that overlapping dots are visible
+
+
+def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
+    """Draw the mean entropy of every head as a dot, by layer, and a line through the means.
+
+    The dashed line is the entropy of uniform weights, the largest that the mask allows.
+    """
+    must_draw("entropy_by_layer", report, Report, "report(...)")
+    if ax is None:
+        ax = new_figure(max(4.8, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4).add_subplot()
+    numbers = range(len(report.layers))
+    means = []
+    for i, layer in enumerate(report.layers):
+        entropies = [head.entropy for head in layer.heads]
+        ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0,
+                clip_on=False, label=None if i else "a head")  # fmt: skip
+        means.append(float(np.mean(entropies)) if entropies else 0.0)
+    ax.plot(numbers, means, "-s", color=ACCENT, markersize=5, label="mean of the layer")
+    ax.plot(numbers, [layer.max_entropy for layer in report.layers], "--", color="0.45",
+            label="even weights")  # fmt: skip
+    ax.set(xlabel="layer", ylabel="entropy of the weights (nats)")
+    ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
+    ax.set_xticks(list(numbers)[:: max(1, len(means) // 24)])
+    title = drawable(visible(report.name, MOST_NAME))
+    ax.set_title(wrap_title(title, ax.figure, margin=1.0), parse_math=False)
+    ax.grid(axis="y", alpha=0.3)
+    ax.legend(loc="upper center", ncols=3, frameon=False, fontsize="small", handlelength=1.5)
+    return ax
+
+
+def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
+    """Draw the weight that each token receives from all queries of one head.
+
+    1 is the weight if all tokens received the same. Raises `BadValue` for a head that does not
+    exist.
+    """
+    must_draw("received", report, Report, "report(...)")
+    label = report[layer, head].label
+    weights = report.layers[layer].received[head].double().cpu().numpy()
+    count = len(weights)
+    if ax is None:
+        ax = new_figure(max(4.0, min(12.0, 1.5 + 0.3 * count)), 3.4).add_subplot()
+    if count <= 4 * LABELLED:
+        ax.bar(range(count), weights, color=ACCENT, width=0.8)
+    else:  # bars would be thinner than a line; one filled curve is a small vector graphic
+        ax.fill_between(range(count), weights, step="mid", color=ACCENT, linewidth=0)
+    tokens = report.layers[layer].key_tokens or [str(i) for i in range(count)]
+    positions = list(range(0, count, -(-count // LABELLED)))
+    labels = [drawable(visible(tokens[i])) for i in positions]
+    ax.set_xticks(positions, labels=labels, parse_math=False, rotation=90, fontsize=8)
+    ax.axhline(1.0, color="0.45", linestyle="--", linewidth=1)
+    ax.set(xlabel="key", ylabel="received weight", xlim=(-0.7, count - 0.3), ylim=(0, None))
+    ax.set_title(f"layer {layer}, head {head}: {drawable(label)}", parse_math=False)
+    return ax
+
+
+@overload
+def model(report: Report, figure: "Figure | None" = ...) -> "Figure": ...
+@overload
+def model(report: Report, *, ax: "Axes") -> "Axes": ...
+def model(
+    report: Report, figure: "Figure | SubFigure | None" = None, *, ax: "Axes | None" = None
+) -> "Figure | SubFigure | Axes":
+    """Draw every head's map in one figure: a row per layer, a column per head.
+
+    The scale of weights is their square root, from 0 to 1, as on the page. Returns the figure, or
+    `ax` if passed, which the drawing replaces.
+    """
+    must_draw("model", report, Report, "report(...)")
+    across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
+    figure = figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
+    grid = figure.subplots(down, across, squeeze=False)
+    ink, scale = weight_ink()
+    for i, layer in enumerate(report.layers):
+        maps = layer.pooled.clamp(min=0).double().cpu().numpy()
+        allowed = layer.allowed.cpu().numpy()
+        blocked = np.ma.array(np.full(allowed.shape, 0.88), mask=allowed)
+        for h, subplot in enumerate(grid[i]):
+            subplot.set(xticks=[], yticks=[])
+            subplot.spines[:].set_visible(False)
+            if h >= len(layer.heads):
+                continue
+            subplot.imshow(maps[h], norm=scale, cmap=ink, interpolation="antialiased")
+            subplot.set_title(
+                f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2
+            )
+            if blocked.any():
+                subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
+    legend = drawable(visible(report.name, MOST_NAME)) + (
+        "\nqueries down, keys across; dark: large weights (the square root, from 0 to 1), grey: "
+        "masked"
+    )
+    figure.suptitle(wrap_title(legend, figure, 7), fontsize=7, parse_math=False)
+    return ax or figure

@@ -1,0 +1,85 @@
+"""Compute the response to a request of a page: a snapshot, a layer, or an error, as JSON."""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from ...core.errors import AttentionError, BadType, BadValue, as_count, kind_of
+from ..html.steps import trace_data
+from .reader import OnProgress, Reader
+
+Answer: TypeAlias = dict[str, object]
+
+
+def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) -> Answer:
+    """Return the response to a request.
+
+    It is ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}`` for "tile" and "steps",
+    ``{"vectors": ...}`` for "vectors", or ``{"error": ...}`` with three parts. Raises only what
+    `on_progress` raises.
+    """
+    try:
+        if not isinstance(request, dict):
+            raise BadType(
+                f"The request is {kind_of(request)}.",
+                'a request is an object such as {"text": "a text"}.',
+                "send an object.",
+            )
+        return ANSWERS[path](reader, request, on_progress)
+    except AttentionError as error:
+        return error_for_page(error)
+    except Exception as error:  # a model may raise anything, and the server must continue
+        return error_for_page(
+            BadValue(
+                f"The model failed: {type(error).__name__}: {str(error)[:500]}.",
+                "a model runs on every text that its tokenizer reads.",
+                "try another text or fewer edits.",
+            )
+        )
+
+
+def error_for_page(error: AttentionError) -> Answer:
+    """Return an error as data for the page."""
+    return {"error": {"gave": error.gave, "rule": error.rule, "hint": error.hint}}
+
+
+def _compute(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+    text = request.get("text")
+    return {"snapshot": reader.snapshot(text, request.get("edits"), on_progress)}  # type: ignore[arg-type]  # checked there
+
+
+def _vectors(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+    layer, head = _layer_and_head(request, "vectors have a layer and a head, numbered from 0.")
+    return {"vectors": reader.vectors(layer, head, on_progress)}
+
+
+def _tile(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+    layer, head = _layer_and_head(request, "a tile has a layer and a head, numbered from 0.")
+    queries, keys = (_span(name, request.get(name)) for name in ("queries", "keys"))
+    text, edits = request.get("text"), request.get("edits")
+    trace = reader.tile(text, layer, head, queries, keys, edits, on_progress)  # type: ignore[arg-type]  # as above
+    return {"layer": trace_data(trace)}
+
+
+def _steps(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+    rule, hint = "a layer is numbered from 0.", 'send "layer": 0.'
+    layer = as_count("layer", request.get("layer"), rule, hint)
+    trace = reader.steps(request.get("text"), layer, request.get("edits"), on_progress)  # type: ignore[arg-type]  # as above
+    return {"layer": trace_data(trace)}
+
+
+def _layer_and_head(request: Mapping[str, object], rule: str) -> tuple[int, int]:
+    """Return the layer and the head of a request."""
+    hint = 'send "layer": 0, "head": 0.'
+    layer, head = (as_count(name, request.get(name), rule, hint) for name in ("layer", "head"))
+    return layer, head
+
+
+def _span(name: str, value: object) -> range:
+    rule, hint = f"{name} are [first, last], counted from 0.", "send for example [0, 63]."
+    if not isinstance(value, list) or len(value) != 2:
+        raise BadType(f"{name} is {str(value)[:80]!r}.", rule, hint)
+    first, last = (as_count(name, x, rule, hint) for x in value)
+    return range(first, last + 1)
+
+
+ANSWERS = {"compute": _compute, "tile": _tile, "steps": _steps, "vectors": _vectors}

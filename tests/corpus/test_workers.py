@@ -1,0 +1,210 @@
+"""However the work is cut, interrupted and resumed, the tables have the same bytes."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clearhead as ch
+from clearhead import demo
+from clearhead.corpus import Bins, steps
+from clearhead.corpus.basic import Entropy, First
+from clearhead.corpus.merge import merge
+from clearhead.corpus.ranks import VARIABLES, Rank, rank_of_environment
+from clearhead.corpus.tables import SCHEMA
+from examples.storyteller import story
+from tests.fresh_process import run_program
+
+TEXTS = [str(story(3, number)) for number in range(11)]
+OPTIONS = {"shard_tokens": 200, "metrics": "basic"}
+
+
+def tables(out: Path) -> dict[str, bytes]:
+    return {name: (out / "tables" / f"{name}.parquet").read_bytes() for name in SCHEMA}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("alone")
+    ch.survey(demo.load(), TEXTS, out=out, **OPTIONS)
+    return tables(out)
+
+
+def folder_of(tmp_path: Path) -> Path:
+    """A folder with a text file for each of TEXTS, in their order."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number:02}.txt").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_any_number_of_workers_in_any_order(alone, tmp_path, world):
+    setup = steps.make_setup(demo.load(), **OPTIONS)
+    steps.prepare(setup, TEXTS, tmp_path)
+    ranks = list(range(world))
+    random.Random(world).shuffle(ranks)
+    for number in ranks:
+        manifest = setup.must_fit(tmp_path)
+        own, _ = Rank(number, world).split(range(len(manifest.shards)))
+        for shard in reversed(own):
+            steps.compute_shard(setup, tmp_path, manifest, manifest.shards[shard])
+    merge(tmp_path)
+    assert tables(tmp_path) == alone
+
+
+def test_added_texts_compute_only_new_shards(alone, tmp_path):
+    ch.survey(demo.load(), TEXTS[:9], out=tmp_path, **OPTIONS)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "states").iterdir()}
+    ch.survey(demo.load(), TEXTS, out=tmp_path, **OPTIONS)
+    unchanged = [p for p, when in before.items() if p.stat().st_mtime_ns == when]
+    assert tables(tmp_path) == alone
+    assert len(unchanged) == len(before) >= 3
+
+
+def test_tables_of_fewer_texts_are_refused(alone, tmp_path):
+    """Stopped after the states of new texts, before their tables."""
+    ch.survey(demo.load(), TEXTS[:9], out=tmp_path, **OPTIONS)
+    setup = steps.make_setup(demo.load(), **OPTIONS)
+    steps.prepare(setup, TEXTS, tmp_path)
+    steps.work(setup, tmp_path)
+    with pytest.raises(ch.BadValue, match=r"tables of the survey in .* are not of all its texts"):
+        ch.Survey.open(tmp_path)
+    merge(tmp_path)
+    assert ch.Survey.open(tmp_path).heads and tables(tmp_path) == alone
+
+
+def test_a_changed_value_is_refused_by_name(tmp_path):
+    ch.survey(demo.load(), TEXTS[:3], out=tmp_path, **OPTIONS)
+    for change, name in (
+        ({"context": 64}, "context 128, and this run 64"),
+        ({"seed": 1}, "seed 0, and this run 1"),
+        ({"threads": 2}, "threads of a worker 1, and this run 2"),
+    ):
+        with pytest.raises(ch.BadValue, match=name):
+            ch.survey(demo.load(), TEXTS[:3], out=tmp_path, **OPTIONS, **change)
+    out = tmp_path / "metrics"
+    metrics = [Entropy(128), First()]
+    ch.survey(demo.load(), TEXTS[:3], out=out, metrics=metrics)
+    with pytest.raises(ch.BadValue, match="metric 1: metric 'entropy', and this run 'first'"):
+        ch.survey(demo.load(), TEXTS, out=out, metrics=metrics[::-1])
+    with pytest.raises(ch.BadValue, match=r"metrics: .* 1, and this run 'missing'"):
+        ch.survey(demo.load(), TEXTS, out=out, metrics=metrics[:1])
+    metrics[0].bins = Bins(0.0, 9.0)
+    with pytest.raises(ch.BadValue, match=r"metric 1: high 4\.8\d+, and this run 9\.0"):
+        ch.survey(demo.load(), TEXTS, out=out, metrics=metrics)
+    with pytest.raises(ch.BadValue, match="metrics that were passed as objects"):
+        steps.setup_of_manifest(demo.load(), out)
+    with pytest.raises(ch.BadValue, match="other texts"):
+        ch.survey(demo.load(), TEXTS[1:9], out=tmp_path, **OPTIONS)
+
+
+def test_a_damaged_state_is_computed_again(alone, tmp_path):
+    ch.survey(demo.load(), TEXTS, out=tmp_path, **OPTIONS)
+    state = min((tmp_path / "states").iterdir())
+    state.write_bytes(state.read_bytes()[:-7])
+    with pytest.raises(ch.BadValue, match=r"lacks 1 of \d+ shards"):
+        ch.Survey.open(tmp_path)
+    ch.survey(demo.load(), TEXTS, out=tmp_path, **OPTIONS)
+    assert tables(tmp_path) == alone
+
+
+def test_ranks_of_torchrun_and_slurm(monkeypatch):
+    for name in [name for triple in VARIABLES for name in triple if name]:
+        monkeypatch.delenv(name, raising=False)
+    assert rank_of_environment() == Rank(0, 1)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "3")
+    assert rank_of_environment() == Rank(4, 5)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert rank_of_environment() == Rank(1, 2)
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ch.BadValue, match="RANK is '2', and WORLD_SIZE '2'"):
+        rank_of_environment()
+
+
+def command(texts: Path, out: Path, *options: str) -> list[str]:
+    arguments = [str(texts), "--out", str(out), "--shard-tokens", "200", *options]
+    return [sys.executable, "-m", "clearhead", "survey", *arguments]
+
+
+@pytest.mark.outside
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_processes_of_the_command_line(alone, tmp_path):
+    texts = folder_of(tmp_path)
+    subprocess.run(command(texts, tmp_path / "two", "--workers", "2"), check=True)
+    names = set(SCHEMA) - {"texts"}  # which has the names of the files
+    assert {n: tables(tmp_path / "two")[n] for n in names} == {n: alone[n] for n in names}
+
+
+KILLED = """
+import os, random, signal, sys, time
+import clearhead_cli, clearhead.demo, clearhead.survey, duckdb  # each command is forked with them
+
+*command, timed, out = sys.argv[1:]
+
+def start(out):
+    child = os.fork()
+    if not child:
+        sys.argv = ["clearhead", *command, "--out", out]
+        clearhead_cli.main()  # exits
+    return child
+
+started = time.monotonic()
+assert os.waitpid(start(timed), 0)[1] == 0
+seconds, random_moment = time.monotonic() - started, random.Random(5)
+for _ in range(20):
+    child = start(out)
+    time.sleep(random_moment.uniform(0.1, 1.0) * seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.outside
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_worker_loses_nothing(alone, tmp_path):
+    """SIGKILL at 20 random moments; then the command is run once more."""
+    texts, out = folder_of(tmp_path), tmp_path / "killed"
+    options = "survey", texts, "--shard-tokens", 200
+    ended = run_program(KILLED, *options, tmp_path / "timed", out)
+    assert ended.returncode == 0, ended.stderr
+    subprocess.run(command(texts, out), check=True)
+    names = set(SCHEMA) - {"texts"}
+    assert {n: tables(out)[n] for n in names} == {n: alone[n] for n in names}
+
+
+@pytest.mark.outside
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_shells_and_torchrun(alone, tmp_path):
+    texts, names = folder_of(tmp_path), set(SCHEMA) - {"texts"}
+    children = []
+    for rank in ("0", "1"):
+        variables = {"CLEARHEAD_RANK": rank, "CLEARHEAD_WORLD_SIZE": "2"}
+        environment = os.environ | variables
+        children.append(subprocess.Popen(command(texts, tmp_path / "shells"), env=environment))
+    assert [child.wait() for child in children] == [0, 0]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node=2", "--no-python"]
+    subprocess.run([*launcher, *command(texts, tmp_path / "torchrun")], check=True)
+    for out in ("shells", "torchrun"):
+        assert {n: tables(tmp_path / out)[n] for n in names} == {n: alone[n] for n in names}
+
+
+@pytest.mark.outside
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_actors_of_ray(alone, tmp_path):
+    pytest.importorskip("ray", reason="ray is not installed")
+    texts, names = folder_of(tmp_path), set(SCHEMA) - {"texts"}
+    subprocess.run(command(texts, tmp_path / "ray", "--ray", "local"), check=True)
+    assert {n: tables(tmp_path / "ray")[n] for n in names} == {n: alone[n] for n in names}

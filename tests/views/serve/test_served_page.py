@@ -1,0 +1,216 @@
+"""The served page in a browser: its source asks the server, and a newer request ends an older."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+
+from clearhead import demo
+from clearhead.models.report.opening import opening
+from clearhead.views import html
+from clearhead.views.serve import Reader, edits, server
+from clearhead_cli.serve import _listen
+from tests.views.browser import PLAIN_NAMES
+from tests.views.serve.models import save_gpt2, words
+
+TEXT = "Once upon a time a queen slept. She dreamt."
+TOKEN = "a-token"
+
+
+@pytest.fixture(scope="module")
+def page(browser):
+    """For tests that call its source, and leave what it shows."""
+    with served_page(browser, Reader(), TEXT) as opened:
+        yield opened
+
+
+@contextmanager
+def served_page(browser, reader, shown):
+    """The page in a browser; at the end, nothing was refused and nothing failed."""
+    listener = _listen(0)
+    text = html.report_page(reader.report(shown), host="server")
+    served = server.app(reader, text, TOKEN, listener.getsockname()[1])
+    with opened_page(browser, served, listener, PLAIN_NAMES) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_page(browser, app, listener, script=""):
+    """The first page of a served application, with the same check at the end."""
+    problems, port = [], listener.getsockname()[1]
+    served = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+    thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]})
+    thread.start()
+    opened = browser.new_page()
+    opened.add_init_script(script)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda it: it.type == "error" and problems.append(it.text))
+    opened.goto(f"http://127.0.0.1:{port}/{app.token}/")
+    try:
+        yield opened
+    finally:
+        opened.close()
+        served.should_exit = True
+        thread.join(20)
+    assert not problems
+
+
+def test_the_source_of_a_served_page_is_the_server(page):
+    edits = {"off": [[0, 7]], "temperature": 2, "mask": None, "scale": None, "dropout": 0}
+    assert "connects only to the server it came from" in page.locator("footer").text_content()
+    found = page.evaluate("edits => remoteSource().compute('He slept.', edits)", edits)
+    assert found["tokens"] == ["He", "slept", "."]
+    part = {"layer": 1, "head": 2, "queries": [0, 2], "keys": [0, 1]}
+    layer = page.evaluate("part => remoteSource().tile('He slept.', {}, part)", part)
+    assert layer["steps"][0]["stored"] == [1, 3, 2]
+
+
+def test_page_and_server_know_the_same_edits(page):
+    given = {"off": [[0, 7]], "temperature": 2, "scale": 0.5, "mask": "causal", "softcap": 30,
+             "dropout": 0.5, "seed": 7}  # fmt: skip
+    asked = page.evaluate(
+        "[remoteSource().can.edits, liveSource().can.edits, Object.keys(NO_EDITS)]"
+    )
+    assert asked == 3 * [list(edits.EDITS)] == 3 * [list(given)]
+    read = page.evaluate(
+        "it => readEdits('edits=' + encodeURIComponent(JSON.stringify(it)))", given
+    )
+    assert read == given
+    assert len(edits.read_edits(given)) == 4  # one holds scale, softcap, dropout and its seed
+
+
+def test_errors_are_told_in_three_parts(page):
+    told = page.evaluate("remoteSource().compute('', {}).catch((error) => error.message)")
+    assert told == (
+        "The text is empty. Rule: a text has at least one word and at most 200,000 letters. "
+        "Hint: type a text."
+    )
+
+
+def test_a_newer_request_ends_an_older_one(page):
+    ended, found = page.evaluate(
+        """() => {
+          const source = remoteSource();
+          const older = source.compute("He slept.", {}).catch((error) => error.name);
+          return Promise.all([older, source.compute("She sang.", {})]);
+        }"""
+    )
+    assert ended == "AbortError" and found["tokens"][:2] == ["She", "sang"]
+
+
+def test_a_part_of_a_long_text_exactly(browser, tmp_path):
+    """Its map is pooled; the host computes the weights around the chosen query and key."""
+    pytest.importorskip("transformers")
+    reader = Reader(save_gpt2(tmp_path, longest=700))
+    text = words(650)
+    with served_page(browser, reader, text) as page:
+        page.evaluate("go({ view: 'map', layer: 1, head: 2, query: 600, key: 598 })")
+        query = page.evaluate("chosen.query")  # the nearest of those that the page holds
+        assert page.evaluate("shownTrace().bins") < [650, 650]
+        page.locator("#zoom").click()
+        page.wait_for_function("() => isZoomed()")
+        assert page.evaluate("[zoomed.first.q, zoomed.first.k]") == [query - 16, 582]
+        exact = reader.tile(text, 1, 2, range(query, query + 1), range(598, 599))["weights"]
+        assert page.evaluate(f"zoomedWeight({query}, 598)") == pytest.approx(exact.item(), rel=1e-5)
+        assert "weight 0.0" in page.locator("#reading").text_content()
+        shown = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
+        assert "L1 H2, exactly" in page.evaluate(shown)
+        # A cell of the part is pointed at in positions of the text.
+        cell = "(({ x, y, cell }) => picture.under(x + 3.5 * cell, y + 2.5 * cell)"
+        cell += ".of(x + 3.5 * cell, y + 2.5 * cell))(picture.map)"
+        assert page.evaluate(cell) == {"query": query - 14, "key": 585}
+        page.locator("#zoom").click()
+        assert page.evaluate("isZoomed()") is False
+        page.locator("#zoom").click()
+        page.wait_for_function("() => isZoomed()")
+        page.evaluate("go({ head: 0 })")
+        assert page.evaluate("isZoomed()") is False
+
+
+def test_an_edit_of_a_long_text_that_changes_no_number_is_no_edit(browser, tmp_path):
+    """Of such a text the page holds no output, and without a head of the last layer its weights are
+    the same: a digest of the outputs tells the two apart."""
+    pytest.importorskip("transformers")
+    reader = Reader(save_gpt2(tmp_path, longest=700))
+    with served_page(browser, reader, words(650)) as page:
+        page.locator("#whatif").click()
+        page.locator("#edit-mask").fill("window(5000, 0)")
+        page.locator("#edit-mask").blur()
+        page.wait_for_function("() => chosen.edits.mask === 'window(5000, 0)'")
+        assert page.evaluate("edited") is None
+        assert "changes no number" in page.locator("#edit-said").text_content()
+        page.evaluate("go({ view: 'map', layer: 1, head: 2 })")
+        page.locator("#edit-off").click()
+        page.wait_for_function("() => edited !== null")
+        assert page.locator("#edit-said").text_content() == ""
+
+
+def test_a_run_is_stopped(browser):
+    """The button ends the run where it is computed, and the text is the one before."""
+    with served_page(browser, Reader(), TEXT) as page:
+        page.evaluate(
+            """() => {
+              let no;
+              source.compute = () => new Promise((_, reject) => { no = reject; });
+              source.cancel = () => no(new Error("ended"));
+            }"""
+        )
+        assert page.locator("#stop").is_hidden()
+        page.locator("#text").fill("He slept.")
+        page.locator("#stop").click()
+        assert page.locator("#stop").is_hidden()
+        assert page.locator("#text").input_value() == TEXT
+        assert page.locator("#typed").text_content() == "Stopped. The text is the earlier one."
+        assert page.evaluate("current.text") == TEXT
+
+
+def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
+    browser,
+    tmp_path,
+    monkeypatch,
+):
+    from clearhead.views.html import report
+
+    monkeypatch.setattr(report, "STEP_BYTES", 0)
+    monkeypatch.setattr(report.snapshot, "__defaults__", (0,))
+    monkeypatch.setitem(report.report_page.__kwdefaults__, "most_bytes", 0)
+    reader, text = Reader(save_gpt2(tmp_path)), words(9)
+    with served_page(browser, reader, text) as opened:
+        opened.goto(f"{opened.url.split('#')[0]}#layer=1&head=2&view=numbers")
+        opened.reload()
+        opened.locator("#panel article[data-step=query]").wait_for()
+        opened.locator(".stages button", has_text="scores").click()
+        assert "computing" not in opened.locator("#panel").text_content().lower()
+        shown = opened.locator("#panel article[data-step=scores]").text_content()
+        right = reader.model.explain(text, 1)["scores"][0, 2, 8].tolist()
+        assert any(f"{x:.3f}"[:5] in shown for x in right)
+
+
+def test_a_layer_of_steps_is_that_of_explain(tmp_path):
+    from clearhead.views.serve.answer import answer
+
+    reader = Reader(save_gpt2(tmp_path))
+    found = answer(reader, "steps", {"text": words(9), "layer": 1}, lambda *_: None)["layer"]
+    assert [step["name"] for step in found["steps"]][:3] == ["query", "key", "value"]
+    assert found["size"]["h"] == 3
+    refused = answer(reader, "steps", {"text": words(9), "layer": 7}, lambda *_: None)
+    assert "layer 7" in refused["error"]["gave"]
+
+
+def test_another_text_begins_at_its_own_head_until_one_is_chosen(browser):
+    teller = demo.load()
+    reader = Reader(demo.Storyteller(teller.model, teller.vocabulary, {}))
+    first, second = "Long ago there was a witch. She took her", "The cat sat because it was tired."
+    begins = [opening(reader.report(text)) for text in (first, second)]
+    assert all(x.writer for x in begins) and begins[0].head.head != begins[1].head.head
+    chosen = "[chosen.layer, chosen.head, chosen.query]"
+    with served_page(browser, reader, first) as page:
+        for text, begin in zip((first, second), begins, strict=True):
+            page.locator("#text").fill(text)
+            page.wait_for_function("text => store.current.text === text", arg=text)
+            assert page.evaluate(chosen) == [begin.head.layer, begin.head.head, begin.query]
+        page.evaluate("go({ layer: 0, head: 3 })")
+        page.locator("#text").fill(first)
+        page.wait_for_function("text => store.current.text === text", arg=first)
+        assert page.evaluate(chosen)[:2] == [0, 3]

@@ -1,0 +1,478 @@
+"""The page of a survey, its data, and the folder for HeadVis."""
+
+import copy
+import json
+import sys
+
+import pytest
+import torch
+
+from clearhead import demo as storyteller
+from clearhead.core.errors import BadValue
+from clearhead.corpus import Survey, survey
+from clearhead.views import html
+from clearhead.views.html import schema
+from examples.stories import write_stories
+from tests.cli.test_cli import run  # noqa: F401  # a fixture
+from tests.views.test_page import embedded
+from tests.views.test_page_bundle import misfit
+
+duckdb = pytest.importorskip("duckdb", reason="a survey needs DuckDB")
+STORIES = [
+    "once upon a time there was a queen . she danced in the castle because she was proud .",
+    "a wizard and a dog lived by the sea . he gave his books to her . they laughed .",
+    "long ago there lived a poor witch . she had a cat . the cat slept .",
+]
+
+CLASSES_OF_STORIES = ("punctuation", "start", "other")  # "other" has words that are unknown
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory) -> Survey:
+    folder = tmp_path_factory.mktemp("survey")
+    texts = folder / "<script><b>.txt"  # its name must not become markup
+    texts.write_text(STORIES[0])
+    return survey(
+        storyteller.load(), [*STORIES[1:], texts], out=folder / "out", context=12, progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def document(stories) -> str:
+    return html.survey_page(stories)
+
+
+def test_the_data_fit_the_schema_and_equal_the_tables(stories, document):
+    data = embedded(document)
+    assert misfit(data, schema.SurveyPage) is None
+    assert "<script><b>" not in document
+    head = next(x for x in data["heads"] if (x["layer"], x["head"]) == (1, 3))
+    for row in stories.heads.to_pylist():
+        if (row["layer"], row["head"]) == (1, 3) and row["queries"]:
+            assert head["metrics"][row["metric"]]["mean"] == row["mean"]
+            assert sum(head["metrics"][row["metric"]]["counts"]) == row["queries"]
+
+
+def test_the_mixes_are_those_of_the_tables(stories, document):
+    data = embedded(document)
+    rows = stories.query("select * from mixes").to_pylist()
+    shares = {(x["layer"], x["head"], x["token_class"], x["kind"]): x for x in rows}
+    for head in data["heads"]:
+        assert [mix["token_class"] for mix in head["mixes"]] == [*CLASSES_OF_STORIES, "all"]
+        for mix in head["mixes"]:
+            of = head["layer"], head["head"], mix["token_class"]
+            for kind, (share, low, high) in zip(data["key_kinds"], mix["shares"], strict=True):
+                row = shares.pop((*of, kind))
+                assert (mix["queries"], mix["texts"]) == (row["queries"], row["texts"])
+                assert share == round(row["share"], 4)
+                assert (low, high) == (round(row["low"], 4), round(row["high"], 4))
+    assert not shares
+
+
+def test_examples_are_queries_of_their_texts_with_their_largest_weights(stories, document):
+    data, seen = embedded(document), 0
+    for head in data["heads"]:
+        for example in head["metrics"]["largest"]["examples"]:
+            tokens = data["contexts"][example["context"]]["tokens"]
+            assert example["query"] < len(tokens) <= 12
+            assert example["value"] == pytest.approx(example["weights"][0], abs=1e-5)
+            assert example["weights"] == sorted(example["weights"], reverse=True)
+            seen += 1
+    assert seen > 100
+    words = " ".join(data["spelling"][i] for i in data["contexts"][0]["tokens"])
+    assert any(words in text for text in STORIES)
+
+
+def test_a_page_without_another_survey_has_no_differences(document, browser, tmp_path):
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert page.locator("#differences").is_hidden()
+    assert page.locator("#axis-y option[value^=difference]").count() == 0
+    page.close()
+
+
+def test_the_page_in_a_browser(document, browser, tmp_path):
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page, errors = browser.new_page(viewport={"width": 1280, "height": 720}), []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(f"{path.as_uri()}#layer=1&head=3&metric=previous&decile=9&x=entropy")
+    assert page.text_content("#head-title") == "Layer 1, head 3"
+    assert page.text_content("#metric-title") == "previous"
+    assert page.locator("#scatter circle").count() == 16
+    assert page.text_content("#colour-scale") == "01"  # the layers, pale to strong
+    assert "distance 2 to 3" in page.inner_text("#metrics")
+    mixes = page.locator("#mixes tbody tr")
+    assert mixes.locator("th").all_text_contents() == [*CLASSES_OF_STORIES, "all"]
+    head = next(x for x in embedded(document)["heads"] if (x["layer"], x["head"]) == (1, 3))
+    shares = [share for share, _, _ in head["mixes"][-1]["shares"]]
+    on_page = mixes.last.locator("td").all_text_contents()[1:]
+    assert {f"{x:.0%}".replace("%", " %") for x in shares if x >= 0.01} <= set(on_page)
+    assert f"{max(shares):.0%}".replace("%", " %") in page.text_content("#roles")
+    assert page.text_content("#several") == ""
+    page.keyboard.press("l")
+    assert page.text_content("#head-title") == "Layer 1, head 4"
+    page.keyboard.press("m")
+    page.locator("#scatter circle[aria-selected=false]").first.dispatch_event("click")
+    page.locator("#metrics button", has_text="largest").click()
+    page.locator("#deciles button", has_text="largest").click()
+    assert "metric=largest" in page.url and "decile=10" in page.url and "x=entropy" in page.url
+    shaded = page.locator("#examples article").first.locator("bdi[title*=weight]")
+    assert shaded.count() >= 2 and "%" in shaded.first.get_attribute("title")
+    page.goto("about:blank")
+    page.goto(f"{path.as_uri()}#layer=7&head=0&metric=other")
+    assert page.text_content("#misread") == (
+        "This survey does not have: layer 7, head 0, metric “other”."
+    )
+    assert not errors
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def changed(stories) -> Survey:
+    """The survey of the same texts with a model whose layer 1 has other queries."""
+    model = copy.deepcopy(storyteller.load())
+    with torch.no_grad():
+        model.module.blocks[1].attention.W_query.weight.neg_()
+    texts = [*STORIES[1:], stories.folder.parent / "<script><b>.txt"]
+    out = stories.folder.parent / "changed"
+    return survey(model, texts, out=out, context=12, progress=False)
+
+
+def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_path):
+    path = html.write_survey(stories, tmp_path / "compare.html", other=changed)
+    data = embedded(path.read_text(encoding="utf-8"))
+    assert misfit(data, schema.SurveyPage) is None
+    rows = {(r["layer"], r["head"], r["metric"]): r for r in stories.compare(changed).to_pylist()}
+    on_page = {
+        (head["layer"], head["head"], metric): numbers["compared"]
+        for head in data["heads"]
+        for metric, numbers in head["metrics"].items()
+        if numbers["compared"]
+    }
+    assert on_page.keys() == rows.keys()
+    for key, compared in on_page.items():
+        assert compared == {name: rows[key][name] for name in compared}
+        assert key[0] == 1 or (compared["difference"], compared["q"]) == (0, 1)
+    best = min(rows.values(), key=lambda row: (row["q"], -abs(row["difference"])))
+    page, errors = browser.new_page(viewport={"width": 390, "height": 720}), []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(path.as_uri())
+    assert page.text_content("#head-title") == f"Layer 1, head {best['head']}"
+    words = best["metric"].replace("_", " ")
+    assert page.text_content("#metric-title") == words
+    sure = [row for row in rows.values() if row["q"] < 0.05]
+    about = page.text_content("#differences-about")
+    assert f"{len(sure)} of {len(rows)} numbers with a difference" in about
+    first = page.locator("#differences-table tbody tr").first
+    assert first.locator("th").text_content() == f"1.{best['head']} {words}"
+    assert page.input_value("#axis-y") == f"difference:{best['metric']}"
+    assert page.locator("#scatter .axis").text_content() == words
+    page.locator("#differences-table button").nth(1).click()
+    assert page.locator("#differences-table tr.chosen").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not errors
+    page.close()
+
+
+def test_the_page_that_the_command_writes_opens(run, browser, tmp_path):  # noqa: F811
+    """As `make survey` does, with fewer stories."""
+    texts, out = write_stories(4, tmp_path / "stories.jsonl"), tmp_path / "survey"
+    code, printed, errors = run("survey", texts, "--out", out)
+    assert code == 0 and "storyteller: 16 heads" in printed and f"page     {out}" in errors
+    page, problems = browser.new_page(), []
+    page.on("pageerror", lambda error: problems.append(error))
+    page.on("console", lambda message: problems.append(message.text))
+    page.goto((out / "index.html").as_uri())
+    assert page.locator("#scatter circle").count() == 16
+    assert page.text_content("#head-title") == "Layer 0, head 0"
+    assert page.locator("#metrics tbody tr").count() > 20
+    assert page.locator("#examples article").count() > 0
+    assert problems == []
+    page.close()
+
+    code, _, errors = run("survey", "compare", out, out)
+    assert code == 0
+    numbers = len(Survey.open(out).query("select 1 from heads").rows)
+    assert f"0 of {numbers} numbers with a difference" in errors
+    page = browser.new_page()
+    page.goto((out / "compare.html").as_uri())
+    assert "0 of" in page.text_content("#differences-about")
+    assert page.locator("#differences-table *").count() == 0
+    page.close()
+
+
+def test_the_server_has_the_survey_and_the_explorer(stories):
+    from starlette.testclient import TestClient
+
+    from clearhead.views.serve.server import app
+
+    survey_page = html.survey_page(stories, host="server")
+    served = app(None, "<p>explorer</p>", "token", 8000, survey_page)
+    client = TestClient(served, base_url="http://127.0.0.1:8000")
+    assert client.get("/token/").text == survey_page
+    assert client.get("/token/explore").text == "<p>explorer</p>"
+
+
+def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browser, monkeypatch):  # noqa: F811
+    """The command serves both surveys, and an example opens in the explorer."""
+    from clearhead.views.serve.server import app
+    from tests.views.serve.test_served_page import opened_page
+
+    rows = stories.compare(changed).to_pylist()
+    seen = {}
+
+    def start(served, listener):
+        with opened_page(browser, served, listener) as page:
+            seen["about"] = page.text_content("#differences-about")
+            seen["first"] = page.locator("#differences-table tbody th").first.text_content()
+            seen["axis"] = page.input_value("#axis-y")
+            seen["caution"] = page.text_content("#caution")
+            page.locator("#metrics button", has_text="largest").click()
+            page.locator("#examples a").first.click()
+            page.wait_for_url("**/explore#*")
+
+    command = sys.modules["clearhead_cli.serve"]
+    monkeypatch.setattr(command, "_library", lambda: (start, app))
+    code, _, errors = run("serve", "--survey", stories.folder, "--compare", changed.folder)
+    assert code == 0, errors
+    sure = [row for row in rows if row["q"] < 0.05]
+    assert f"{len(sure)} of {len(rows)} numbers with a difference" in seen["about"]
+    assert "storyteller, in changed" in seen["about"] and seen["caution"] == ""
+    assert seen["first"] == f"1.{rows[0]['head']} {rows[0]['metric'].replace('_', ' ')}"
+    assert seen["axis"] == f"difference:{rows[0]['metric']}"
+    code, _, errors = run("serve", "--compare", changed.folder)
+    assert code == 2 and "was given without --survey" in errors
+
+
+def test_vectors_on_the_served_page(stories, vectors_page):
+    from clearhead.views.serve import Reader
+
+    reader = Reader(storyteller.load(), stories)
+    with pytest.raises(BadValue, match="has no survey"):
+        Reader(reader.model).vectors(0, 0)
+    exact = stories.vectors(reader.model, 1, 3)
+    data = reader.vectors(1, 3)
+    assert misfit(data, schema.SurveyVectors) is None
+    for part in data["parts"]:
+        some = exact if part["all"] else exact.without_first()
+        points = torch.tensor(part["points"], dtype=torch.float64)
+        torch.testing.assert_close(points, some.pca(part["name"]).points, rtol=1e-4, atol=1e-9)
+    page = vectors_page
+    assert page.locator("#cloud circle").count() == len(exact.examples)
+    assert page.locator("#cloud-vectors option").all_text_contents() == [
+        "queries", "keys", "values", "outputs, before the output projection"
+    ]  # fmt: skip
+    shares = exact.pca("q").shares.tolist()
+    assert f"component 1 {shares[0]:.0%}".replace("%", " %") in page.text_content("#shares")
+    page.locator("#cloud-0").dispatch_event("pointermove", {"movementX": 1})
+    row = exact.examples.to_pylist()[0]
+    words = f"“{row['query_token']}” ({row['token_class']}) looks at “{row['key_token']}”"
+    assert words in page.text_content("#vectors-example")
+    assert page.text_content("#vectors-example .query") == row["query_token"]
+    page.locator("#legend button").first.click()
+    assert 0 < page.locator("#cloud circle.dim").count() < len(exact.examples)
+    page.select_option("#cloud-examples", "others")
+    page.select_option("#cloud-vectors", "k")
+    few = exact.without_first()
+    assert page.locator("#cloud circle").count() == len(few.examples) < len(exact.examples)
+    page.evaluate("clearhead.go({ at: 10 })")
+    assert page.locator("#vectors").is_hidden() and "vectors=" not in page.url
+    assert page.text_content("#vectors-compute") == "Compute for layer 1, head 2"
+    page.go_back()
+    page.wait_for_selector("#cloud circle")
+    assert page.locator("#cloud circle").count() == len(few.examples)
+
+
+TOUCH_BESIDE_THE_LAST = """(points, distance) => {
+  const boxes = points.map((it) => it.getBoundingClientRect());
+  const { right, y, width, height } = boxes.sort((a, b) => a.x - b.x).at(-1);
+  const place = { clientX: right - width / 2 + distance, clientY: y + height / 2 };
+  const touch = new PointerEvent("click", { ...place, pointerType: "touch" });
+  points[0].closest("#cloud").dispatchEvent(touch);
+}"""
+
+
+@pytest.fixture
+def vectors_page(stories, browser):
+    """The served page of a survey, with the vectors of layer 1, head 3."""
+    from clearhead.views.serve import Reader
+    from clearhead.views.serve.server import app
+    from clearhead_cli.serve import _listen
+    from tests.views.serve.test_served_page import opened_page
+
+    reader, listener = Reader(storyteller.load(), stories), _listen(0)
+    shown = html.survey_page(stories, host="server")
+    served = app(reader, "", "token", listener.getsockname()[1], shown)
+    with opened_page(browser, served, listener) as page:
+        page.evaluate("clearhead.go({ at: 11 })")
+        page.locator("#vectors-compute").click()
+        page.wait_for_selector("#cloud circle")
+        yield page
+
+
+def test_a_link_opens_the_view_of_vectors_again(vectors_page):
+    page = vectors_page
+    for name, value in (("vectors", "k"), ("examples", "others"), ("components", "1.3")):
+        page.select_option(f"#cloud-{name}", value)
+    page.select_option("#cloud-shade", "token_class")
+    page.locator("#legend button", has_text="start").click()
+    page.locator("#cloud-4").dispatch_event("click")
+
+    def view():
+        page.wait_for_selector("#cloud circle")
+        return page.inner_html("#cloud"), page.inner_html("#vectors"), page.text_content("#misread")
+
+    before, link = view(), page.url
+    page.goto("about:blank")
+    page.goto(link)  # which computes the vectors
+    assert view() == before and before[2] == ""
+    page.locator("#legend button", has_text="start").click()
+    page.keyboard.press("l")
+    assert page.locator("#vectors").is_hidden()
+    for _ in range(2):
+        page.go_back()
+    assert view() == before and page.url == link
+    page.go_forward()
+    assert page.locator("#cloud circle.dim").count() == 0
+
+    page.goto("about:blank")
+    page.goto(link.replace("vectors=k", "vectors=k_unrotated").replace("example=", "example=9"))
+    page.wait_for_selector("#cloud circle")
+    known = link.split("example=")[1]
+    assert page.text_content("#misread") == (
+        f"This survey does not have: vectors “k_unrotated”, example “9{known}”."
+    )
+    assert page.input_value("#cloud-vectors") == "q"
+
+
+def test_each_vector_is_reached_by_keys(vectors_page, stories):
+    page, cloud = vectors_page, vectors_page.locator("#cloud")
+    rows = stories.vectors(storyteller.load(), 1, 3).examples.to_pylist()
+    names = dict(stories.query("select text, name from texts").rows)
+    page.locator("#cloud-shade").focus()
+    page.keyboard.press("Tab")
+    assert cloud.evaluate("it => it === document.activeElement && it.matches(':focus-visible')")
+    for row in rows:
+        active = page.locator("#cloud circle.active")
+        assert cloud.get_attribute("aria-activedescendant") == active.get_attribute("id")
+        title = active.locator("title").text_content()
+        looks_at = f"looks at “{row['key_token']}” ({row['looks_at']}), weight "
+        at = f", in {names[row['text']]}, context {row['context']}, position {row['query']}"
+        assert title.startswith(f"“{row['query_token']}” ({row['token_class']}) {looks_at}")
+        assert title.endswith(at)
+        assert page.text_content("#vectors-example").startswith(title.removesuffix(at))
+        page.keyboard.press("PageDown")
+    place = "it => [it.cx.baseVal.value, it.cy.baseVal.value]"
+    page.keyboard.press("Home")
+    steps = {"ArrowRight": (0, 1), "ArrowUp": (1, -1), "ArrowLeft": (0, -1), "ArrowDown": (1, 1)}
+    moved = 0
+    for key, (axis, sign) in steps.items():
+        before = page.locator("#cloud circle.active").evaluate(place)
+        page.keyboard.press(key)
+        after = page.locator("#cloud circle.active").evaluate(place)
+        along = sign * (after[axis] - before[axis])
+        across = abs(after[1 - axis] - before[1 - axis])
+        assert (along > 0 and across <= along) or after == before
+        moved += after != before
+    assert moved >= 2
+    page.keyboard.press("Enter")
+    selected = page.locator("#cloud circle[aria-selected=true]")
+    assert "active" in selected.get_attribute("class") and "example=" in page.url
+    page.keyboard.press("Tab")
+    title = selected.locator("title").text_content()
+    assert page.text_content("#vectors-example").startswith(title.split(", in ")[0])
+    page.keyboard.press("Escape")
+    assert selected.count() == 0 and "example=" not in page.url
+    for distance, count in ((15, 1), (25, 0)):  # pixels from the point to a finger
+        page.locator("#cloud circle").evaluate_all(TOUCH_BESIDE_THE_LAST, distance)
+        assert selected.count() == count
+        page.keyboard.press("Escape")
+
+
+def test_a_page_without_a_server_names_the_command_for_vectors(document, browser, tmp_path):
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert "clearhead serve --model DIR --survey OUT" in page.text_content("#vectors-about")
+    assert page.locator("#vectors-compute").is_hidden()
+    page.goto(f"{path.as_uri()}#vectors=q&example=0.0.3&metric=next&sort=up")
+    assert page.text_content("#misread") == (
+        "This survey does not have: “sort”, metric “next”, vectors “q” without a server, "
+        "example “0.0.3”."
+    )
+    page.close()
+
+
+def test_a_survey_of_another_model_is_refused(stories):
+    stories.must_be_of(storyteller.load())
+    other = copy.deepcopy(storyteller.load())
+    with torch.no_grad():
+        next(other.module.parameters()).add_(1)
+    with pytest.raises(BadValue, match="with other weights"):
+        stories.must_be_of(other)
+
+
+def test_the_folder_for_headvis(stories, tmp_path):
+    out = stories.export_headvis(tmp_path / "headvis")
+
+    def read(name):
+        return json.loads((out / name).read_text(encoding="utf-8"))
+
+    config = read("config.json")
+    assert (config["n_layers"], config["n_heads"], len(config["heads"])) == (2, 8, 16)
+    rows = read("scatter_data.json")
+    assert [[row["layer"], row["head"]] for row in rows] == config["heads"]
+    assert set(config["metrics"]) >= set(rows[0]) - {"layer", "head"}
+    for layer, head in config["heads"]:
+        data = read("heads/" + config["head_data_pattern"].format(layer=layer, head=head))
+        for sequence in data["sequences"]:
+            assert 1 <= sequence["interval"] <= config["n_intervals"]
+            assert len(sequence["tokens"]) == sequence["seq_len"]
+            assert max(sequence["attention_indices"]) < sequence["seq_len"] ** 2
+            assert len(sequence["attention_values"]) == len(sequence["attention_indices"])
+        for plot in config["custom_plots"]:
+            bins = data[plot["key"]]
+            assert len(bins["bin_edges"]) == len(bins["bin_values"]) + 1
+        total = sum(data["qk_distance_histogram"]["bin_values"])
+        assert 0.8 < total / data["statistics"]["queries"] <= 1.001  # a few queries have no choice
+
+
+def test_an_example_opens_at_its_token_or_says_that_it_is_another_one(stories, browser):
+    """A tokenizer reads "<unknown>", which it wrote for a word that it does not know, as others."""
+    from urllib.parse import parse_qs, urlsplit
+
+    from clearhead.views.serve import Reader
+    from clearhead.views.serve.server import app
+    from clearhead_cli.serve import _listen
+    from tests.views.serve.test_served_page import opened_page
+
+    reader, listener = Reader(storyteller.load()), _listen(0)
+    explorer = html.report_page(reader.report(STORIES[0]), host="server")
+    shown = html.survey_page(stories, host="server")
+    served = app(reader, explorer, "token", listener.getsockname()[1], shown)
+    known, unknown = set(), set()
+    with opened_page(browser, served, listener) as page:
+        for decile in page.locator("#deciles button").all():
+            decile.click()
+            for link in page.locator("#examples a").all():
+                address = link.get_attribute("href")
+                of = parse_qs(urlsplit(address).fragment)
+                before = of["text"][0].split()[: int(of["query"][0].split(":")[0])]
+                (unknown if "<unknown>" in before else known).add(address)
+        start = page.url.split("#")[0]
+        for address, is_read_back in ((min(known), True), (min(unknown), False)):
+            page.goto("about:blank")
+            page.goto(start + address)
+            of = parse_qs(urlsplit(address).fragment)
+            page.wait_for_function("text => clearhead.snapshot().text === text", arg=of["text"][0])
+            number, token = of["query"][0].split(":")
+            if is_read_back:
+                assert page.locator("#misread").is_hidden()
+                assert page.evaluate("clearhead.chosen.query") == int(number)
+                assert page.evaluate(f"clearhead.snapshot().tokens[{number}]") == token
+            else:
+                assert f"query “{number}:{token}”" in page.text_content("#misread")
