@@ -108,7 +108,6 @@ def test_the_reference_links_each_name_to_its_source():
             assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), name
 
 
-@pytest.mark.filterwarnings("ignore:clearhead.* has moved:DeprecationWarning")
 def test_no_docstring_of_the_reference_has_a_bar_that_sphinx_replaces():
     """``make docs`` fails at a bar before a word outside ``...``, and at a table of Markdown."""
     for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)$", REFERENCE, re.MULTILINE):

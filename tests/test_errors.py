@@ -14,7 +14,7 @@ import torch
 
 import clearhead as ch
 from clearhead.core.engines import BY_NAME
-from clearhead.core.errors import RENAMED, AttentionError, how_to_install
+from clearhead.core.errors import AttentionError, how_to_install
 
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)
 
@@ -491,29 +491,6 @@ def test_an_error_travels_whole():
     error = ch.BadValue("this", rule="that", hint="so")
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(again) == str(error) == "this\n  Rule: that\n  Hint: so"
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_name_of_a_statistic_warns_and_names_the_new_one(old, new):
-    with pytest.warns(DeprecationWarning, match=f"{old} was renamed: use {new}"):
-        statistic = getattr(ch, old)
-    assert statistic is getattr(ch, new)
-    arguments = (2, 2) if old == "map" else ([0],)
-    seen = ch.look(*[torch.ones(3, 2)] * 3, stats=[statistic(*arguments)])
-    with pytest.warns(DeprecationWarning, match=f"use {new}"):
-        assert getattr(seen, old) is getattr(seen, new)
-    with pytest.raises(ch.BadValue, match=f"did you mean '{new}'"):
-        ch.look(*[torch.ones(3, 2)] * 3, stats=[old])
-
-
-def test_watch_takes_the_old_name_of_its_exact_rows():
-    layer = ch.nn.SelfAttention(4, 4)
-    with (
-        pytest.warns(DeprecationWarning, match="rows was renamed: use exact_rows"),
-        ch.watch(layer, rows=[0, -1]) as seen,
-    ):
-        layer(torch.ones(3, 4))
-    assert seen[0].exact_rows.shape[2] == 2
 
 
 def test_a_hint_to_install_names_the_checkout_of_an_uninstalled_clearhead(monkeypatch):

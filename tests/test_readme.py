@@ -4,12 +4,9 @@ import doctest
 import importlib
 import pkgutil
 import re
-import sys
-import warnings
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 import torch
 
 import clearhead as ch
@@ -69,40 +66,6 @@ def test_importing_is_light():
     )
     done = run_program(script)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("old", ["compat", "notebook", "report", "serve", "storyteller", "views"])
-def test_a_public_module_that_moved_is_still_imported_with_a_warning(old):
-    sys.modules.pop(f"clearhead.{old}", None)
-    with pytest.warns(DeprecationWarning, match=r"has moved: import clearhead\.\w+"):
-        importlib.import_module(f"clearhead.{old}")
-    assert callable(ch.report)
-
-
-def test_old_places_of_public_names():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from clearhead.notebook import explore
-        from clearhead.report import Report, report, tile, write
-        from clearhead.storyteller import load
-
-        from clearhead.views.text import follow
-    now = importlib.import_module("clearhead.models.report")
-    assert (report, Report, tile) == (now.report, ch.Report, now.tile)
-    assert (write, explore, follow) == (ch.views.write, ch.views.explore, ch.views.text.follow)
-    assert load is importlib.import_module("clearhead.demo").load
-
-
-def test_another_module_that_moved_names_its_new_place():
-    with pytest.raises(ModuleNotFoundError, match=r"has moved: import clearhead\.functional"):
-        importlib.import_module("clearhead.api.hooks")
-
-
-def test_a_name_that_was_removed_names_what_to_use():
-    with pytest.raises(AttributeError, match=r"use clearhead\.rollout"):
-        ch.flow  # noqa: B018
-    with pytest.raises(ImportError, match=r"call clearhead\.report with"):
-        from clearhead.views import report_teller  # noqa: F401
 
 
 def test_the_version_is_one():

@@ -26,8 +26,8 @@ if _in_subinterpreter():
     )
 
 from . import distributed, hf, nn
-from .core.errors import AttentionError, BadType, BadValue, renamed
-from .core.errors.moved import keep_old_names
+from .core import masks as masks, stats as stats
+from .core.errors import AttentionError, BadType, BadValue
 from .core.files.results import load
 from .core.functional import compat
 from .core.functional.attention import attention
@@ -132,20 +132,7 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import the explorer, also called `views`, when it is first used, and explain removed names.
-
-    So `import clearhead` loads nothing of HTML, the terminal or plots.
-    """
-    if name in ("explorer", "views"):
-        return importlib.import_module(".explorer", __name__)
-    if name == "flow":
-        raise AttributeError(
-            "clearhead.flow was removed: use clearhead.rollout, or the maximum flow of networkx on "
-            "the rows that watch records."
-        )
-    if new := renamed(name, __all__):
-        return globals()[new]
+    """Import the views when they are first used, so `import clearhead` loads none of them."""
+    if name == "views":
+        return importlib.import_module(".views", __name__)
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-
-
-keep_old_names()

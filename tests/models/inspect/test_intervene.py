@@ -707,9 +707,3 @@ def test_a_range_of_the_batch_is_cut_where_the_batch_ends(batch, rows):
     with pytest.raises(BadValue, match=r"batch=range\(3, 5\)\) never applied"):
         with intervene(model, [ch.edits.scale(3.0, batch=range(3, 5))]):
             model(q, k, v)
-
-
-def test_the_old_name_of_positions():
-    with pytest.warns(DeprecationWarning, match="use positions"):
-        edit = ch.edits.keep_only(END, rows=[3, -1])
-    assert edit.positions == (3, -1)

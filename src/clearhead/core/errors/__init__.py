@@ -9,7 +9,6 @@ import shlex
 import sys
 import sysconfig
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -56,26 +55,12 @@ def kind_of(x: object) -> str:
     return "None" if x is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
 
 
-RENAMED = {"map": "pooled", "rows": "exact_rows"}  # statistics, since version 0.2
-
-
-def renamed(name: str, known: Iterable[str]) -> str | None:
-    """Return the new name of a statistic, with a warning; None if `known` does not have it."""
-    new = RENAMED.get(name)
-    if new is None or new not in known:
-        return None
-    warnings.warn(f"{name} was renamed: use {new}.", DeprecationWarning, stacklevel=3)
-    return new
-
-
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Suggest a known name for a misspelt or an old one: ``did you mean 'entropy'?``
+    """Suggest a known name for a misspelt one: ``did you mean 'entropy'?``
 
     Returns "" if no known name is near.
     """
     known = list(known)
-    if (new := RENAMED.get(str(name))) in known:
-        return f"did you mean {new!r}?"
     near = difflib.get_close_matches(str(name), known, 1)
     return f"did you mean {near[0]!r}?" if near else ""
 

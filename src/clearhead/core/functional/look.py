@@ -10,7 +10,7 @@ from torch import Tensor
 from ..engines.cpu import direct
 from ..engines.cpu.stats import core_results
 from ..engines.operators import in_kernels
-from ..errors import BadValue, refuse_keywords, renamed
+from ..errors import BadValue, refuse_keywords
 from ..files.results import Savable, data_frame
 from ..formatting import ShownInNotebook
 from ..masks import Mask
@@ -176,8 +176,6 @@ class Look(ShownInNotebook, Savable):
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
         results = {} if name.startswith("_") else self._results
-        if new := renamed(name, results):
-            return results[new]
         raise NotRequested(
             f"This look has no {name!r}.",
             f"a look holds what was requested: {', '.join(['out', *results])}.",

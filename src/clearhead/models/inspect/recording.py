@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...core.errors import BadValue, as_index, renamed, whole_number, writable_folder
+from ...core.errors import BadValue, as_index, whole_number, writable_folder
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook
 from ...core.functional.look import NOT_PER_QUERY, NotRequested
@@ -164,8 +164,6 @@ class Call:
         statistics = self.__dict__.get("statistics", {})
         if name in statistics:
             return statistics[name]
-        if new := renamed(name, statistics):
-            return statistics[new]
         raise NotRequested(
             f"A call has no .{name}.",
             f"it has the statistics that watch recorded: {', '.join(statistics)}.",

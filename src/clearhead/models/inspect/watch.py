@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from torch import nn
 
-from ...core.errors import refuse_keywords, renamed
+from ...core.errors import refuse_keywords
 from ...core.functional.sharding import must_not_be_sharded
 from ...core.problem.problem import Problem
 from ...core.stats import DEFAULT_STATISTICS, Statistic, exact_rows as ExactRows, parse_stats
@@ -105,8 +105,6 @@ def watch(
     ``need_weights=True``, a part of a transformers model with another `attn_implementation`, or a
     module whose class has "Attention" in its name and computes it itself.
     """
-    if "rows" in unknown and renamed("rows", ["exact_rows"]):
-        exact_rows = unknown.pop("rows")
     if unknown:
         refuse_keywords(watch, unknown)
     more = "; for one attention call, use look(...)"

@@ -1,10 +1,8 @@
 """The base class of edits: one change of attention, and where it applies."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,21 +25,6 @@ class EditSite(NamedTuple):
 
 Edited: TypeAlias = tuple[Problem, Inputs]  # what is computed instead of a call
 E = TypeVar("E", bound="Edit")
-
-
-def accept_rows(cls: type[E]) -> type[E]:
-    """Let an edit accept `rows`, which is the name of `positions` before version 0.2."""
-    init = cls.__init__
-
-    @wraps(init)
-    def with_old_name(self: E, *args: Any, **named: Any) -> None:
-        if "rows" in named:
-            warnings.warn("rows was renamed: use positions.", DeprecationWarning, stacklevel=2)
-            named["positions"] = named.pop("rows")
-        init(self, *args, **named)
-
-    cls.__init__ = with_old_name  # type: ignore[assignment, method-assign]
-    return cls
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

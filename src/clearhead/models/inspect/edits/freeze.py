@@ -11,11 +11,10 @@ from ....core.masks import dense
 from ....core.problem.biases import TensorBias
 from ....core.problem.nan_safe import weighted_sum
 from ....core.problem.problem import Inputs, Problem
-from .edit import Edited, EditSite, accept_rows, replaced
+from .edit import Edited, EditSite, replaced
 from .recorded import FromRecording, call_for, check_columns, heads_in, other_sizes, texts_in
 
 
-@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class freeze(FromRecording):
     """Replace the weights of the heads by those of another run.

@@ -9,11 +9,10 @@ from torch import Tensor
 from ....core.errors import BadValue
 from ....core.problem.problem import Inputs, Problem
 from ..recording import Recording
-from .edit import Edit, EditSite, accept_rows, finite_number, replaced
+from .edit import Edit, EditSite, finite_number, replaced
 from .recorded import calls_of, check_recording, heads_in, recorded_part
 
 
-@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class ablate(Edit):
     """Replace the output of the heads by zeros, by a mean, or by a tensor.
@@ -113,7 +112,6 @@ def mean_ablate(
     )
 
 
-@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class scale(Edit):
     """Multiply the output of the heads by `factor`: o becomes factor * o. 0 is `ablate()`.

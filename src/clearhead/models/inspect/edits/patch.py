@@ -9,7 +9,7 @@ from ....core.errors import BadValue
 from ....core.problem.problem import Inputs, Problem
 from ....core.torch_state import records_grad
 from ..recording import Call
-from .edit import Edited, EditSite, accept_rows, columns_at, real_positions, replaced
+from .edit import Edited, EditSite, columns_at, real_positions, replaced
 from .recorded import (
     RECORDED,
     FromRecording,
@@ -24,7 +24,6 @@ from .recorded import (
 _IN_INPUTS = {"query": "q", "key": "k", "value": "v"}
 
 
-@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class patch(FromRecording):
     """Replace the queries, keys, values or outputs of heads by those of another run.

@@ -14,12 +14,11 @@ from ....core.problem.biases import Alibi, TensorBias
 from ....core.problem.problem import Inputs, Problem
 from ....core.torch_state import has_values
 from ...follow.text_stack import names_lengths
-from .edit import Edit, Edited, EditSite, accept_rows, finite_number
+from .edit import Edit, Edited, EditSite, finite_number
 
 MOST_SHOWN = 80  # characters of a mask in the repr of an edit
 
 
-@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class knock_out(Edit):
     """Remove the edges that `mask` allows.
@@ -124,7 +123,6 @@ class keep_only(knock_out):
         return ~self.mask
 
 
-@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class temperature(Edit):
     """Divide the logits by `t`: w = softmax(x / t).
@@ -174,7 +172,6 @@ class temperature(Edit):
         return _with_bias(self, factor, replace(problem, sinks=sinks), site), inputs
 
 
-@accept_rows
 @dataclass(frozen=True, eq=False, repr=False)
 class uniform(Edit):
     """Make the weights equal: w = 1/n for each of the n keys that the query may look at.
