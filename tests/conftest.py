@@ -29,7 +29,7 @@ TESTS = Path(__file__).parent
 # What tools write to the root of the tree, beside names that begin with a dot.
 OF_TOOLS = {"build", "dist", "out"}
 UNIT = {
-    *("masks", "problem", "stats", "functional", "engines", "nn", "inspection"),
+    *("core", "nn", "models"),
     *("test_architecture.py", "test_errors.py", "test_mutations.py"),
 }
 BEFORE = pytest.StashKey[set[str]]()

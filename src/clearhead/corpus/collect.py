@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.errors import AttentionError, BadValue
 from ..core.formatting import quantity
+from ..core.functional.ambient import FollowedCall
 from ..core.masks import Mask
 from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Statistic, TopWeights
@@ -77,8 +78,9 @@ class Collector:
         self._uniform: list[tuple[Mask, _Uniform]] = []
         return self.requests.statistics
 
-    def receive(self, call: Call, problem: Problem, inputs: Inputs, output: Tensor) -> None:
+    def receive(self, call: Call, followed: FollowedCall) -> None:
         """Reduce one attention call."""
+        problem, inputs, output = followed.problem, followed.inputs, followed.out
         self.must_read_one_text(call, problem)
         uniform = self.uniform(problem, inputs)
         if call.layer == len(self.layers):
@@ -154,7 +156,7 @@ class Collector:
 
     def uniform(self, problem: Problem, inputs: Inputs) -> "_Uniform":
         """Return what depends on the mask alone. It is computed once for layers with one mask."""
-        known = next((x for mask, x in self._uniform if mask is problem.mask), None)
+        known = next((x for mask, x in self._uniform if mask == problem.mask), None)
         if known is None:
             known = _Uniform(self, problem, inputs)
             self._uniform.append((problem.mask, known))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import AttentionError, BadValue, did_you_mean
-from ..core.problem.problem import Problem
+from ..core.functional.ambient import FollowedCall
 from ..models.inspect.recording import Call
 from ..models.inspect.watcher import Watcher
 from ..models.weights.attention_weights import rotary_of_layer
@@ -172,8 +172,8 @@ def _call_of(reader: Reader, layer: int, head: int, ids: Tensor) -> tuple[Call, 
     """Run the model on a context, (1, T), up to a layer. Returns its call, and its query heads."""
     received: list[tuple[Call, int]] = []
 
-    def receive(call: Call, problem: Problem, *_: object) -> None:
-        received.append((call, problem.H))
+    def receive(call: Call, followed: FollowedCall) -> None:
+        received.append((call, followed.problem.H))
         raise _Reached
 
     watcher = Watcher(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BadValue
-from ..core.functional.ambient import Ambient, computed_by
+from ..core.functional.ambient import Ambient, FollowedCall, computed_by
 from ..core.masks import Mask, everything, intersect
 from ..core.problem.check import Options
 from ..core.problem.problem import Inputs, Problem
@@ -113,8 +113,9 @@ class Shard:
         full_problem = replace(
             ring.problem, Tq=grid.Tq, Tk=grid.Tk, mask=mask, bias=ring.bias, grad=False
         )
-        for on_call in around.listeners:
-            on_call(full_problem, inputs, out)
+        for follower in around.followers:
+            follower.begin(full_problem, inputs)
+            follower.receive(FollowedCall(full_problem, inputs, out, inputs))
         return ring.problem.shape_back(out)
 
     def statistics(

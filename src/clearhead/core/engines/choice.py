@@ -155,6 +155,12 @@ def _engine_of_stats(problem: Problem) -> Engine:
     return next((e for e in (CORE, TRITON) if not e.why_not(problem)), TILED)
 
 
+def counts_with_output(engine: Engine, problem: Problem) -> bool:
+    """Return whether `answer` of this engine computes statistics without gradients as
+    `statistics_of` does, and in the sweep of the output where its kernels can."""
+    return engine in (CORE, FUSED, TRITON) and not problem.records_grad
+
+
 def answer(
     engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
 ) -> Results:

@@ -1,8 +1,8 @@
 """Hold what an attention call depends on besides its arguments, as one value that it reads once.
 
-`watch`, reports and checkpoints set listeners, `intervene` sets editors, and `distributed.sharded`
-sets the ranks that compute together. The masks of transformers set the position of a call in its
-text.
+`following` sets who follows the calls of a model, `editing` who changes them, and
+`distributed.sharded` the ranks that compute together. The masks of transformers set the position of
+a call in its text.
 """
 
 import threading
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,9 +29,37 @@ THROUGH_CLEARHEAD = (
     'attn_implementation="clearhead", or build it from clearhead.nn'
 )
 
-# A listener is called after each attention call with the problem that has its weights (after
-# edits), its inputs and its output.
-OnCall: TypeAlias = Callable[[Problem, Inputs, Tensor], None]
+
+class FollowedCall(NamedTuple):
+    """A computed attention call.
+
+    Attributes:
+        problem, inputs: those that have the weights of the call, after edits.
+        out: its output, after edits.
+        received: the inputs of the engine, after edits.
+        stats: the statistics that the follower requested, by name; None if they were not computed
+            with the output.
+    """
+
+    problem: Problem
+    inputs: Inputs
+    out: Tensor
+    received: Inputs
+    stats: dict[str, Result] | None = None
+
+
+class Follower:
+    """Follows attention calls. This one does nothing."""
+
+    def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
+        """Return the statistics to compute in the sweep of the call's output, before it begins.
+
+        They are not computed with gradients, and not by every engine: then the call has no `stats`.
+        """
+        return ()
+
+    def receive(self, call: FollowedCall) -> None:
+        """Receive the call that began last, when it is computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +101,8 @@ class Editor:
 class Ranks(Protocol):
     """Computes attention calls inside `distributed.sharded`, where q, k and v are shards.
 
-    A listener gets the problem of the full sequence and the inputs of this rank. Layers and
-    `inspection` call the functions of `sharding`, which work inside and outside the block.
+    A follower gets the problem of the full sequence and the inputs of this rank. Layers and
+    `models` call the functions of `sharding`, which work inside and outside the block.
     """
 
     @property
@@ -140,24 +168,24 @@ UNKNOWN_POSITION = CallPosition()
 
 
 class Ambient(NamedTuple):
-    """The ambient state of a call, with its editors and listeners in the order of their calls.
+    """The ambient state of a call, with its editors and followers in the order of their calls.
 
     While torch.compile traces, `traced` is True and all other fields have their defaults.
     """
 
     ranks: Ranks | None = None
-    listeners: tuple[OnCall, ...] = ()
+    followers: tuple[Follower, ...] = ()
     editors: tuple[Editor, ...] = ()
     position: CallPosition = UNKNOWN_POSITION
     traced: bool = False
 
     @property
     def is_hooked(self) -> bool:
-        """Does anything listen to the call, or edit it?"""
-        return bool(self.listeners or self.editors)
+        """Does anything follow the call, or edit it?"""
+        return bool(self.followers or self.editors)
 
 
-ALONE = Ambient()  # an eager call without listeners, editors and ranks
+ALONE = Ambient()  # an eager call without followers, editors and ranks
 _TRACED = Ambient(traced=True)
 _ambient: ContextVar[Ambient] = ContextVar("ambient", default=ALONE)  # of this thread
 _open: list[Ranks] = []  # of the blocks of all threads; torch.compile guards on it
@@ -204,57 +232,72 @@ def _in_other_thread() -> BadValue:
 
 
 @contextmanager
-def _with_value(**field: Any) -> Iterator[None]:
-    """Set one field of the ambient state inside the `with` block."""
-    before = {name: getattr(_ambient.get(), name) for name in field}
-    _ambient.set(_ambient.get()._replace(**field))
+def _changed(
+    begin: Callable[[Ambient], Ambient], end: Callable[[Ambient], Ambient]
+) -> Iterator[None]:
+    """Change the ambient state at the beginning and the end of the `with` block."""
+    _ambient.set(begin(_ambient.get()))
     try:
         yield
     finally:
-        _ambient.set(_ambient.get()._replace(**before))
-
-
-@contextmanager
-def _with_item(field: str, item: object) -> Iterator[None]:
-    """Append an item to a field of the ambient state inside the `with` block."""
-    changed: dict[str, Any] = {field: (*getattr(_ambient.get(), field), item)}
-    _ambient.set(_ambient.get()._replace(**changed))
-    try:
-        yield
-    finally:
-        changed = {field: tuple(x for x in getattr(_ambient.get(), field) if x is not item)}
-        _ambient.set(_ambient.get()._replace(**changed))
+        _ambient.set(end(_ambient.get()))
 
 
 @contextmanager
 def computed_by(ranks: Ranks) -> Iterator[None]:
     """Let `ranks` compute the attention calls inside the `with` block."""
+    before = _ambient.get().ranks
     _open.append(ranks)
     try:
-        with _with_value(ranks=ranks):
+        with _changed(lambda x: x._replace(ranks=ranks), lambda x: x._replace(ranks=before)):
             yield
     finally:
         _open.remove(ranks)
 
 
-def listening(on_call: OnCall) -> AbstractContextManager[None]:
-    """Call `on_call(problem, inputs, out)` after every attention call inside the `with` block."""
-    return _with_item("listeners", on_call)
+def following(follower: Follower) -> AbstractContextManager[None]:
+    """Let `follower` follow every attention call inside the `with` block."""
+
+    def end(x: Ambient) -> Ambient:
+        return x._replace(followers=tuple(f for f in x.followers if f is not follower))
+
+    return _changed(lambda x: x._replace(followers=(*x.followers, follower)), end)
 
 
-def without_listeners() -> AbstractContextManager[None]:
-    """Call none of the listeners set so far after the attention calls inside the `with` block."""
-    return _with_value(listeners=())
+class _Listener(Follower):
+    """Passes each call on, without statistics."""
+
+    def __init__(self, on_call: Callable[[FollowedCall], None]) -> None:
+        self.on_call = on_call
+
+    def receive(self, call: FollowedCall) -> None:
+        self.on_call(call)
+
+
+def listening(on_call: Callable[[FollowedCall], None]) -> AbstractContextManager[None]:
+    """Call `on_call` after every attention call inside the `with` block."""
+    return following(_Listener(on_call))
+
+
+def without_followers() -> AbstractContextManager[None]:
+    """Let none of the followers set so far follow the attention calls inside the `with` block."""
+    before = _ambient.get().followers
+    return _changed(lambda x: x._replace(followers=()), lambda x: x._replace(followers=before))
 
 
 def editing(editor: Editor) -> AbstractContextManager[None]:
     """Let `editor` change every attention call inside the `with` block, after the other editors."""
-    return _with_item("editors", editor)
+
+    def end(x: Ambient) -> Ambient:
+        return x._replace(editors=tuple(e for e in x.editors if e is not editor))
+
+    return _changed(lambda x: x._replace(editors=(*x.editors, editor)), end)
 
 
 def at_position(position: CallPosition) -> AbstractContextManager[None]:
     """Set the position in the text of attention calls inside the `with` block."""
-    return _with_value(position=position)
+    before = _ambient.get().position
+    return _changed(lambda x: x._replace(position=position), lambda x: x._replace(position=before))
 
 
 def visible(
@@ -276,10 +319,10 @@ def capture_call(
     captured: tuple[Problem, Inputs] | None = None
     count = 0
 
-    def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+    def on_call(call: FollowedCall) -> None:
         nonlocal captured, count
         if count == number:
-            captured = problem, inputs
+            captured = call.problem, call.inputs
         count += 1
 
     with listening(on_call):

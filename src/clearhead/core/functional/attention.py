@@ -5,7 +5,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from ..engines import CORE, answer, choice, choose, kind_of, replay
+from ..engines import CORE, answer, choice, choose, counts_with_output, kind_of, replay
 from ..engines.cpu import direct
 from ..errors import refuse_keywords
 from ..masks import Mask
@@ -14,7 +14,7 @@ from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic
 from ..torch_state import is_autocast, no_autocast
-from .ambient import ALONE, Ambient, EditedCall, ambient, visible
+from .ambient import ALONE, Ambient, EditedCall, FollowedCall, ambient, visible
 
 
 def attention(
@@ -132,7 +132,11 @@ def compute(
     around: Ambient,
     statistics: tuple[Statistic, ...] = (),
 ) -> Computed:
-    """Apply the editors of `around`, choose an engine, compute, and call the listeners."""
+    """Apply the editors of `around`, choose an engine, compute, and call the followers.
+
+    The statistics of one follower are computed in the sweep of the output, if no other statistics
+    are, and if they are those of the computed problem.
+    """
     if torch._C._is_any_autocast_enabled() and is_autocast(problem.device):
         with no_autocast(problem.device):
             return compute(problem, inputs, engine, around, statistics)
@@ -144,14 +148,20 @@ def compute(
         problem, inputs = edits[-1].problem, edits[-1].inputs
     chosen = choose(problem, engine)
     computed = seen = problem, inputs
-    if statistics or around.listeners:
+    if statistics or around.followers:
         seen = visible(edits, problem, inputs)
     if statistics:
         computed = seen
-    out, stats = answer(chosen, *computed, statistics)
+    requests = [follower.begin(*seen) for follower in around.followers]
+    swept = None
+    is_computed = seen[0] is problem and seen[1] is inputs
+    if not statistics and is_computed and counts_with_output(chosen, problem):
+        swept = next((number for number, request in enumerate(requests) if request), None)
+    out, stats = answer(chosen, *computed, statistics if swept is None else requests[swept])
     assert out is not None
     for edit in edits:
         out = edit.output(out, problem, inputs, chosen.name)
-    for on_call in around.listeners:
-        on_call(*seen, out)
-    return Computed(problem, out, stats)
+    for number, follower in enumerate(around.followers):
+        own = stats if number == swept else None
+        follower.receive(FollowedCall(*seen, out, inputs, own))
+    return Computed(problem, out, stats if swept is None else {})

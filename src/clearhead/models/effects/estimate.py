@@ -30,7 +30,7 @@ class UneditedCall(NamedTuple):
 
 
 class Recorder(Editor):
-    """An editor that changes nothing and records every call; with `grad`, for `estimate`."""
+    """Records every call; with `grad` it adds zeros to the outputs, to find their gradients."""
 
     def __init__(self, grad: bool) -> None:
         self.grad = grad

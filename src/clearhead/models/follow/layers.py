@@ -46,6 +46,11 @@ def ran_in_other_thread(model: nn.Module, rule: str) -> BadValue:
     )
 
 
+# torch adds a hook before it notes that the hook takes keywords: a thread that runs the model in
+# between calls it without them.
+NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
+
+
 class MissingLayer(BadValue):
     """A layer that is named made no attention call while the model ran."""
 
@@ -87,10 +92,8 @@ class Layers:
         name: str,
         module: nn.Module,
         args: Sequence[Any],
-        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
     ) -> None:
-        # torch adds a hook before it notes that the hook takes keywords: a thread that runs the
-        # model in between calls it without them.
         if self._in_other_thread():
             self.ran_in_other_thread = True
             return

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ...core.errors import BadValue
-from ...core.functional.ambient import listening
+from ...core.functional.ambient import FollowedCall
 from ...core.problem.problem import Inputs, Problem
 from ...hf.projections import OutputProjection, output_projection
-from .layers import Layers, module_hooks
+from .layers import NO_KEYWORDS
+from .run import ModelFollower
 
 
 class AttentionCall(NamedTuple):
@@ -42,12 +43,11 @@ class ModuleRun(NamedTuple):
     before: Any
 
 
-class RecordedRun(ABC):
+class RecordedRun(ModelFollower, ABC):
     """Follows the modules that run inside the `with` block of `recorded`."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._layers = Layers()
+        super().__init__(model)
         self._running: list[tuple[str, list[Tensor], Any]] = []
         self._expected: dict[str, AttentionCall] = {}  # by the module that sums their heads
 
@@ -58,7 +58,7 @@ class RecordedRun(ABC):
         Raises `BadValue` if a module calls attention twice before its output projection, or if the
         projection does not run, or computes something else.
         """
-        with module_hooks(self.model, self.enter, self._leave), listening(self._on_call):
+        with self.followed(attention_only=False):
             yield
         for projection, call in self._expected.items():
             raise _not_projected(call.module, projection)
@@ -76,26 +76,31 @@ class RecordedRun(ABC):
         """Record a module that ran. Returns the tensor that replaces its output, or None."""
 
     def enter(
-        self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
     ) -> None:
-        self._layers.enter(name, module, args, kwargs)
+        super().enter(name, module, args, kwargs)
         inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         self._running.append((name, inputs, self.state()))
 
-    def _on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        if not self._layers.inside:
+    def receive(self, call: FollowedCall) -> None:
+        if not self.running.inside:
             return
-        _, name = self._layers.next_call()
+        problem = call.problem
+        _, name = self.running.next_call()
         projection = output_projection(self.model, name, problem.H, problem.Dv)
         if projection.module in self._expected:
             raise _not_projected(name, projection.module)
-        inputs = Inputs(*(x.detach() for x in inputs))
-        call = AttentionCall(name, projection, out.detach(), problem, inputs)
-        self._expected[projection.module] = call
-        self.on_call(call)
+        inputs = Inputs(*(x.detach() for x in call.inputs))
+        made = AttentionCall(name, projection, call.out.detach(), problem, inputs)
+        self._expected[projection.module] = made
+        self.on_call(made)
 
-    def _leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
-        self._layers.leave(module, args, result)
+    def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
+        super().leave(module, args, result)
         name, inputs, before = self._running.pop()
         parts = result if isinstance(result, tuple) else (result,)
         if not parts or not isinstance(parts[0], Tensor):

@@ -2,18 +2,18 @@
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.errors import BadValue, as_index
-from ...core.functional.ambient import EditedCall, Editor, editing, listening
+from ...core.functional.ambient import FollowedCall
 from ...core.functional.look import NOT_PER_QUERY
 from ...core.functional.sharding import (
     full_output,
@@ -27,7 +27,6 @@ from ...core.masks.text_positions import Positions, per_text
 from ...core.masks.without import WithoutEdges, edges_in_call
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import (
-    Result,
     Statistic,
     TopWeights,
     Varying,
@@ -39,29 +38,51 @@ from ...core.stats.per_key import RELATIVE_VALUE
 from ...core.torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from ..follow.coverage import warn_if_missed
 from ..follow.layers import (
-    Layers,
+    NO_KEYWORDS,
     MissingLayer,
     is_selected,
-    module_hooks,
     never_called,
     no_attention_call,
     ran_in_other_thread,
     warn_if_compiled,
 )
+from ..follow.run import ModelFollower
 from ..weights.value_norms import ValueNorms, norms
 from .recording import Call
 
 
-class Watcher:
+class _Begun(NamedTuple):
+    """A call that began, with the statistics to compute.
+
+    `real` is its problem without queries of padding, over which `sums` over queries are taken.
+    `swept` are computed with the output if the engine can. `rows` are the `exact_rows` of each
+    text, (B|1, n), and `columns` those of the call. `root` is that of `ValueNorms`. `names` are
+    those of all statistics, in order.
+    """
+
+    layer: int
+    name: str
+    at: Positions
+    real: Problem
+    swept: tuple[Statistic, ...]
+    sums: tuple[Statistic, ...]
+    varying: tuple[Varying, ...]
+    rows: Tensor | None
+    columns: list[int]
+    root: Tensor | None
+    names: list[str]
+
+
+class Watcher(ModelFollower):
     """Computes statistics of the attention calls of the selected layers.
 
-    It passes each call to `receive`, with its problem, inputs and output.
+    It passes each call to `keep`, with the call as the engine computed it.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        receive: Callable[[Call, Problem, Inputs, Tensor], None],
+        keep: Callable[[Call, FollowedCall], None],
         statistics: tuple[Statistic, ...] = (),
         layers: Sequence[int | str] | None = None,
         heads: Sequence[int] | None = None,
@@ -69,12 +90,12 @@ class Watcher:
         outputs: bool = False,
         inputs: bool = False,
     ) -> None:
-        self.model, self.receive, self.layers, self.heads = model, receive, layers, heads
+        super().__init__(model)
+        self.keep, self.layers, self.heads = keep, layers, heads
         self.rows = None if rows is None else tuple(rows)
-        self.outputs = outputs
-        self.received = _Received() if inputs else None
+        self.outputs, self.inputs = outputs, inputs
         self.values: ValueNorms | None = None
-        self.running = Layers()
+        self._begun: _Begun | None = None
         self.grad_enabled = False  # when the model was called
         self.use(statistics)
 
@@ -88,25 +109,31 @@ class Watcher:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Compute statistics of the calls inside the `with` block."""
-        received = nullcontext() if self.received is None else editing(self.received)
         # Only statistics of values need other modules: they compare what output projections return.
-        hooks = module_hooks(self.model, self.enter, self.leave, self.values is None)
-        with hooks, listening(self.on_call), received:
+        with self.followed(self.values is None):
             yield
 
-    def enter(self, name: str, module: nn.Module, *arguments: Any) -> None:
+    def enter(
+        self,
+        name: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+    ) -> None:
         if not name or not self.running.inside:
             self.grad_enabled = torch.is_grad_enabled()
-        self.running.enter(name, module, *arguments)
+        super().enter(name, module, args, kwargs)
 
-    def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
+    def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
         if self.values is not None and (name := self.running.current) is not None:
             self.values.verify(name, result)
-        self.running.leave(module, arguments, result)
+        return super().leave(module, args, result)
 
-    def on_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> None:
+    def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
+        """Begin a call. Returns the statistics to compute with its output."""
+        self._begun = None
         if not self.running.inside or in_backward():
-            return  # a checkpoint recomputes calls of the forward pass
+            return ()  # a checkpoint recomputes calls of the forward pass
         if is_batched(inputs.q, inputs.k):
             raise BadValue(
                 "watch recorded a call inside torch.func.vmap.",
@@ -114,46 +141,70 @@ class Watcher:
                 "pass the examples as the batch of the model, or use watch outside vmap.",
             )
         layer, name = self.running.next_call()
-        if is_selected(self.layers, layer, name):
-            self.receive(self.call(layer, name, problem, inputs, out), problem, inputs, out)
+        if not is_selected(self.layers, layer, name):
+            return ()
+        self._begun = self._requested(layer, name, problem, inputs)
+        return self._begun.swept
 
-    def call(self, layer: int, name: str, problem: Problem, inputs: Inputs, out: Tensor) -> Call:
-        """Compute the statistics of one call."""
+    def _requested(self, layer: int, name: str, problem: Problem, inputs: Inputs) -> _Begun:
         at = self.running.texts.positions(problem)
-        statistics, rows = self.aligned(problem, at), None
-        root = None
+        statistics, rows, columns, root = self.aligned(problem, at), None, list[int](), None
         if self.values is not None:
-            root = self.values.root(name, problem, out)
+            root = self.values.root(name, problem)
             statistics = _with_norms(statistics, root, problem, inputs, at)
         if self.rows is not None:
             rows = self.rows_of(problem, at)
             columns = sorted({*rows.flatten().tolist()} - {-1})
             statistics = parse_stats([*statistics, ExactRows(columns)])
+        varying = tuple(s for s in statistics if isinstance(s, Varying))
+        of_weights = [s for s in statistics if not isinstance(s, Varying)]
+        real = without_padding(problem, at)
+        sums = tuple(s for s in of_weights if real is not problem and s.name in NOT_PER_QUERY)
+        swept = parse_stats([s for s in of_weights if s not in sums], problem.grid)
+        names = [s.name for s in (*of_weights, *varying)]
+        return _Begun(layer, name, at, real, swept, sums, varying, rows, columns, root, names)
+
+    def receive(self, call: FollowedCall) -> None:
+        """Compute the statistics that are left, and keep the call."""
+        if (begun := self._begun) is not None:
+            self._begun = None
+            self.keep(self.call(begun, call), call)
+
+    def call(self, begun: _Begun, call: FollowedCall) -> Call:
+        """Return the statistics of a call."""
+        problem, inputs, out = call.problem, call.inputs, call.out
+        layer, name, at, rows = begun.layer, begun.name, begun.at, begun.rows
+        if self.values is not None:
+            self.values.expect(problem, out)
         masked = problem.fully_masked() if problem.masked else None
         # A checkpoint compares the tensors saved for backward by its two forward passes. Statistics
         # are computed in the first one only, so their tensors must bypass the checkpoint's hooks.
         unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
         with torch.set_grad_enabled(problem.grad), unhooked:
-            results = _of_weights(problem, inputs, statistics, without_padding(problem, at))
-            for varying in (s for s in statistics if isinstance(s, Varying)):
-                assert root is not None
+            computed = call.stats
+            if computed is None:
+                computed = statistics_of(problem, inputs, begun.swept)
+            if begun.sums:
+                computed = computed | statistics_of(begun.real, inputs, begun.sums)
+            for varying in begun.varying:
+                assert begun.root is not None
                 counts = at.is_real(problem.Tq).to(problem.device)
                 counts = counts if masked is None else counts & ~masked
                 z = out.reshape(problem.B, problem.H, out.shape[-2], problem.Dv).to(problem.wide)
                 own = counts[..., token_positions(0, z.shape[2], torch.long, problem.device)]
-                share = varying.of_output(z, root, own, over_ranks)
-                results[varying.name] = of_all_tokens(share)
+                share = varying.of_output(z, begun.root, own, over_ranks)
+                computed = {**computed, varying.name: of_all_tokens(share)}
+            results = {n: computed[n] for n in begun.names}
             if rows is not None:
-                results["exact_rows"] = _rows_of_texts(
-                    cast(Tensor, results["exact_rows"]), columns, rows
-                )
+                exact = cast(Tensor, results["exact_rows"])
+                results["exact_rows"] = _rows_of_texts(exact, begun.columns, rows)
         if "topk" in results:
             top = cast(TopWeights, results["topk"])
             results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
         vectors: dict[str, Tensor] = {"output": full_output(out)} if self.outputs else {}
-        if self.received is not None:
+        if self.inputs:
             # Copies, because a cache of fixed size writes later tokens to the same memory.
-            q, k, v = (x.clone() for x in self.received.inputs)
+            q, k, v = (x.clone() for x in call.received)
             vectors |= {"query": q, "key": k, "value": v}
         queries = None if self.rows is None else at.numbered(self.rows, problem.Tq)
         heads = None
@@ -244,38 +295,6 @@ def without_padding(problem: Problem, at: Positions) -> Problem:
     if problem.masked and not bool((padding & ~problem.fully_masked()).any()):
         return problem
     return replace(problem, mask=WithoutEdges(problem.mask, everything, padding, "padding"))
-
-
-def _of_weights(
-    problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], real: Problem
-) -> dict[str, Result]:
-    """Compute the statistics of weights. Sums over queries are those of `real`, which has no
-    padding."""
-    requested = [s for s in statistics if not isinstance(s, Varying)]
-    sums = [s for s in requested if s.name in NOT_PER_QUERY]
-    if real is problem or not sums:
-        return statistics_of(problem, inputs, requested)
-    others = [s for s in requested if s.name not in NOT_PER_QUERY]
-    results = statistics_of(problem, inputs, others) | statistics_of(real, inputs, sums)
-    return {s.name: results[s.name] for s in requested}
-
-
-class _Received(Editor):
-    """An editor that changes nothing and keeps the inputs of the last call, after all edits."""
-
-    inputs: Inputs
-
-    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        return _ReceivedCall(problem, inputs, self)
-
-
-@dataclass(frozen=True, eq=False)
-class _ReceivedCall(EditedCall):
-    received: _Received
-
-    def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
-        self.received.inputs = inputs
-        return out
 
 
 def _needs_values(statistic: Statistic) -> bool:

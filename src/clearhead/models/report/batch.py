@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, kind_of
-from ...core.functional.ambient import listening
+from ...core.functional.ambient import FollowedCall, listening
 from ...core.functional.sharding import must_not_be_sharded
-from ...core.problem.problem import Inputs, Problem
 from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
 from ..follow.column_positions import warn_of_column_positions
@@ -65,7 +64,8 @@ def report_batch(
     bar = progress_bar("reading, layer by layer", depth, progress)
     with bar as advance, torch.no_grad():
 
-        def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+        def on_call(call: FollowedCall) -> None:
+            problem, inputs = call.problem, call.inputs
             stack.calls += 1
             if not collectors:
                 for tracker in _trackers(problem.B, tokens, decoder_tokens, stack):
@@ -79,7 +79,7 @@ def report_batch(
                 )
             at = stack.positions(problem)
             for collector, crop in zip(collectors, crops, strict=True):
-                collector.add_layer(*crop.call(problem, inputs, at))
+                collector.add_layer(collector.begin(*crop.call(problem, inputs, at)))
             advance()
 
         with module_hooks(module, stack.enter, stack.leave), listening(on_call):

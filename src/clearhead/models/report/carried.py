@@ -7,10 +7,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ...core.errors import BadValue
-from ...core.functional.sharding import of_all_tokens, statistics_of
-from ...core.masks import Mask
+from ...core.functional.sharding import of_all_tokens
 from ...core.problem.problem import Inputs, Problem
-from ...core.stats import value_weighted
 from ..follow.text_stack import TextStack
 from ..weights.value_norms import ValueNorms, norms
 from .findings import Layer
@@ -31,20 +29,23 @@ class CarriedValues:
         self.refused = ""  # why no norm of this model is right
         self._values = ValueNorms(model)
 
-    def of_call(self, problem: Problem, inputs: Inputs, out: Tensor) -> Carried:
-        """Return the norms of the call of the running module, whose output is `out`."""
+    def of_call(self, problem: Problem, inputs: Inputs) -> Carried:
+        """Return the norms of the call of the running module. `expect` receives its output."""
         name = self.stack.running[-1].name if self.stack.running else ""
         try:
-            root = self._values.root(name, problem, out)
+            root = self._values.root(name, problem)
         except BadValue as error:
             return Carried(None, _why(error))
         return Carried(of_all_tokens(norms(root, problem, inputs))[0])
 
-    def leave(self, module: nn.Module, arguments: object, result: object) -> None:
+    def expect(self, problem: Problem, out: Tensor) -> None:
+        """Receive the output of the call whose norms were returned last."""
+        self._values.expect(problem, out)
+
+    def verify(self, result: object) -> None:
         """Compare what the running module returns with what the heads of its call write."""
         if self.stack.running:
             self._try(lambda: self._values.verify(self.stack.running[-1].name, result))
-        self.stack.leave(module, arguments, result)
 
     def finish(self) -> None:
         self._try(self._values.must_be_verified)
@@ -54,19 +55,6 @@ class CarriedValues:
             verify()
         except BadValue as error:
             self.refused = _why(error)
-
-
-def carried_shares(
-    problem: Problem, inputs: Inputs, numbers: Tensor, groups: dict[str, Mask], count: int
-) -> dict[str, Tensor]:
-    """Return the fraction of what each head carries, (H,), from each group of keys.
-
-    It is the mean over `count` queries; `numbers` are the norms, (H, Tk).
-    """
-    statistic = value_weighted(groups, by=numbers[None])
-    result = statistics_of(problem, inputs, [statistic])["value_weighted"]
-    assert isinstance(result, dict)
-    return {name: x[0].sum(-1).double() / count for name, x in result.items()}
 
 
 def without_norms(layer: Layer, why: str) -> Layer:

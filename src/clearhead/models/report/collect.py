@@ -19,13 +19,22 @@ from ...core.masks import Mask, prefix, window
 from ...core.masks.mask import common_align
 from ...core.masks.text_positions import Positions
 from ...core.problem.problem import Inputs, Problem
-from ...core.stats import Statistic, TopWeights, mass, pooled, topk
+from ...core.stats import (
+    Result,
+    Statistic,
+    TopWeights,
+    mass,
+    parse_stats,
+    pooled,
+    topk,
+    value_weighted,
+)
 from ..follow.cross_attention import CallSite, TextTracker
 from ..inspect.watcher import without_padding
 from ..roles.call_roles import CallRoles, role_keys, roles_of
 from ..roles.role_keys import REPEATS, RoleKeys, columns
 from ..roles.roles import label_of_evenness, with_sink_logit
-from .carried import Carried, carried_shares
+from .carried import Carried
 from .findings import Head, Layer, Link
 from .result import Report
 
@@ -58,6 +67,20 @@ class _Statistics:
         return float(self.entropy.mean(0).sum()) / self.count
 
 
+class BegunCall(NamedTuple):
+    """A call that began, at its `site`: its problem, and without queries of padding `real`.
+
+    `statistics` are those of `real` to compute; `carried` has the norms of what its values write.
+    """
+
+    problem: Problem
+    inputs: Inputs
+    site: CallSite
+    real: Problem
+    statistics: tuple[Statistic, ...]
+    carried: Carried
+
+
 class _Uniform(NamedTuple):
     """The statistics of uniform weights under a mask, and the roles of the keys under it."""
 
@@ -73,30 +96,39 @@ class Collector:
     layers: list[Layer] = field(default_factory=list)
     uniform_cache: list[tuple[Mask, tuple[object, ...], _Uniform]] = field(default_factory=list)
 
-    def add_layer(
+    def begin(
         self,
         problem: Problem,
         inputs: Inputs,
         at: Positions | None = None,
         carried: Carried = UNKNOWN,
-    ) -> None:
-        """Add the layer of a call, which has the positions `at`; None finds them. `carried` has the
-        norms of what its values write.
+    ) -> BegunCall:
+        """Begin a call, which has the positions `at`; None finds them.
 
         Raises `BadValue` for a batch of texts and for an empty text.
         """
         _must_be_one_text(problem)
         site = self.texts.call_site(problem, at)
         real = without_padding(problem, site.at)
-        statistics = _statistics(real, inputs, site, topk(LINKS))
-        uniform, keys = self.uniform(problem, inputs, site)
-        assert statistics.top is not None
-        roles = roles_of(real, inputs, keys, statistics.top.keys)
-        moved: dict[str, Tensor] = {}
+        requested = _requested(real, site, topk(LINKS))
         if carried.norms is not None and _is_one_text(real, site):
             first = _first_key(site)
             groups = {**_near(real), "first": prefix(first + 1) & ~prefix(first)}
-            moved = carried_shares(real, inputs, carried.norms, groups, statistics.count)
+            requested.append(value_weighted(groups, by=carried.norms[None]))
+        statistics = parse_stats(requested, real.grid)
+        return BegunCall(problem, inputs, site, real, statistics, carried)
+
+    def add_layer(self, begun: BegunCall, numbers: dict[str, Result] | None = None) -> None:
+        """Add the layer of a call. `numbers` are its statistics; None computes them."""
+        problem, inputs, site, real, _, carried = begun
+        if numbers is None:
+            numbers = statistics_of(real, inputs, begun.statistics)
+        statistics = _statistics(numbers, real, site)
+        uniform, keys = self.uniform(problem, inputs, site)
+        assert statistics.top is not None
+        roles = roles_of(real, inputs, keys, statistics.top.keys)
+        by_group = cast(dict[str, Tensor], numbers.get("value_weighted", {}))
+        moved = {n: x[0].sum(-1).double() / statistics.count for n, x in by_group.items()}
         heads = _heads(len(self.layers), real, statistics, uniform, roles, moved)
         trace, traced_heads = _trace(problem, inputs, heads, site)
         linked = {link.query for head in heads for link in head.links}
@@ -144,7 +176,7 @@ class Collector:
         """
         key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens, site.at
         for mask, cached_key, cached in self.uniform_cache:
-            if mask is problem.mask and cached_key == key:
+            if mask == problem.mask and cached_key == key:
                 return cached
         H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
         real = without_padding(problem, site.at)
@@ -154,7 +186,7 @@ class Collector:
         k = torch.zeros_like(inputs.k[:, :1, :, :1])
         offset = _offset(problem) if _is_one_text(problem, site) else None
         uniform = _Uniform(
-            _statistics(zero, Inputs(q, k, k), site),
+            _statistics(statistics_of(zero, Inputs(q, k, k), _requested(zero, site)), zero, site),
             role_keys(real, site, _first_key(site), offset),
         )
         self.uniform_cache.append((problem.mask, key, uniform))
@@ -176,17 +208,13 @@ def _must_be_one_text(problem: Problem) -> None:
         )
 
 
-def _statistics(
-    problem: Problem, inputs: Inputs, site: CallSite, top: topk | None = None
-) -> _Statistics:
-    maps = pooled(MAP_SIDE, MAP_SIDE)
-    requested: list[str | Statistic] = ["entropy", "max", "received", maps]
-    if top is not None:
-        requested.append(top)
-    one_text = _is_one_text(problem, site)
-    if one_text:
-        requested.append(mass(_near(problem)))
-    numbers = statistics_of(problem, inputs, requested)
+def _requested(problem: Problem, site: CallSite, *more: Statistic) -> list[str | Statistic]:
+    """Return the statistics of a call that `_statistics` reads, and `more`."""
+    near = [mass(_near(problem))] if _is_one_text(problem, site) else []
+    return ["entropy", "max", "received", pooled(MAP_SIDE, MAP_SIDE), *near, *more]
+
+
+def _statistics(numbers: dict[str, Result], problem: Problem, site: CallSite) -> _Statistics:
     largest, entropy, received, pooled_maps = (
         cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "pooled")
     )
@@ -201,7 +229,7 @@ def _statistics(
     if problem.sinks is not None:
         shares["sink"] = 1 - received.sum(-1) / count
     of_text = None
-    if top is not None:
+    if "topk" in numbers:
         of_text = TopWeights(*(x[0].cpu() for x in cast(TopWeights, numbers["topk"])))
     return _Statistics(entropy, active, count, shares, pooled_maps, received, of_text)
 

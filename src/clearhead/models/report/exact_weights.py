@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, as_count
 from ...core.errors.limits import MOST_TILE_CELLS
-from ...core.functional.ambient import capture_call, listening
+from ...core.functional.ambient import FollowedCall, capture_call, listening
 from ...core.functional.matrix import Matrix
 from ...core.functional.trace import Step, Trace
 from ...core.problem.problem import Inputs, Problem
@@ -53,8 +53,8 @@ def tile(
     texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
     sites: list[CallSite] = []
 
-    def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        sites.append(texts.call_site(problem))
+    def on_call(call: FollowedCall) -> None:
+        sites.append(texts.call_site(call.problem))
 
     with torch.no_grad():
         with module_hooks(run.module, texts.stack.enter, texts.stack.leave), listening(on_call):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadValue
-from ...core.functional.ambient import without_listeners
+from ...core.functional.ambient import without_followers
 from ..effects.metrics import logits_of
 from ..inspect.edits import ablate
 from ..inspect.intervene import intervene
@@ -34,11 +34,11 @@ def find_next_token(
     """Split the logit of the most probable next token by head, and name the heads that write it.
 
     `start` runs the model on `inputs`, `logits` are those of the last position, (words,), and
-    `layers` describe the run. No listener is called in the further runs. Raises any error of
+    `layers` describe the run. Nobody follows the further runs. Raises any error of
     `logit_attribution`, and `BadValue` if its layers are not those of the report.
     """
     target = int(logits[: len(words)].argmax())
-    with without_listeners():
+    with without_followers():
         parts = logit_attribution(model, inputs, target, center=True)
         if parts.heads.shape[:2] != (len(layers), len(layers[0].heads)):
             raise BadValue(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue
-from ...core.functional.ambient import ambient, listening
+from ...core.functional.ambient import FollowedCall, ambient, listening
 from ...core.functional.sharding import statistics_of
 from ...core.masks import window
 from ...core.problem.problem import Inputs, Problem
@@ -65,9 +65,10 @@ def probe_scores(
     text = torch.cat([first.cpu().expand(TEXTS, 1), drawn, drawn], 1).to(ids)
     scores: list[list[dict[str, float]] | None] = []
 
-    def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-        same = problem.Tq == problem.Tk == text.shape[1] and problem.B == TEXTS
-        scores.append(_scores(problem, inputs, n) if same else None)
+    def on_call(call: FollowedCall) -> None:
+        p = call.problem
+        same = p.Tq == p.Tk == text.shape[1] and p.B == TEXTS
+        scores.append(_scores(p, call.inputs, n) if same else None)
 
     with torch.no_grad(), listening(on_call):
         run_with_known_ids(module, _with_ids(inputs, text))

@@ -11,18 +11,20 @@ from torch import Tensor, nn
 
 from ...core.errors import AttentionError, BadType, BadValue, kind_of
 from ...core.errors.limits import MOST_LOGITS
-from ...core.functional.ambient import listening
+from ...core.functional.ambient import FollowedCall
 from ...core.problem.problem import Inputs, Problem
+from ...core.stats import Statistic
 from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
 from ..effects.effects import effects as measure_effects
 from ..effects.metrics import Metric, logits_of, most_probable, turn
 from ..follow.coverage import warn_if_missed
 from ..follow.cross_attention import TextTracker
-from ..follow.layers import module_hooks, no_attention_call, warn_if_compiled
+from ..follow.layers import no_attention_call, warn_if_compiled
+from ..follow.run import ModelFollower
 from ..progress import progress_bar
 from .carried import CarriedValues, without_norms
-from .collect import Collector
+from .collect import BegunCall, Collector
 from .findings import Head
 from .next_token import find_next_token
 from .probe import probe_scores
@@ -92,26 +94,18 @@ def report(
             "for another token, call clearhead.logit_attribution(model, ids, target=...).",
         )
     run = prepare(model, text)
-    texts = TextTracker(run.tokens if tokens is None else tokens, decoder_tokens)
-    collector = Collector(texts)
-    values = CarriedValues(run.module, texts.stack)
+    reading = _Reading(run.module, run.tokens if tokens is None else tokens, decoder_tokens)
     bar = progress_bar("reading, layer by layer", run.depth, progress)
-    with bar as advance, torch.no_grad():
-
-        def on_call(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-            texts.stack.calls += 1
-            carried = values.of_call(problem, inputs, out)
-            collector.add_layer(problem, inputs, carried=carried)
-            advance()
-
-        with module_hooks(run.module, texts.stack.enter, values.leave), listening(on_call):
-            output = run.start()
+    with bar as advance, torch.no_grad(), reading.followed(attention_only=False):
+        reading.advance = advance
+        output = run.start()
+    values, collector = reading.values, reading.collector
     values.finish()
     if not collector.layers:
         rule = "a report describes attention calls that go through clearhead."
         raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
     warn_if_compiled(run.module, stacklevel=3)
-    warn_if_missed("report", texts.stack.missed, stacklevel=2)
+    warn_if_missed("report", reading.running.texts.missed, stacklevel=2)
     if values.refused:
         collector.layers = [without_norms(layer, values.refused) for layer in collector.layers]
     result = collector.report(run.name if name is None else name)
@@ -134,6 +128,38 @@ def report(
     if next_token:
         result = _with_next_token(result, run, output)
     return _with_probe(result, run) if probe else result
+
+
+class _Reading(ModelFollower):
+    """Collects the layers of a report while the model reads the text."""
+
+    advance: Callable[[], None]  # the progress bar by one layer
+    begun: BegunCall
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokens: Sequence[str] | None,
+        decoder_tokens: Sequence[str] | None,
+    ) -> None:
+        super().__init__(model)
+        self.collector = Collector(TextTracker(tokens, decoder_tokens, self.running.texts))
+        self.values = CarriedValues(model, self.running.texts)
+
+    def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
+        carried = self.values.of_call(problem, inputs)
+        self.begun = self.collector.begin(problem, inputs, carried=carried)
+        return self.begun.statistics if self.begun.real is problem else ()
+
+    def receive(self, call: FollowedCall) -> None:
+        self.values.expect(call.problem, call.out)
+        self.running.texts.calls += 1
+        self.collector.add_layer(self.begun, call.stats)
+        self.advance()
+
+    def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> None:
+        self.values.verify(result)
+        super().leave(module, args, result)
 
 
 class ModelRun(NamedTuple):

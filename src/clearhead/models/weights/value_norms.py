@@ -46,15 +46,18 @@ class ValueNorms:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers: dict[str, _Layer] = {}
+        self._new: OutputProjection | None = None  # of the last call, if it is not verified
         self._unverified: dict[str, tuple[OutputProjection, Tensor]] = {}  # and output of attention
 
     @torch.no_grad()
-    def root(self, name: str, p: Problem, out: Tensor) -> Tensor:
+    def root(self, name: str, p: Problem) -> Tensor:
         """Return R, (H, Dv, Dv), with |x R| = |x W_O|, for a call of the module `name`.
+
+        `expect` receives the output of the call later.
 
         Raises `BadValue` if the output projection of the module is not found.
         """
-        layer = self._layers.get(name)
+        layer, self._new = self._layers.get(name), None
         now = projection_parameter(self._model, name, p.H, p.Dv)
         if layer is None or (now is not None and layer.differs(now)):
             projection = output_projection(self._model, name, p.H, p.Dv)
@@ -65,9 +68,14 @@ class ValueNorms:
             parameter = projection.parameter
             version, sample = _version(parameter), _sample(parameter).clone()
             layer = self._layers[name] = _Layer(root, parameter, version, sample)
-            heads = out.detach().reshape(p.B, p.H, out.shape[-2], p.Dv)
-            self._unverified[projection.module] = projection, heads
+            self._new = projection
         return layer.root.to(p.device, p.wide)
+
+    def expect(self, p: Problem, out: Tensor) -> None:
+        """Receive the output of the call whose root was returned last."""
+        if self._new is not None:
+            heads = out.detach().reshape(p.B, p.H, out.shape[-2], p.Dv)
+            self._unverified[self._new.module] = self._new, heads
 
     def verify(self, name: str, returned: object) -> None:
         """Compare what the module `name` returned with what the heads of its call write."""

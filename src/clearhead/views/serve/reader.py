@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 from ...core.errors import BadValue, kind_of
 from ...core.errors.limits import MOST_LETTERS, MOST_TRACED_TOKENS
-from ...core.functional.ambient import listening
+from ...core.functional.ambient import FollowedCall, listening
 from ...core.functional.trace import Trace
-from ...core.problem.problem import Inputs, Problem
 from ...corpus import Survey
 from ...models.inspect.intervene import intervene
 from ...models.report import Report, report, tile
@@ -79,8 +77,8 @@ class Reader:
         """
         outputs = hashlib.sha256()
 
-        def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
-            outputs.update(out.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        def listen(call: FollowedCall) -> None:
+            outputs.update(call.out.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
 
         with self._reading(text, edits, on_progress), listening(listen):
             result = report(self.model, text, next_token=not read_edits(edits), progress=progress)
@@ -144,7 +142,7 @@ class Reader:
         parsed = read_edits(edits)
         done = 0
 
-        def listen(problem: Problem, inputs: Inputs, out: Tensor) -> None:
+        def listen(call: FollowedCall) -> None:
             nonlocal done
             done += 1
             on_progress(done, self.model.depth)

@@ -17,7 +17,7 @@ class RowResults(NamedTuple):
     """The outputs for each row, (B, H, Tq) each unless stated; None if not requested.
 
     A weight is exp2((x - top) unit) share, and a power is exp2((x - top) unit). Sums are without
-    the sink (core/problem/online_softmax.py), `share` and `lse` with it. `top` is in units of the rule,
+    the sink (problem/online_softmax.py), `share` and `lse` with it. `top` is in units of the rule,
     everything else in nats.
     """
 

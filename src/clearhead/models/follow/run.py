@@ -1,0 +1,46 @@
+"""Follow a run of a model: its modules, its attention calls, and their layers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from ...core.functional.ambient import Follower, following
+from .layers import NO_KEYWORDS, Layers, module_hooks
+
+
+class ModelFollower(Follower):
+    """Follows the attention calls of a model, and the modules that make them.
+
+    A subclass overrides `begin`, which returns the statistics to compute with the output of a call,
+    and `receive`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.running = Layers()
+
+    @contextmanager
+    def followed(self, attention_only: bool = True) -> Iterator[None]:
+        """Follow the model inside the `with` block.
+
+        With `attention_only`, modules that cannot call attention are not followed.
+        """
+        with module_hooks(self.model, self.enter, self.leave, attention_only), following(self):
+            yield
+
+    def enter(
+        self,
+        name: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+    ) -> None:
+        """Note that a module begins."""
+        self.running.enter(name, module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
+        """Note that a module returns. Returns what replaces its result, or None."""
+        self.running.leave(module, args, result)
+        return None
