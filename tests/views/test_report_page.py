@@ -18,7 +18,8 @@ from clearhead import demo as storyteller
 from clearhead.core.errors import BadValue
 from clearhead.demo.measured import WORDS_OF
 from clearhead.models.report import Head, Layer, Link, Report, report, summary
-from clearhead.models.report.findings import EVENNESS, NextToken, Writer
+from clearhead.models.report.findings import NextToken, Writer
+from clearhead.models.roles.role import EVENNESS
 from clearhead.models.roles.role_keys import LABELS
 from clearhead.views import html
 from clearhead.views.html.report import pool

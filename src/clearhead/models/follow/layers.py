@@ -55,6 +55,16 @@ class MissingLayer(BadValue):
     """A layer that is named made no attention call while the model ran."""
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise `BadValue` if the model, or a part of it, is compiled."""
+    if compiled := compiled_parts(model):
+        raise BadValue(
+            f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
+            "a compiled graph keeps the attention with which it was compiled.",
+            "pass the model that is not compiled.",
+        )
+
+
 def warn_if_compiled(model: nn.Module, stacklevel: int) -> None:
     """Warn if a part of the model is compiled, because attention in a graph is not recorded."""
     if compiled := compiled_parts(model):

@@ -15,7 +15,7 @@ from ...core.errors import BadType, BadValue, is_iterable
 from ...core.functional.ambient import THROUGH_CLEARHEAD, EditedCall, Editor, ambient, editing
 from ...core.functional.plan import Plan, plan_of
 from ...core.problem.problem import Inputs, Problem
-from ...core.torch_state import compiled_parts, in_autograd_function, in_backward
+from ...core.torch_state import in_autograd_function, in_backward
 from ..follow.coverage import left_out, warn_if_missed
 from ..follow.layers import (
     Layers,
@@ -25,6 +25,7 @@ from ..follow.layers import (
     must_be_module,
     never_called,
     ran_in_other_thread,
+    refuse_compiled,
 )
 from .edits.edit import Edit, EditSite, in_order
 from .edits.patch import patch
@@ -349,13 +350,3 @@ def _check_nesting(edits: Sequence[Edit]) -> None:
                 "the outer block changes queries first, and the patch would replace them.",
                 "pass both in one list, where patches apply first.",
             )
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise `BadValue` if the model, or a part of it, is compiled."""
-    if compiled := compiled_parts(model):
-        raise BadValue(
-            f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
-            "a compiled graph keeps the attention with which it was compiled.",
-            "pass the model that is not compiled.",
-        )

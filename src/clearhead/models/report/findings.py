@@ -6,10 +6,7 @@ from torch import Tensor
 
 from ...core.functional.trace import Trace
 from ...core.torch_state import loadable
-
-# Labels of heads that no group of keys describes; `NOT_NUMBERS` if the weights are NaN.
-NOT_NUMBERS = "NaN"
-EVENNESS = ("spread", "sharp", "mixed", NOT_NUMBERS)
+from ..roles.role import EVENNESS, Role
 
 
 @loadable
@@ -20,42 +17,6 @@ class Link:
     query: int
     key: int
     weight: float
-
-
-@loadable
-@dataclass(frozen=True)
-class Role:
-    """A group of keys that holds much of a head's weight, more than chance explains.
-
-    `mass` is the mean weight on these keys, over the `queries` that have a choice between them and
-    other keys. `low` to `high` is its 95 % interval, which counts the queries of one word as one.
-    `hits` of the queries have their largest weight on these keys, except for keys of other roles,
-    and `words` counts their different words. `chance` bounds the probability of this for a head
-    whose weights depend only on the words. `name` is the key of `label`: "window8" for "local
-    window".
-    """
-
-    name: str
-    label: str
-    mass: float
-    low: float
-    high: float
-    chance: float
-    hits: int
-    queries: int
-    words: int
-
-    @property
-    def evidence(self) -> str:
-        within = f" of {self.name[6:]}" if self.name.startswith("window") else ""
-        mass = f"{self.label}{within}: {self.mass:.2f} of the weight"
-        if self.name == "sink":  # no token
-            return f"{mass}."
-        different = f", {self.words} different ones" if self.words > 1 else ""
-        return (
-            f"{mass} (95 % interval {self.low:.2f} to {self.high:.2f}); {self.hits} of "
-            f"{self.queries} tokens look there most{different}."
-        )
 
 
 @loadable

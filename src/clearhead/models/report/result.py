@@ -11,8 +11,9 @@ from ...core.errors import BadValue
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook, spelled, visible, without_nan
 from ...core.torch_state import loadable
+from ..roles.role import NOT_NUMBERS
 from ..roles.role_keys import LABELS, REPEATS
-from .findings import NOT_NUMBERS, Head, Layer, NextToken
+from .findings import Head, Layer, NextToken
 from .live_model import LiveModel
 
 if TYPE_CHECKING:

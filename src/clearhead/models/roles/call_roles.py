@@ -12,7 +12,7 @@ from ...core.formatting import evenly
 from ...core.functional.sharding import rows_of
 from ...core.problem.problem import Inputs, Problem
 from ..follow.cross_attention import CallSite
-from ..report.findings import Role
+from .role import Role
 from .role_keys import REPEATS, RoleKeys, columns, repeated, word_numbers
 from .roles import HeadWeights, find_roles
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..report.findings import NOT_NUMBERS, Role
+from .role import NOT_NUMBERS, Role
 from .role_keys import COLUMNS, LABELS, OFFSETS, REPEATS, VOTED, WINDOWS, RoleKeys
 from .role_tests import chance_of_column, chance_of_votes, interval
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ...core.errors import BadType, BadValue, as_count, as_index, whole_number
 from ...core.functional.sharding import must_not_be_sharded
 from ...core.torch_state import own_dtypes
-from ..follow.layers import must_be_module
-from ..inspect.intervene import refuse_compiled
+from ..follow.layers import must_be_module, refuse_compiled
 from .attention_weights import ModelWeights, read_weights
 from .norms import Norm
 from .rotations import Rotary

@@ -17,10 +17,9 @@ from ...nn.token_ids import run_with_known_ids
 from ..effects.metrics import logits_of
 from ..follow.copies import fresh
 from ..follow.divided_weights import weights_must_be_whole
-from ..follow.layers import must_be_module, no_attention_call
+from ..follow.layers import must_be_module, no_attention_call, refuse_compiled
 from ..follow.random_numbers import no_random_numbers
 from ..follow.recorded_run import AttentionCall
-from ..inspect.intervene import refuse_compiled
 from .direct_paths import DirectPaths, Part
 from .logit_parts import LogitAttribution, Source
 from .norms import wide_dtype
