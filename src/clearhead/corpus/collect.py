@@ -10,9 +10,11 @@ from torch import Tensor
 from ..core.errors import AttentionError, BadValue
 from ..core.formatting import quantity
 from ..core.functional.ambient import FollowedCall
+from ..core.functional.sharding import statistics_of
 from ..core.masks import Mask
 from ..core.problem.problem import Inputs, Problem
-from ..core.stats import Statistic, TopWeights
+from ..core.stats import Statistic, TopWeights, Varying
+from ..models.follow.uniform import uniform_call
 from ..models.inspect.recording import Call
 from ..models.inspect.watcher import Watcher
 from .basic import Largest, fits_of
@@ -25,7 +27,6 @@ from .requests import Requests
 from .state import LayerState, State
 from .token_classes import token_classes
 from .token_counts import Links
-from .uniform import uniform_results
 
 TOP = Largest()  # requests the largest weights, for examples and links
 
@@ -220,7 +221,21 @@ class _Uniform:
 
     def __init__(self, collector: Collector, problem: Problem, inputs: Inputs) -> None:
         batch, shape = collector.batch, collector.batch.ids.shape
-        results, self.allowed = uniform_results(problem, inputs, collector.requests.statistics)
+        self.allowed = torch.full((1, 1, problem.Tq), problem.Tk)
+        if problem.masked:
+            self.allowed = problem.key_ranges.keys_per_query()
+        if self.allowed.shape[1] > 1:
+            raise BadValue(
+                "The heads of a layer have different masks.",
+                "a survey takes the mean of all heads of a layer over the same queries.",
+                "survey the heads of each mask separately.",
+            )
+        of_weights = [
+            s
+            for s in collector.requests.statistics
+            if s.factors is None and not isinstance(s, Varying)
+        ]
+        results = statistics_of(*uniform_call(problem, inputs), of_weights)
         self.chooses = (self.allowed[:, 0] > 1).expand(shape)
         self.counts: list[Tensor] = []
         self.sums: list[float] = []

@@ -261,16 +261,17 @@ def test_what_is_kept_depends_on_the_length():
     torch.testing.assert_close(long.top_weights, best.weights[0][:, list(long.kept_queries)])
 
 
-def test_uniform_weights_are_computed_once_for_layers_with_one_mask(monkeypatch):
+def test_uniform_weights_are_computed_once_for_layers_with_equal_masks(monkeypatch):
+    """The statistics of the layers themselves come from the sweeps of their outputs."""
     from clearhead.models.report import collect
 
-    asked = []
+    sizes = []
     count = collect.statistics_of
-    monkeypatch.setattr(collect, "statistics_of", lambda p, *a: asked.append(p.D) or count(p, *a))
+    monkeypatch.setattr(collect, "statistics_of", lambda p, *a: sizes.append(p.D) or count(p, *a))
     q, k = normal(1, 2, 7, 3), normal(1, 2, 7, 3, seed=9)
-    mask = ch.window(before=2)
-    report(AttentionCalls(*[(q, k, {"mask": mask})] * 3), torch.zeros(1))
-    assert asked == [3, 1, 3, 3]
+    calls = [(q, k, {"mask": ch.window(before=2)}) for _ in range(3)]
+    report(AttentionCalls(*calls), torch.zeros(1))
+    assert sizes == [1]
 
 
 def test_self_and_cross_attention_on_the_same_keys_are_kept_apart():

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from ...core.errors import BadValue
@@ -30,6 +29,7 @@ from ...core.stats import (
     value_weighted,
 )
 from ..follow.cross_attention import CallSite, TextTracker
+from ..follow.uniform import uniform_call
 from ..inspect.watcher import without_padding
 from ..roles.call_roles import CallRoles, role_keys, roles_of
 from ..roles.role_keys import REPEATS, RoleKeys, columns
@@ -178,17 +178,12 @@ class Collector:
         for mask, cached_key, cached in self.uniform_cache:
             if mask == problem.mask and cached_key == key:
                 return cached
-        H = problem.key_ranges.keys_per_query().shape[1] if problem.masked else 1
         real = without_padding(problem, site.at)
-        sizes = replace(real, H=H, G=1, D=1, Dv=1)
-        zero = replace(sizes, bias=None, softcap=None, sinks=None, dropout=0.0)
-        q = torch.zeros_like(inputs.q[:, :1, :, :1]).expand(1, H, -1, 1)
-        k = torch.zeros_like(inputs.k[:, :1, :, :1])
+        zero, zeros = uniform_call(real, inputs)
         offset = _offset(problem) if _is_one_text(problem, site) else None
-        uniform = _Uniform(
-            _statistics(statistics_of(zero, Inputs(q, k, k), _requested(zero, site)), zero, site),
-            role_keys(real, site, _first_key(site), offset),
-        )
+        numbers = statistics_of(zero, zeros, _requested(zero, site))
+        keys = role_keys(real, site, _first_key(site), offset)
+        uniform = _Uniform(_statistics(numbers, zero, site), keys)
         self.uniform_cache.append((problem.mask, key, uniform))
         return uniform
 
