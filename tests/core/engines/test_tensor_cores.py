@@ -1,7 +1,7 @@
 """The engines for a GPU, on a GPU, with sizes and dtypes of its tensor cores.
 
 Output, gradients and statistics are compared with float64 on the CPU, by the bounds of
-`clearhead.testing`. `pytest -n 14 -m first -k "not flex"` runs a selection, to begin with. Without
+`clearhead.testing`. `pytest -n 14 -m first` runs a selection, to begin with. Without
 a GPU only the last part runs: the same checks on the CPU with small sizes, for `tiled`, and with
 TRITON_INTERPRET=1 for the Triton kernels.
 """
@@ -37,8 +37,7 @@ pytestmark = [
       for kind in ("UserWarning", "DeprecationWarning", "FutureWarning") if not SKIPPED),
 ]  # fmt: skip
 
-ENGINES = ["triton", "fused", "flex", "sdpa"]
-COUNTING = ["triton", "fused", "flex", "sdpa"]
+ENGINES = ["triton", "fused", "sdpa"]
 CAUSAL = ch.Causal(align="end")
 HOLES = ch.window(before=99, after=0, align="end") | ch.prefix(4)
 
@@ -369,7 +368,7 @@ def test_output_and_gradients_are_as_exact_as_torchs(engine, shape, D, dtype, ru
 
 
 @on_gpu
-@pytest.mark.parametrize("engine", COUNTING)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("shape, D, dtype, rule", CELLS)
 def test_statistics_are_those_of_dense_weights(engine, shape, D, dtype, rule):
     check_statistics(engine, GPU, shape, D, dtype, rule)

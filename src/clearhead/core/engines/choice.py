@@ -1,9 +1,8 @@
 """Choose the engine that computes a problem.
 
 `engine="auto"` tries the engines in the order of `ENGINES`: the fastest first, as measured, and the
-reference last. On a GPU the order depends on the problem (`order_on`). `auto` never uses
-FlexAttention. An engine that a caller names computes the problem or raises an error with its
-reasons, and never falls back.
+reference last. On a GPU the order depends on the problem (`order_on`). An engine that a caller
+names computes the problem or raises an error with its reasons, and never falls back.
 """
 
 from collections.abc import Iterable
@@ -31,7 +30,6 @@ from ..torch_state import is_undisturbed
 from .cpu import Cpu
 from .devices import CPU
 from .engine import Engine, Results
-from .gpu.flex import Flex
 from .gpu.fused import Fused
 from .gpu.recorder import do_not_record
 from .gpu.replay import MOST_RECORDS, Records, settings
@@ -41,13 +39,13 @@ from .sdpa import Sdpa
 from .sdpa_backends import Gpu, gpu_of, why_not_direct, why_not_torch, why_slower
 from .tiled import Tiled
 
-CORE, SDPA, TILED, STEPS = Cpu(), Sdpa(), Tiled(), Steps()
-FUSED, TRITON, FLEX = Fused(), Triton(), Flex()
+CORE, FUSED, SDPA, TRITON = Cpu(), Fused(), Sdpa(), Triton()
+TILED, STEPS = Tiled(), Steps()
 REPLAYED = FUSED.name, TRITON.name  # the other engines set modes of torch
 BY_LAYOUT = LogSumExp, Largest, Entropy, Effective, topk, received, pooled, exact_rows
 _chosen: dict[tuple[Any, ...], Engine] = {}
 _records = Records()
-BY_NAME: tuple[Engine, ...] = (CORE, FUSED, SDPA, TRITON, FLEX, TILED, STEPS)
+BY_NAME: tuple[Engine, ...] = (CORE, FUSED, SDPA, TRITON, TILED, STEPS)
 ENGINES = tuple(engine for engine in BY_NAME if engine.name in CPU.engines)
 
 
@@ -171,7 +169,7 @@ def answer(
     """
     undropped = problem.without_dropout
     alone = engine is FUSED and lse_alone(statistics) and FUSED.returns_lse(problem)
-    by_torch = statistics and engine in (FUSED, SDPA, FLEX) and not alone
+    by_torch = statistics and engine in (FUSED, SDPA) and not alone
     if by_torch and not TRITON.why_not(undropped):
         out = engine.answer(problem, inputs).out
         return Results(out, TRITON.results(undropped, inputs, statistics, output=False).stats)

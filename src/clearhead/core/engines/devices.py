@@ -25,7 +25,7 @@ class Policy(NamedTuple):
 
 # With a mask of more than 256 MB on a CPU, `tiled` takes 0.3 to 1.7 of torch's time.
 CPU = Policy(("cpu", "sdpa", "tiled", "steps"), 2**28, 2**30, reads_values=True)
-CUDA = Policy(("fused", "sdpa", "triton", "flex", "tiled", "steps"), 2**32, 2**26)
+CUDA = Policy(("fused", "sdpa", "triton", "tiled", "steps"), 2**32, 2**26)
 META = Policy(("cpu", "sdpa", "triton", "tiled", "steps"), 2**32, 2**30)  # for plans from shapes
 OTHERS = Policy(("sdpa", "tiled", "steps"), 2**32, 2**30)
 POLICIES = {"cpu": CPU, "cuda": CUDA, "meta": META}
