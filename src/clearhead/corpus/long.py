@@ -159,9 +159,7 @@ def runs_of(batch: Batch) -> Tensor:
 def output_of(problem: Problem, inputs: Inputs) -> Tensor:
     """Compute the output of a call, (B, H, Tq, Dv), without dropout."""
     problem = problem.without_dropout
-    out = engines.choose(problem, "auto").answer(problem, inputs).out
-    assert out is not None
-    return out
+    return engines.choose(problem, "auto").compute(problem, inputs)
 
 
 def long(reader: Reader, context: int) -> list[Metric]:

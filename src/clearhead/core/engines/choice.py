@@ -137,8 +137,9 @@ def compute_stats(
     `parse_stats` raises.
     """
     problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
-    stats = _engine_of_stats(problem).answer(problem, inputs, parsed, output=False).stats
-    return stats or Partial.of_all(problem, parsed, None)  # no statistics
+    if not parsed:
+        return Partial.of_all(problem, parsed, None)
+    return _engine_of_stats(problem).partial(problem, inputs, parsed)
 
 
 def statistics_of(
@@ -146,7 +147,7 @@ def statistics_of(
 ) -> dict[str, Result]:
     """Compute finished statistics of all queries over all keys, as `compute_stats` chooses."""
     problem, parsed = problem.without_dropout, parse_stats(statistics, problem.grid)
-    return _engine_of_stats(problem).results(problem, inputs, parsed, output=False).stats
+    return _engine_of_stats(problem).statistics(problem, inputs, parsed) if parsed else {}
 
 
 def _engine_of_stats(problem: Problem) -> Engine:
@@ -162,18 +163,19 @@ def counts_with_output(engine: Engine, problem: Problem) -> bool:
 def answer(
     engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
 ) -> Results:
-    """Compute the output and statistics of the weights.
+    """Compute the output and statistics of the weights, or only the output without any.
 
     torch's kernels compute no statistic but the log-sum-exp, so on a GPU the Triton kernels compute
     them in addition; the output has the same bits as without statistics.
     """
+    if not statistics:
+        return Results(engine.compute(problem, inputs), {})
     undropped = problem.without_dropout
     alone = engine is FUSED and lse_alone(statistics) and FUSED.returns_lse(problem)
-    by_torch = statistics and engine in (FUSED, SDPA) and not alone
-    if by_torch and not TRITON.why_not(undropped):
-        out = engine.answer(problem, inputs).out
-        return Results(out, TRITON.results(undropped, inputs, statistics, output=False).stats)
-    return engine.results(problem, inputs, statistics)
+    if engine in (FUSED, SDPA) and not alone and not TRITON.why_not(undropped):
+        out = engine.compute(problem, inputs)
+        return Results(out, TRITON.statistics(undropped, inputs, statistics))
+    return engine.answer(problem, inputs, statistics)
 
 
 def _kind(p: Problem, engine: str) -> tuple[Any, ...] | None:
@@ -227,9 +229,7 @@ def replay(
         chosen = choose(p, engine)
         if chosen.name not in REPLAYED:
             do_not_record()
-        out, stats = answer(chosen, p, Inputs(q, k, v), statistics)
-        assert out is not None
-        return out, stats
+        return answer(chosen, p, Inputs(q, k, v), statistics)
 
     computed: tuple[Tensor, dict[str, Result]] = _records.call(run, (*inputs, kind))
     return computed

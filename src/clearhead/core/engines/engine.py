@@ -13,24 +13,11 @@ NO_BATCHING_RULE = (
 )
 
 
-class Answer(NamedTuple):
-    """The output (B, H, Tq, Dv) in the dtype of the problem, and the statistics; each is None if it
-    was not requested."""
-
-    out: Tensor | None
-    stats: Partial | None
-
-    @property
-    def output(self) -> Tensor:
-        """The output, which must have been requested."""
-        assert self.out is not None
-        return self.out
-
-
 class Results(NamedTuple):
-    """An `Answer` whose statistics are finished, by name."""
+    """The output (B, H, Tq, Dv) in the dtype of the problem, and statistics of the weights, by
+    name."""
 
-    out: Tensor | None
+    out: Tensor
     stats: dict[str, Result]
 
 
@@ -58,35 +45,29 @@ class Engine(ABC):
         """Return whether tiles that the mask leaves empty cost nothing."""
         return False
 
-    def answer(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
-    ) -> Answer:
-        """Compute the output, statistics of the weights, or both, for a problem whose `why_not` is
-        empty. The output has the same bits with and without statistics. If the output is not
-        requested, the values are not read."""
-        return Answer(
-            self.compute(problem, inputs) if output else None,
-            sweep(problem.without_dropout, inputs, statistics) if statistics else None,
-        )
+    # The problems below have an empty `why_not`, and there is at least one statistic.
 
-    def results(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
-    ) -> Results:
-        """Compute as `answer`, and finish the statistics."""
-        out, stats = self.answer(problem, inputs, statistics, output=output)
-        return Results(out, {} if stats is None else stats.finish())
-
+    @abstractmethod
     def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
-        """Compute only the output. An engine defines this method, or `answer` if its kernels also
-        compute statistics."""
-        raise NotImplementedError
+        """Compute the output, (B, H, Tq, Dv)."""
+
+    def partial(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> Partial:
+        """Compute statistics of all queries over all keys, to be merged, for a problem without
+        dropout. The values are not read."""
+        return sweep(problem, inputs, statistics)
+
+    def statistics(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> dict[str, Result]:
+        """Compute as `partial`, and finish the statistics."""
+        return self.partial(problem, inputs, statistics).finish()
+
+    def answer(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> Results:
+        """Compute the output, with the bits of `compute`, and statistics of the weights before
+        dropout. An engine whose kernels compute both in one sweep overrides this."""
+        out = self.compute(problem, inputs)
+        return Results(out, self.statistics(problem.without_dropout, inputs, statistics))

@@ -158,7 +158,6 @@ def compute(
     if not statistics and is_computed and counts_with_output(chosen, problem):
         swept = next((number for number, request in enumerate(requests) if request), None)
     out, stats = answer(chosen, *computed, statistics if swept is None else requests[swept])
-    assert out is not None
     for edit in edits:
         out = edit.output(out, problem, inputs, chosen.name)
     for number, follower in enumerate(around.followers):

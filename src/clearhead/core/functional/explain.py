@@ -95,7 +95,7 @@ def explain_problem(
     with no_autocast(problem.device):
         for step in reference.steps(problem, inputs):
             if step.name == "output" and named is not None:
-                step = replace(step, tensor=named.answer(problem, inputs).output)
+                step = replace(step, tensor=named.compute(problem, inputs))
             if step.name == "weights":
                 step = replace(step, why=step.why + _note_on_sums(problem, step.tensor))
             steps.append(_without_added_dims(step, problem.input_dims))

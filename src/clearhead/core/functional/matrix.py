@@ -186,7 +186,7 @@ class Matrix(ShownInNotebook):
         # `Matrix` supports second derivatives, which the core does not.
         engine = choose(problem, "tiled" if grad and self._engine == "auto" else self._engine)
         with no_autocast(p.device):
-            return p.shape_back(engine.answer(problem, p.widen(self._inputs._replace(v=x))).output)
+            return p.shape_back(engine.compute(problem, p.widen(self._inputs._replace(v=x))))
 
     @property
     def T(self) -> "Transposed":

@@ -11,7 +11,7 @@ with arguments is called by its name in this module:
 from .group_statistics import mass, value_weighted, weighted
 from .output_statistics import Varying
 from .parse import DEFAULT_STATISTICS, lse_alone, parse_stats
-from .partial import Partial
+from .partial import Partial, finished_lse
 from .row_statistics import topk
 from .statistic import Result, Statistic, TopWeights, map_tensors
 from .sweep import sweep
@@ -25,6 +25,7 @@ __all__ = [
     "TopWeights",
     "Varying",
     "exact_rows",
+    "finished_lse",
     "lse_alone",
     "map_tensors",
     "mass",

@@ -5,13 +5,13 @@ and disjoint keys (shards of a cache or of a ring), or the same keys and disjoin
 a long text). The order does not matter, except for rounding.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import BadValue
-from ..problem.online_softmax import State, anchor, merge
+from ..problem.online_softmax import MASKED, State, merge
 from ..problem.problem import Problem
 from .statistic import (
     FinishedRows,
@@ -29,8 +29,8 @@ class Partial:
     """Statistics of `queries` x `keys`, which are positions in rising order, (q,) and (k,).
 
     `rows` is the result of the first sweep and `sums` that of the second; None without that sweep.
-    An engine that accumulates statistics with the output returns a `Partial` itself. Its state
-    needs max, sum and the accumulators that the statistics name.
+    An engine whose kernels accumulate statistics returns a `Partial` itself. Its state needs max,
+    sum and the accumulators that the statistics name.
     """
 
     problem: Problem
@@ -51,17 +51,6 @@ class Partial:
         """Return a `Partial` of all queries and keys."""
         q, k = (torch.arange(size, device=problem.device) for size in (problem.Tq, problem.Tk))
         return cls(problem, statistics, q, k, rows, sums)
-
-    @classmethod
-    def of_lse(cls, problem: Problem, statistics: tuple[Statistic, ...], lse: Tensor) -> "Partial":
-        """Return a `Partial` of the log-sum-exp alone, which engines return with the output.
-
-        Its state has one logit per query, the log-sum-exp of the query's logits and its sink.
-        """
-        lse = lse.to(problem.wide)
-        top = lse.detach()
-        state = State(top, torch.exp(lse - anchor(top)), {})
-        return cls.of_all(replace(problem, sinks=None), statistics, state)
 
     @property
     def lse(self) -> Tensor:
@@ -158,6 +147,13 @@ class Partial:
             "no common pair; or the two sweeps of the same pairs.",
             "merge the key shards of each chunk of queries first, then the chunks.",
         )
+
+
+def finished_lse(problem: Problem, lse: Tensor) -> dict[str, Result]:
+    """Return the statistics of a call with `lse` alone, which engines compute with the output. A
+    query without keys has gradient 0."""
+    lse = lse.to(problem.wide)
+    return {"lse": lse.masked_fill(lse == MASKED, MASKED)}
 
 
 def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -111,7 +111,7 @@ def _edited(edits: Sequence[Edit], call: UneditedCall) -> Tensor:
     for edit in edits:
         problem, inputs = edit.edit_problem(problem, inputs, call.site)
     if problem is not call.problem or inputs is not call.inputs:
-        out = choose(problem, "auto").answer(problem, inputs).output
+        out = choose(problem, "auto").compute(problem, inputs)
     for edit in edits:
         out = edit.edit_output(out, problem, inputs, call.site)
     return out

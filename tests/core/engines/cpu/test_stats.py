@@ -42,8 +42,8 @@ def by_core(*qkv, statistics=None, **keywords):
     parsed = parse_stats(
         everything_for(problem) if statistics is None else statistics, problem.grid
     )
-    out, partial = Cpu().answer(problem, inputs, parsed)
-    return out, partial.finish()
+    out = Cpu().compute(problem, inputs)
+    return out, Cpu().partial(problem.without_dropout, inputs, parsed).finish()
 
 
 def truth(*qkv, statistics=None, **keywords):
@@ -164,8 +164,8 @@ def test_without_output_the_values_are_not_read(level):
     q, k, _ = make_qkv(Tq=40, Tk=60)
     problem, inputs = make_problem(q, k, torch.full((1, 2, 60, 8), float("nan")))
     parsed = parse_stats(["entropy", "received"], problem.grid)
-    statistics_only = Cpu().answer(problem, inputs, parsed, output=False).stats.finish()
-    looked = Cpu().answer(problem, inputs, parsed)[1].finish()
+    statistics_only = Cpu().statistics(problem, inputs, parsed)
+    looked = Cpu().answer(problem, inputs, parsed).stats
     assert all(torch.equal(statistics_only[name], looked[name]) for name in statistics_only)
     assert statistics_only["entropy"].isfinite().all()
 
@@ -175,7 +175,7 @@ def test_the_core_has_the_statistics_of_merged_chunks():
     q, k, v = make_qkv(Tq=90, Tk=90, D=16)
     problem, inputs = make_problem(q, k, v)
     parsed = parse_stats(["lse", "entropy", "received", stats.pooled(9, 9)], problem.grid)
-    whole = Cpu().answer(problem, inputs, parsed, output=False).stats
+    whole = Cpu().partial(problem, inputs, parsed)
     halves = sweep(problem, inputs, parsed, slice(0, 40)).merge(
         sweep(problem, inputs, parsed, slice(40, 90))
     )
@@ -250,7 +250,7 @@ def test_gradients_equal_autograd_through_dense_weights(name, only):
         if dtype == torch.float64:
             found = dense(problem, inputs, statistics)
         else:
-            found = Cpu().answer(problem, inputs, tuple(statistics))[1].finish()
+            found = Cpu().statistics(problem, inputs, tuple(statistics))
         total = score(found, only)
         grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         results.append([x.double().nan_to_num() for x in grads])
@@ -277,7 +277,7 @@ def test_gradients_in_closed_form_need_no_strips(name, dtype, level, monkeypatch
             found = dense(problem, inputs, statistics)
         else:
             monkeypatch.setattr(stats_backward, "sweep_gradients", None)
-            found = Cpu().answer(problem, inputs, parse_stats(statistics, problem.grid))[1].finish()
+            found = Cpu().statistics(problem, inputs, parse_stats(statistics, problem.grid))
         assert set(found) == CLOSED
         total = sum(score(found, only) for only in sorted(CLOSED))
         grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)

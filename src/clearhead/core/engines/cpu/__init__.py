@@ -6,13 +6,16 @@ computes statistics in the same sweep, and `stats_backward` their gradients. `di
 calls quickly.
 """
 
+from typing import cast
+
 import torch
+from torch import Tensor
 
 from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
-from ...stats import Partial, Statistic, lse_alone
+from ...stats import Partial, Result, Statistic, finished_lse, lse_alone
 from ..devices import policy_of
-from ..engine import Answer, Engine, Results
+from ..engine import Engine, Results
 from ..operators import in_kernels, why_not_operator, with_own_buffers
 from .call import DTYPES, all_plain, args_of
 from .extension import (
@@ -60,47 +63,41 @@ class Cpu(Engine):
         return True
 
     @with_own_buffers
-    def answer(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
-    ) -> Answer:
-        if output and statistics and lse_alone(statistics):
-            out, lse = attend_or_record(problem, inputs, True)
-            assert lse is not None
-            return Answer(out, Partial.of_lse(problem, statistics, lse))
-        computed = attend_or_record(problem, inputs, False)[0] if output else None
-        problem = problem.without_dropout
-        if not (statistics and can_count(problem, inputs, statistics)):
-            return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
-        if problem.records_grad:
-            return Answer(computed, core_stats_with_grad(problem, inputs, statistics))
-        return Answer(computed, core_stats(problem, inputs, statistics)[0])
+    def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
+        return attend_or_record(problem, inputs, False)[0]
 
     @with_own_buffers
-    def results(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
+    def partial(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> Partial:
+        if not can_count(problem, inputs, statistics):
+            return super().partial(problem, inputs, statistics)
+        if problem.records_grad:
+            return core_stats_with_grad(problem, inputs, statistics)
+        return core_stats(problem, inputs, statistics)[0]
+
+    @with_own_buffers
+    def statistics(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> dict[str, Result]:
+        if problem.records_grad or not can_count(problem, inputs, statistics):
+            return super().statistics(problem, inputs, statistics)
+        p, tensors = problem, readable(inputs, False)
+        return core_results(p, tensors, args_of(p), statistics, False)[1]
+
+    @with_own_buffers
+    def answer(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
     ) -> Results:
-        undropped = problem.without_dropout
-        if not statistics or problem.records_grad or not can_count(undropped, inputs, statistics):
-            return super().results(problem, inputs, statistics, output=output)
-        if output and lse_alone(statistics):  # as a compiled call
-            decoded, lse = attend_or_record(problem, inputs, True)
+        if lse_alone(statistics):
+            out, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
-            return Results(decoded, {"lse": lse.to(problem.wide)})
-        p, together = undropped, output and not problem.dropout
-        computed = core_results(p, readable(inputs, together), args_of(p), statistics, together)
-        if output and problem.dropout:
-            return Results(attend_or_record(problem, inputs, False)[0], computed.stats)
-        return computed
+            return Results(out, finished_lse(problem, lse))
+        p, apart = problem, problem.dropout or problem.records_grad
+        if apart or not can_count(p, inputs, statistics):
+            return super().answer(p, inputs, statistics)
+        both, stats = core_results(p, readable(inputs, True), args_of(p), statistics, True)
+        return Results(cast(Tensor, both), stats)
 
 
 def _few_weights(p: Problem) -> bool:

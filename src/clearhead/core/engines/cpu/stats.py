@@ -21,7 +21,6 @@ from ...stats.per_key import PerKey
 from ...stats.row_statistics import Effective, Entropy, Moment
 from ...stats.statistic import TopWeights, WeightStatistic, finish_rows
 from ...stats.top_scores import TopScores
-from ..engine import Results
 from ..operators import KernelArgs, with_rows
 from .call import args_of, check
 from .extension import core, must_have_fields
@@ -94,7 +93,7 @@ def core_results(
     args: KernelArgs,
     statistics: tuple[Statistic, ...],
     output: bool,
-) -> Results:
+) -> tuple[Tensor | None, dict[str, Result]]:
     """Compute statistics of all queries over all keys, without gradients, and in the same sweep the
     output; without it, `tensors` need no values (`readable`)."""
     computed, sums = _compute(p, tensors, args, statistics, output=output, finished=True)
@@ -113,7 +112,7 @@ def core_results(
         else:
             total = _sum_of(s, p, cast(Sums, sums))
             results[s.name] = cast(WeightStatistic, s).finish(total, p.grid, None)
-    return Results(computed.out, results)
+    return computed.out, results
 
 
 def _compute(

@@ -8,11 +8,13 @@ the output, unless q, k and v are cleaned before. Here the kernels are called be
 
 from importlib.util import find_spec
 
+from torch import Tensor
+
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
 from ....stats import Statistic, lse_alone
 from ...devices import policy_of
-from ...engine import Answer, Engine, Results
+from ...engine import Engine, Results
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import (
     Gpu,
@@ -59,37 +61,22 @@ class Fused(Engine):
         return not problem.records_grad
 
     @with_own_buffers
-    def answer(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
-    ) -> Answer:
+    def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         from .operator import attend
 
-        out = attend(problem, inputs)[0] if output else None
-        if not statistics:
-            return Answer(out, None)
-        return Answer(out, super().answer(problem, inputs, statistics, output=False).stats)
+        return attend(problem, inputs)[0]
 
     @with_own_buffers
-    def results(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
+    def answer(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
     ) -> Results:
         from .operator import attend
 
-        if output and lse_alone(statistics) and self.returns_lse(problem):
-            out, lse = attend(problem, inputs, lse=True)
-            assert lse is not None
-            return Results(out, {"lse": lse})
-        return super().results(problem, inputs, statistics, output=output)
+        if not (lse_alone(statistics) and self.returns_lse(problem)):
+            return super().answer(problem, inputs, statistics)
+        out, lse = attend(problem, inputs, lse=True)
+        assert lse is not None
+        return Results(out, {"lse": lse})
 
 
 def _gpu(p: Problem) -> Gpu:

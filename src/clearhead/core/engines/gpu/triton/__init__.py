@@ -8,14 +8,16 @@ compare them with the reference in this way.
 """
 
 from importlib.util import find_spec
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
-from ....stats import Partial, Statistic, lse_alone
+from ....stats import Partial, Result, Statistic, finished_lse, lse_alone
 from ...devices import policy_of
-from ...engine import Answer, Engine, Results
+from ...engine import Engine, Results
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import gpu_of, why_not_torch, why_slower
 from ..interpreter import interprets
@@ -66,41 +68,43 @@ class Triton(Engine):
         return True
 
     @with_own_buffers
-    def answer(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
-    ) -> Answer:
+    def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         from .operator import attend_or_record
-        from .statistics import answer_and_stats, can_count
 
-        if output and statistics and lse_alone(statistics):
-            out, lse = attend_or_record(problem, inputs, True)
-            assert lse is not None
-            return Answer(out, Partial.of_lse(problem, statistics, lse))
-        if statistics and can_count(problem, inputs, statistics):
-            p = problem if output else problem.without_dropout
-            return Answer(*answer_and_stats(p, inputs, statistics, output))
-        computed = attend_or_record(problem, inputs, False)[0] if output else None
-        if not statistics:
-            return Answer(computed, None)
-        return Answer(computed, super().answer(problem, inputs, statistics, output=False).stats)
+        return attend_or_record(problem, inputs, False)[0]
 
     @with_own_buffers
-    def results(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        statistics: tuple[Statistic, ...] = (),
-        *,
-        output: bool = True,
-    ) -> Results:
-        from .statistics import answer_and_results, can_count
+    def partial(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> Partial:
+        from .statistics import accumulated, can_count
 
-        if statistics and can_count(problem, inputs, statistics):
-            p = problem if output else problem.without_dropout
-            return Results(*answer_and_results(p, inputs, statistics, output))
-        return super().results(problem, inputs, statistics, output=output)
+        if not can_count(problem, inputs, statistics):
+            return super().partial(problem, inputs, statistics)
+        return accumulated(problem, inputs, statistics)
+
+    @with_own_buffers
+    def statistics(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> dict[str, Result]:
+        from .statistics import can_count, finished
+
+        if not can_count(problem, inputs, statistics):
+            return super().statistics(problem, inputs, statistics)
+        return finished(problem, inputs, statistics, with_out=False)[1]
+
+    @with_own_buffers
+    def answer(
+        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ) -> Results:
+        from .operator import attend_or_record
+        from .statistics import can_count, finished
+
+        if can_count(problem, inputs, statistics):
+            out, stats = finished(problem, inputs, statistics, with_out=True)
+            return Results(cast(Tensor, out), stats)
+        if not lse_alone(statistics):
+            return super().answer(problem, inputs, statistics)
+        out, lse = attend_or_record(problem, inputs, True)
+        assert lse is not None
+        return Results(out, finished_lse(problem, lse))

@@ -1,9 +1,9 @@
 """Compute statistics by the Triton kernels: of rows in the forward sweep, sums of weights in a
 second one.
 
-`answer_and_results` returns finished statistics, which the kernels store. `answer_and_stats`
-returns the accumulators of `stats/` as a `Partial`, which merges with others. Nothing leaves the
-device. Each sweep is a function of tensors and numbers alone, so later calls repeat its steps.
+`finished` returns finished statistics, which the kernels store. `accumulated` returns the
+accumulators of `stats/` as a `Partial`, which merges with others. Nothing leaves the device. Each
+sweep is a function of tensors and numbers alone, so later calls repeat its steps.
 """
 
 import math
@@ -73,7 +73,7 @@ def _fits(statistic: Statistic, p: Problem) -> bool:
     return not isinstance(statistic, topk) or min(statistic.n, p.Tk) <= MOST_TOP
 
 
-def answer_and_results(
+def finished(
     p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
 ) -> tuple[Tensor | None, dict[str, Result]]:
     """Compute finished statistics of all queries over all keys, and with `with_out` the output in
@@ -102,13 +102,10 @@ def _finished(
     return of_rows[FINISHED[s.name][0]]
 
 
-def answer_and_stats(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
-) -> tuple[Tensor | None, Partial]:
-    """Compute as `answer_and_results`, but return accumulators."""
+def accumulated(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
+    """Compute the accumulators of all queries over all keys, without the output."""
     wanted = {name for s in statistics for name in ACCUMULATED.get(s.name, [])}
-    out, of_rows = _sweep(p, inputs, statistics, with_out, wanted | {"largest", "sum"})
-    p = p.without_dropout
+    _, of_rows = _sweep(p, inputs, statistics, False, wanted | {"largest", "sum"})
     groups = _groups_of(statistics, of_rows, ACCUMULATED)
     more: dict[str, Accumulator] = {name: WeightedSum(x) for name, x in groups.items()}
     if "moment" in of_rows:
@@ -119,7 +116,7 @@ def answer_and_stats(
     sums = None
     if any(s.sweep == "second" for s in statistics):
         sums = _sum_weights(p, inputs, statistics, of_rows, mean=False)
-    return out, Partial.of_all(p, statistics, state, sums)
+    return Partial.of_all(p, statistics, state, sums)
 
 
 _attend = replayed(attend)
