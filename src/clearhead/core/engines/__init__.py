@@ -21,6 +21,7 @@ from .choice import (
     replay,
     statistics_of,
 )
+from .cpu import direct
 from .parts import LargestParts, largest_parts
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "choose",
     "compute_stats",
     "counts_with_output",
+    "direct",
     "first_capable",
     "kind_of",
     "largest_parts",

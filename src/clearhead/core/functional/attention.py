@@ -5,8 +5,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from ..engines import CORE, answer, choice, choose, counts_with_output, kind_of, replay
-from ..engines.cpu import direct
+from ..engines import CORE, answer, choice, choose, counts_with_output, direct, kind_of, replay
 from ..errors import refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
@@ -101,7 +100,7 @@ def attention(
 def is_plain_call(
     bias: object, sinks: object, dropout: object, seed: object, engine: str, around: Ambient
 ) -> bool:
-    """Can `engines.cpu.direct` compute a call with these arguments?"""
+    """Can `engines.direct` compute a call with these arguments?"""
     if not (around == ALONE and engine == "auto" and bias is sinks is seed is None):
         return False
     undropped = dropout is None or (type(dropout) is float and dropout == 0.0)

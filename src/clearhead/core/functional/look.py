@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable
 from itertools import product
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..engines.cpu import direct
-from ..engines.cpu.stats import core_results
-from ..engines.operators import in_kernels
+from ..engines import direct
 from ..errors import BadValue, refuse_keywords
 from ..files.results import Savable, data_frame
 from ..formatting import ShownInNotebook
@@ -94,27 +92,18 @@ def look(
     around = ambient()
     if around.ranks is not None:
         must_not_be_sharded("look")
+    statistics = parse_stats(stats)
     if is_plain_call(bias, sinks, dropout, seed, engine, around):
-        if (plain := direct.plain_call(q, k, v, mask, scale, softcap)) is not None:
-            problem, tensors, args = plain
-            statistics = _parsed(stats, problem)
-            if all(map(in_kernels, statistics)):
-                out, results = core_results(problem, tensors, args, statistics, True)
-                return Look(problem, cast(Tensor, out), results)
+        if (plain := direct.answer_of(q, k, v, statistics, mask, scale, softcap)) is not None:
+            return Look(*plain)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
-    statistics = _parsed(stats, problem)
+    must_fit(statistics, problem.grid)
     must_have_values(problem, "look")
     run = _look
     if torch.compiler.is_compiling() and not lse_alone(statistics):
         run = torch.compiler.disable(_look)  # statistics are computed outside the graph
     return run(problem, inputs, engine, statistics)
-
-
-def _parsed(stats: Iterable[str | Statistic], problem: Problem) -> tuple[Statistic, ...]:
-    statistics = parse_stats(stats)
-    must_fit(statistics, problem.grid)
-    return statistics
 
 
 def _look(

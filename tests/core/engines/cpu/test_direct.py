@@ -162,6 +162,14 @@ def test_statistics_of_a_plain_call(shape, stats):
             assert torch.equal(x, y) and x.shape[: len(shape) - 2] == shape[:-2]
 
 
+def test_statistics_from_a_generator_are_read_once():
+    """Also if the core cannot compute one, so that the call takes the path with all checks."""
+    q, k, v = inputs(2, 5, 8)
+    by = torch.tensor([1.0, torch.nan, 2.0, 3.0, 4.0])
+    seen = ch.look(q, k, v, stats=(s for s in ["lse", ch.topk(2, by=by)]))
+    assert seen.names == ("lse", "topk")
+
+
 def parts(result):
     """Return the tensors of a statistic."""
     if isinstance(result, Tensor):

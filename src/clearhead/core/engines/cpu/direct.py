@@ -6,18 +6,21 @@ where their checks take 0.7 us. `make_problem` checks any other call, and raises
 """
 
 import math
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from torch import Tensor
 
 from ...masks import Grid, Mask, everything
 from ...problem.check import LARGEST_CAP
 from ...problem.problem import Inputs, Problem
+from ...stats import Result, Statistic
+from ...stats.parse import must_fit
 from ...torch_state import is_undisturbed, one_thread_after_fork
-from ..operators import UNMASKED, KernelArgs, mask_args
+from ..operators import UNMASKED, KernelArgs, in_kernels, mask_args
 from .call import check
 from .extension import core, level
 from .operator import RecordedCall
+from .stats import core_results
 
 # (B, H, G, Tq, Tk, D, Dv, dims, whether autograd records the call)
 Sizes: TypeAlias = tuple[int, int, int, int, int, int, int, int, bool]
@@ -46,27 +49,30 @@ def output_of(
     return out
 
 
-def plain_call(
+def answer_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    statistics: tuple[Statistic, ...],
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-) -> tuple[Problem, Inputs, KernelArgs] | None:
-    """Check a plain call for `core_results`, or return None for any other call. Raises as
-    `output_of`."""
+) -> tuple[Problem, Tensor, dict[str, Result]] | None:
+    """Compute the output and statistics of a plain call without gradients, or return None for any
+    other call. Raises as `output_of`, and `BadValue` for statistics that do not fit."""
     if (checked := _check(q, k, v, mask, scale, softcap)) is None:
         return None
     (B, H, G, Tq, Tk, D, Dv, dims, grad), args = checked
-    if grad:
+    if grad or not all(map(in_kernels, statistics)):
         return None
     p = Problem(
         B, H, G, Tq, Tk, D, Dv, q.dtype, q.device, everything if mask is None else mask, None,
         args.scale, softcap, None, 0.0, None, False, dims,
     )  # fmt: skip
+    must_fit(statistics, p.grid)
     tensors = Inputs(q, k, v)  # the core reads fewer dimensions too
-    return p, tensors, args
+    out, results = core_results(p, tensors, args, statistics, True)
+    return p, cast(Tensor, out), results
 
 
 def _check(
