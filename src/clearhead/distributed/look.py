@@ -43,7 +43,7 @@ from .layouts import Layout, Positions
 from .ring import Block, Part, PendingPart, Ring, pieces
 from .transport import Group, GroupTransport, Transport
 
-SHARED = "pooled", "exact_rows"  # statistics of all queries and keys, complete on every rank
+MERGED = "received", "pooled", "exact_rows"  # what `_SecondSweep` sums
 
 
 @eagerly
@@ -106,13 +106,15 @@ def look_over_ranks(
     with transport.computing():
         out = output(ring, inputs)
         results = shard_statistics(ring, inputs, statistics)
-        return Look(ring.problem, out, gather_statistics(ring, results) if gather else results)
+        return Look(
+            ring.problem, out, gather_statistics(ring, statistics, results) if gather else results
+        )
 
 
 def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
     """Raise `BadValue` for statistics that cannot be merged over ranks."""
     for s in statistics:
-        if s.sweep == "second" and s.name not in (*SHARED, "received"):
+        if s.sweep != "first" and s.name not in MERGED:
             raise BadValue(
                 f"The statistic {s.name} was requested over ranks.",
                 'ranks merge only three sums of weights: "received", pooled and exact_rows.',
@@ -141,16 +143,18 @@ def shard_statistics(
     return {s.name: results[s.name] for s in statistics}
 
 
-def gather_statistics(ring: Ring, results: dict[str, Result]) -> dict[str, Result]:
+def gather_statistics(
+    ring: Ring, statistics: tuple[Statistic, ...], results: dict[str, Result]
+) -> dict[str, Result]:
     """Gather the statistics of all positions on every rank."""
+    layouts = {"queries": ring.routes.queries, "keys": ring.routes.keys}
 
-    def of_all(name: str, result: Result) -> Result:
-        if name in SHARED:
-            return result
-        layout = ring.routes.keys if name == "received" else ring.routes.queries
-        return map_tensors(result, lambda x: gathered(ring.transport, x, layout, 2))
+    def of_all(s: Statistic) -> Result:
+        if (layout := layouts.get(s.axis)) is None:
+            return results[s.name]  # complete on every rank
+        return map_tensors(results[s.name], lambda x: gathered(ring.transport, x, layout, 2))
 
-    return {name: of_all(name, result) for name, result in results.items()}
+    return {s.name: of_all(s) for s in statistics}
 
 
 def _of_blocks(

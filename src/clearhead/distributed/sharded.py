@@ -135,7 +135,8 @@ class Shard:
         with transport.computing():
             of_rank = routes(problem.mask, problem.grid, *both, transport.rank)
             ring = Ring(own, problem.bias, of_rank, transport, "statistics")
-            return gather_statistics(ring, shard_statistics(ring, inputs, parsed))
+            own_results = shard_statistics(ring, inputs, parsed)
+            return gather_statistics(ring, parsed, own_results)
 
     def rows(self, problem: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
         """Compute the exact weights of some queries on all keys, on every rank."""

@@ -35,7 +35,18 @@ from clearhead.core.engines import statistics_of
 from clearhead.core.engines.reference import steps
 from clearhead.core.masks import Grid
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.core.stats import TopWeights, exact_rows, mass, parse_stats, pooled, sweep, topk
+from clearhead.core.stats import (
+    TopWeights,
+    exact_rows,
+    mass,
+    parse_stats,
+    pooled,
+    sweep,
+    topk,
+    value_weighted,
+    weighted,
+)
+from clearhead.core.stats.parse import BY_NAME, EXAMPLES, is_per_query
 from clearhead.core.stats.statistic import RowStatistic
 from clearhead.core.stats.top_scores import top_of_tile
 from clearhead.testing import PROBLEMS, make
@@ -771,6 +782,22 @@ def test_the_entropy_of_one_key_is_no_negative_zero():
         mask = ch.window(before=0, after=0)
         entropy = ch.look(q, q, q, mask=mask, engine=engine, stats=["entropy"]).entropy
         assert (entropy == 0).all() and not torch.signbit(entropy).any()
+
+
+def test_every_statistic_declares_its_third_dimension():
+    q, k = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 11, 5)
+    by_call = [
+        topk(2), mass({"first": ch.prefix(1)}), weighted(torch.ones(11)),
+        value_weighted({"first": ch.prefix(1)}, by=torch.ones(11)), pooled(2, 3),
+        exact_rows([0, 1, 2]),
+    ]  # fmt: skip
+    requested = parse_stats(["lse", "max", "entropy", "effective", "received", *by_call])
+    assert {s.name for s in requested} == {*BY_NAME, *EXAMPLES} - {"varying"}
+    seen = ch.look(q, k, k, stats=requested)
+    for s in requested:
+        (size,) = {x.shape[2] for x in tree_leaves(getattr(seen, s.name))}
+        assert s.axis == {7: "queries", 11: "keys"}.get(size, "")
+        assert is_per_query(s.name) == (size == 7)
 
 
 @dataclass(frozen=True)

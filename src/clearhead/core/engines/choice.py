@@ -17,15 +17,10 @@ from ..stats import (
     Partial,
     Result,
     Statistic,
-    exact_rows,
     lse_alone,
     mass,
     parse_stats,
-    pooled,
-    received,
-    topk,
 )
-from ..stats.row_statistics import Effective, Entropy, Largest, LogSumExp
 from ..torch_state import is_undisturbed
 from .cpu import Cpu
 from .devices import CPU
@@ -42,7 +37,6 @@ from .tiled import Tiled
 CORE, FUSED, SDPA, TRITON = Cpu(), Fused(), Sdpa(), Triton()
 TILED, STEPS = Tiled(), Steps()
 REPLAYED = FUSED.name, TRITON.name  # the other engines set modes of torch
-BY_LAYOUT = LogSumExp, Largest, Entropy, Effective, topk, received, pooled, exact_rows
 _chosen: dict[tuple[Any, ...], Engine] = {}
 _records = Records()
 BY_NAME: tuple[Engine, ...] = (CORE, FUSED, SDPA, TRITON, TILED, STEPS)
@@ -206,7 +200,7 @@ def kind_of(
 
 def _described(s: Statistic, p: Problem) -> object | None:
     """Return the part of `kind_of` for a statistic."""
-    if type(s) in BY_LAYOUT and s.factors is None:
+    if s.by_layout and s.factors is None:
         return s
     if not isinstance(s, mass):
         return None

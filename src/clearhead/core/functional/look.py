@@ -24,7 +24,7 @@ from ..stats import (
     map_tensors,
     parse_stats,
 )
-from ..stats.parse import how_to_request, must_fit
+from ..stats.parse import how_to_request, is_per_query, must_fit
 from ..torch_state import loadable
 from .ambient import ambient
 from .attention import compute, is_plain_call
@@ -32,8 +32,6 @@ from .sharding import must_not_be_sharded
 
 if TYPE_CHECKING:
     import pandas
-
-NOT_PER_QUERY = {"received", "pooled", "exact_rows"}  # statistics without one number per query
 
 
 def look(
@@ -191,7 +189,7 @@ class Look(ShownInNotebook, Savable):
                 columns[f"{name} key"] = result.keys[..., 0]
             elif isinstance(result, dict):
                 columns |= {f"{name} {group}": x for group, x in result.items()}
-            elif name not in NOT_PER_QUERY:
+            elif is_per_query(name):
                 columns[name] = result
         if not columns:
             raise BadValue(

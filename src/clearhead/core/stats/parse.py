@@ -17,6 +17,7 @@ STATISTICS: tuple[type[Statistic], ...] = (
 )  # fmt: skip
 BY_NAME: dict[str, Statistic] = {s.name: s() for s in STATISTICS if not s.call}
 EXAMPLES = {s.name: s.example for s in STATISTICS if s.call}
+PER_QUERY = {s.name: s.axis == "queries" for s in STATISTICS}
 DEFAULT_STATISTICS = ("lse", "entropy", "max")  # of look and watch
 ALL_NAMES = ", ".join(s.call or f'"{s.name}"' for s in STATISTICS)
 
@@ -77,6 +78,11 @@ def how_to_request(name: str, requested: Iterable[str]) -> str:
     """Write the hint for a missing attribute, misspelt or not requested in `stats=`."""
     misspelt = "" if name in BY_NAME or name in EXAMPLES else did_you_mean(name, requested)
     return misspelt or f"request it in stats=; there are {ALL_NAMES}."
+
+
+def is_per_query(name: str) -> bool:
+    """Has the statistic of this name, perhaps of one's own, numbers for each query?"""
+    return PER_QUERY.get(name, True)
 
 
 def lse_alone(statistics: tuple[Statistic, ...]) -> bool:

@@ -20,7 +20,7 @@ from .top_scores import TopScores, top_of_tile
 class LogSumExp(RowStatistic):
     """The natural log-sum-exp of the logits and the sink; -inf if there are none."""
 
-    name, formula = "lse", "log Σₖ exp(x)"
+    name, formula, by_layout = "lse", "log Σₖ exp(x)", True
 
     def finish(self, rows: FinishedRows) -> Tensor:
         return rows.lse
@@ -30,7 +30,7 @@ class LogSumExp(RowStatistic):
 class Largest(RowStatistic):
     """The largest logit over the keys, without the sink; -inf for a fully masked query."""
 
-    name, formula = "max", "maxₖ x"
+    name, formula, by_layout = "max", "maxₖ x", True
 
     def finish(self, rows: FinishedRows) -> Tensor:
         return rows.state.max
@@ -53,7 +53,7 @@ class Entropy(RowStatistic):
     """The entropy of the weights in nats: 0 for one key, log n for n equal weights."""
 
     name, formula = "entropy", "-Σₖ w log w"
-    accumulator = "moment"
+    accumulator, by_layout = "moment", True
 
     def empty(self, p: Problem, queries: int) -> Moment:
         return Moment(zeros(p, queries))
@@ -104,7 +104,7 @@ class topk(RowStatistic):
 
     name, formula, shape = "topk", "the n largest w over k", "B H Tq n"
     call, example = "topk(n)", "topk(8)"
-    accumulator = "top"
+    accumulator, by_layout = "top", True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", checked_count(self.n, "topk", "n"))

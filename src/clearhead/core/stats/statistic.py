@@ -57,7 +57,10 @@ class Statistic(ABC):
     """One or more numbers about the weights of every query, key or pair of bins.
 
     `shape` is the shape of the result. `call` and `example` show how to write a statistic with
-    arguments; a statistic without arguments is requested by its name.
+    arguments; a statistic without arguments is requested by its name. `axis` is what the third
+    dimension of the result has: "queries", "keys", or "" for neither. `by_layout`: without numbers
+    of keys, do the steps of a kernel follow from the arguments of the statistic and the layouts of
+    the tensors? Then later calls may repeat them.
     """
 
     name: ClassVar[str]
@@ -66,6 +69,8 @@ class Statistic(ABC):
     shape: ClassVar[str] = "B H Tq"
     call: ClassVar[str] = ""
     example: ClassVar[str] = ""
+    axis: ClassVar[str] = "queries"
+    by_layout: ClassVar[bool] = False
     by: Numbers = None  # a number for every key, which multiplies the weights
 
     def __repr__(self) -> str:
@@ -234,7 +239,7 @@ class WeightTile:
 class WeightStatistic(Statistic):
     """A sum of weights. It needs a second sweep, after the sum of each row is known."""
 
-    sweep = "second"
+    sweep, axis = "second", ""
     per_key: ClassVar[bool] = True  # does the last dimension have keys, which shards split?
 
     def query_bins(self, p: Problem) -> int:

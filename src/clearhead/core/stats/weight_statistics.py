@@ -27,6 +27,7 @@ class received(WeightStatistic):
     by: Numbers = None
 
     name, formula, shape = "received", "Σ_q w", "B H Tk"
+    axis, by_layout = "keys", True
 
     def __post_init__(self) -> None:
         self.read_by()
@@ -64,7 +65,7 @@ class pooled(WeightStatistic):
     name, formula = "pooled", "mean over the queries of a bin of Σ w over a bin of keys"
     shape = "B H min(rows,Tq) min(cols,Tk)"
     call, example = "pooled(rows, cols)", "pooled(64, 64)"
-    per_key = False
+    per_key, by_layout = False, True
 
     def __post_init__(self) -> None:
         for side in ("rows", "cols"):
@@ -114,6 +115,7 @@ class exact_rows(WeightStatistic):
 
     name, formula, shape = "exact_rows", "w of the requested queries", "B H n Tk"
     call, example = "exact_rows([queries])", "exact_rows([0, -1])"
+    by_layout = True
 
     def __post_init__(self) -> None:
         queries = self.queries

@@ -15,10 +15,10 @@ from torch import Tensor
 from ...core.errors import BadValue, as_index, whole_number, writable_folder
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook
-from ...core.functional.look import NOT_PER_QUERY, NotRequested
+from ...core.functional.look import NotRequested
 from ...core.masks.text_positions import BY_COLUMN, Positions
 from ...core.stats import Result, TopWeights
-from ...core.stats.parse import how_to_request
+from ...core.stats.parse import how_to_request, is_per_query
 from ...core.torch_state import loadable
 from .hook_sites import HookSite
 
@@ -150,9 +150,9 @@ class Call:
                 parts = {name: result.weights[..., 0]}
             for part, x in parts.items():
                 counts = torch.isfinite(x)
-                if self.fully_masked is not None and name not in NOT_PER_QUERY:
+                if self.fully_masked is not None and is_per_query(name):
                     counts &= ~self.fully_masked
-                if name not in NOT_PER_QUERY:
+                if is_per_query(name):
                     counts &= self.at.is_real(x.shape[2]).to(x.device)
                 numbers = x.detach()
                 for h in range(x.shape[1]) if each_head else [slice(None)]:

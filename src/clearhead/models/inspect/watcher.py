@@ -14,7 +14,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.errors import BadValue, as_index
 from ...core.functional.ambient import FollowedCall
-from ...core.functional.look import NOT_PER_QUERY
 from ...core.functional.sharding import (
     full_output,
     of_all_tokens,
@@ -159,7 +158,7 @@ class Watcher(ModelFollower):
         varying = tuple(s for s in statistics if isinstance(s, Varying))
         of_weights = [s for s in statistics if not isinstance(s, Varying)]
         real = without_padding(problem, at)
-        sums = tuple(s for s in of_weights if real is not problem and s.name in NOT_PER_QUERY)
+        sums = tuple(s for s in of_weights if real is not problem and s.axis != "queries")
         swept = parse_stats([s for s in of_weights if s not in sums], problem.grid)
         names = [s.name for s in (*of_weights, *varying)]
         return _Begun(layer, name, at, real, swept, sums, varying, rows, columns, root, names)
