@@ -22,15 +22,15 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3465,
-    "corpus": 3935,
+    "views": 3460,
+    "corpus": 4080,
     "demo": 475,
-    "models": 6670,
-    "hf": 1755,
-    "distributed": 2510,
+    "models": 7530,
+    "hf": 1915,
+    "distributed": 2610,
     "nn": 1145,
     "testing": 140,
-    "core": 10500,
+    "core": 10390,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (

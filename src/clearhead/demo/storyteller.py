@@ -21,7 +21,7 @@ from ..core.formatting import visible
 from ..core.functional.ambient import capture_call
 from ..core.functional.explain import explain_problem
 from ..core.functional.trace import Trace
-from ..models.effects.metrics import most_probable
+from ..models.follow.outputs import most_probable
 from ..models.report import Report
 from ..models.report.text_model import Remark
 from ..nn.token_ids import run_with_known_ids

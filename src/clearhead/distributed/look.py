@@ -114,7 +114,7 @@ def look_over_ranks(
 def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
     """Raise `BadValue` for statistics that cannot be merged over ranks."""
     for s in statistics:
-        if s.sweep != "first" and s.name not in MERGED:
+        if s.sweep == "second" and s.name not in MERGED:
             raise BadValue(
                 f"The statistic {s.name} was requested over ranks.",
                 'ranks merge only three sums of weights: "received", pooled and exact_rows.',

@@ -1,4 +1,4 @@
-"""Read a model's output: the metrics of `effects`, and the most probable next words."""
+"""The metrics of `effects`: the loss, a difference of logits, how far vectors turn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,35 +10,10 @@ from torch import Tensor, nn
 from ...core.errors import BadType, BadValue, as_index, kind_of, whole_number
 from ...core.errors.limits import MASK_QUERIES_AT_ONCE
 from ...core.problem.problem import Problem
+from ..follow.outputs import AS_METRIC, logits_of, own_loss_of, turns
 from ..inspect.edits.edit import EditSite
 
 Metric = Callable[[Any], Tensor]
-
-
-AS_METRIC = "pass a function of the output as metric=."
-
-
-def logits_of(
-    output: Any,
-    hint: str = "pass a model with a head for the next token, such as one of AutoModelForCausalLM.",
-) -> Tensor:
-    """Return the logits (B, T, words) of a model's output: the output, or its part `logits`.
-
-    Raises `BadValue` with `hint` for another output, such as that of a classifier.
-    """
-    if isinstance(output, Mapping):
-        logits = output.get("logits", output)
-    else:
-        logits = getattr(output, "logits", output)
-    if not isinstance(logits, Tensor) or logits.dim() != 3:
-        is_tensor = isinstance(logits, Tensor)
-        what = f"a tensor of shape {tuple(logits.shape)}" if is_tensor else kind_of(logits)
-        raise BadValue(
-            f"The model returned {what}.",
-            "logits of the next token at every position are (B, T, words).",
-            hint,
-        )
-    return logits
 
 
 CHOICES = (
@@ -94,17 +69,6 @@ def _no_next_token(gave: str) -> BadValue:
         "after it.",
         CHOICES,
     )
-
-
-def own_loss_of(model: nn.Module, output: Any) -> Tensor | None:
-    """Return the loss in a model's output, or None.
-
-    It is the part `loss`; in a tuple of a transformers model, a first item that is one number.
-    """
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(output, tuple) and output and hasattr(model, "config") and loss is None:
-        loss = output[0] if isinstance(output[0], Tensor) and not output[0].dim() else None
-    return loss if isinstance(loss, Tensor) else None
 
 
 def sees_later(problem: Problem, site: EditSite) -> bool:
@@ -229,27 +193,6 @@ def _is_ids(x: object) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
-def vectors_of(output: Any) -> Tensor:
-    """Return the vectors after the last layer, (B, T, d), of a model's output without logits."""
-    vectors = getattr(output, "last_hidden_state", output)
-    if not isinstance(vectors, Tensor) or vectors.dim() != 3:
-        raise BadValue(
-            f"The model returned {kind_of(output)}.",
-            "this metric reads the vectors after the last layer, (B, T, d).",
-            AS_METRIC,
-        )
-    return vectors
-
-
-def turns(unedited: Any, edited: Any) -> Tensor:
-    """Return how far each token's vector after the last layer turns between two outputs.
-
-    This is ``1 - cosine``, from 0 to 2, (B, T).
-    """
-    before, after = (vectors_of(output).double() for output in (unedited, edited))
-    return 1 - F.cosine_similarity(after, before, dim=-1)
-
-
 def turn(unedited: Any) -> Metric:
     """Return a metric: the mean over tokens of `turns` from `unedited`, a model's output."""
 
@@ -257,18 +200,3 @@ def turn(unedited: Any) -> Metric:
         return turns(unedited, output).mean()
 
     return turn
-
-
-def most_probable(
-    logits: Tensor, words: Sequence[str], count: int
-) -> tuple[tuple[tuple[str, float], ...], ...]:
-    """Return the `count` most probable words of each row of logits, (T, words), with probabilities.
-
-    Logits beyond the words, which some models have for padding, count in the softmax but are not
-    returned.
-    """
-    top = logits.float().softmax(-1)[:, : len(words)].topk(min(count, len(words)))
-    return tuple(
-        tuple((words[i], p) for i, p in zip(ids, probabilities, strict=True))
-        for ids, probabilities in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    )

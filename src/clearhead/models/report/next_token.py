@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.errors import BadValue
 from ...core.functional.ambient import without_followers
-from ..effects.metrics import logits_of
+from ..follow.outputs import logits_of
 from ..inspect.edits import ablate
 from ..inspect.intervene import intervene
 from ..weights.logit_attribution import logit_attribution

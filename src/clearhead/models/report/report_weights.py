@@ -67,7 +67,8 @@ def report_weights(
     traces = [_trace(number, x, tokens, key_tokens) for number, x in enumerate(every)]
     collector = Collector(_Texts(tokens, key_tokens))
     for trace in traces:
-        collector.add_layer(*_as_problem(trace["weights"]), carried=NO_VALUES)
+        call = _as_problem(trace["weights"])
+        collector.add_layer(collector.begin(*call, carried=NO_VALUES))
     report = collector.report(name)
     return replace(report, layers=tuple(map(_of_weights, report.layers, traces)))
 

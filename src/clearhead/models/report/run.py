@@ -17,10 +17,11 @@ from ...core.stats import Statistic
 from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
 from ..effects.effects import effects as measure_effects
-from ..effects.metrics import Metric, logits_of, most_probable, turn
+from ..effects.metrics import Metric, turn
 from ..follow.coverage import warn_if_missed
 from ..follow.cross_attention import TextTracker
 from ..follow.layers import no_attention_call, warn_if_compiled
+from ..follow.outputs import logits_of, most_probable
 from ..follow.run import ModelFollower
 from ..progress import progress_bar
 from .carried import CarriedValues, without_norms

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.errors import BadValue
 from ...core.errors.limits import MOST_COMPARED_TOKENS
 from ...core.formatting import number, visible
-from ..effects.metrics import most_probable, turns
+from ..follow.outputs import most_probable, turns
 from ..inspect.edits import Edit
 from ..inspect.intervene import Intervention, intervene
 from ..inspect.recording import Recording

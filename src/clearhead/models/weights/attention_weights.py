@@ -18,9 +18,9 @@ from ...core.errors import BadValue
 from ...core.problem.problem import Problem
 from ...hf.projections import input_width, matrix_of
 from ...nn.token_ids import run_with_known_ids
-from ..effects.metrics import logits_of
 from ..follow.divided_weights import weights_must_be_whole
 from ..follow.layers import no_attention_call
+from ..follow.outputs import logits_of
 from ..follow.recorded_run import AttentionCall, ModuleRun, RecordedRun
 from .norms import Norm, is_norm, read_norm
 from .rotations import Rotary, growing_rotations, rotations_of

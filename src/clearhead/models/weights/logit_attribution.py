@@ -14,10 +14,10 @@ from ...core.functional.ambient import ambient
 from ...core.functional.sharding import must_not_be_sharded
 from ...core.torch_state import own_dtypes
 from ...nn.token_ids import run_with_known_ids
-from ..effects.metrics import logits_of
 from ..follow.copies import fresh
 from ..follow.divided_weights import weights_must_be_whole
 from ..follow.layers import must_be_module, no_attention_call, refuse_compiled
+from ..follow.outputs import logits_of
 from ..follow.random_numbers import no_random_numbers
 from ..follow.recorded_run import AttentionCall
 from .direct_paths import DirectPaths, Part
