@@ -377,7 +377,7 @@ def test_unscaled_scores_are_larger_by_the_root_of_the_head_size():
     for scaled in (True, False):
         torch.manual_seed(0)
         model = st.Decoder(st.Config(7, d=8, layers=1, heads=2, scaled=scaled))
-        with listening(lambda problem, inputs, _: asked.append(inputs)):
+        with listening(lambda call: asked.append(call.inputs)):
             model(torch.tensor([2, 3, 5]))
     torch.testing.assert_close(asked[1].q, 2.0 * asked[0].q)  # D = 4
     assert asked[1].k.equal(asked[0].k)

@@ -165,7 +165,7 @@ def test_the_scores_of_a_run_are_those_of_the_rotated_qk(kind):
     for layer in model.model.layers:
         layer.self_attn.q_proj.register_forward_pre_hook(lambda _, x: given.append(x[0][0]))
     text = torch.randint(3, 97, (1, 9), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad(), listening(lambda *call: calls.append(call)):
+    with torch.no_grad(), listening(calls.append):
         model(text)
     layer, head = 1, 3
     inputs, x = calls[layer][1], given[layer].double()
@@ -307,10 +307,10 @@ def test_a_rotation_of_the_length_of_the_text_is_named(kind):
     model = build(config)
     ids = torch.arange(3, 27)[None]
     calls = []
-    with torch.no_grad(), listening(lambda *call: calls.append(call)):
+    with torch.no_grad(), listening(calls.append):
         model(ids[:, :8])
         model(ids)
-    short, long = (inputs.q[0, :, 7].double() for _, inputs, _ in calls)
+    short, long = (call.inputs.q[0, :, 7].double() for call in calls)
     assert (short - long).abs().max() > 1e-2 * long.abs().max()
     assert f"is '{kind}'" in " ".join(ch.circuits(model).inexact)
 

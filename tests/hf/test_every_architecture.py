@@ -70,7 +70,8 @@ def test_what_heads_write_is_found_or_named_as_unknown(tiny):
         pytest.skip("named as unknown")
     layers, running, expected = Layers(), [], {}
 
-    def on_call(problem, _, out):
+    def on_call(call):
+        problem, _, out = call[:3]
         projection = output_projection(model, layers.next_call()[1], problem.H, problem.Dv)
         expected[projection.module] = projection, out
 

@@ -271,7 +271,7 @@ def test_usual_masks_are_not_written_out(kind, rule):
     left, right = (torch.ones(2, 11, dtype=torch.long) for _ in range(2))
     left[0, :3] = right[1, 9:] = 0
     masks = []
-    with torch.no_grad(), listening(lambda problem, *_: masks.append(repr(problem.mask))):
+    with torch.no_grad(), listening(lambda call: masks.append(repr(call.problem.mask))):
         model(ids())
         model(ids(), attention_mask=left)
         model(ids(), attention_mask=right)
@@ -292,7 +292,7 @@ def test_a_reentrant_checkpoint_leaves_masks_unwritten():
     model.set_attn_implementation("clearhead")
     model.activation_checkpointing_enable({"use_reentrant": True})
     masks = []
-    with listening(lambda problem, *_: masks.append(repr(problem.mask))):
+    with listening(lambda call: masks.append(repr(call.problem.mask))):
         model(ids(), labels=ids(), use_cache=False).loss.backward()
     assert masks == 4 * ["Causal(align=0)"]  # two layers, and each computed again
 

@@ -73,8 +73,8 @@ def calls_of(model, inputs):
     """The modules that call attention, with the problem of the call and the output of its heads."""
     found, layers = [], Layers()
 
-    def on_call(problem, _, out):
-        found.append((layers.next_call()[1], problem, out))
+    def on_call(call):
+        found.append((layers.next_call()[1], call.problem, call.out))
 
     with torch.no_grad(), module_hooks(model, layers.enter, layers.leave), listening(on_call):
         model(**inputs)
@@ -121,9 +121,9 @@ def test_of_torchs_module(batch_first, bias):
     x = torch.randn(2, 5, 12)
     given = x if batch_first else x.transpose(0, 1)
     found = []
-    with torch.no_grad(), ch.compat.patched(), listening(lambda *call: found.append(call)):
+    with torch.no_grad(), ch.compat.patched(), listening(found.append):
         returned = layer(given, given, given, need_weights=False)
-    problem, _, z = found[0]
+    problem, _, z = found[0][:3]
     projection = output_projection(model, "attention", problem.H, problem.Dv)
     assert projection.module == "attention"
     projection.check(z, returned)
@@ -161,7 +161,7 @@ def test_a_gate_before_the_projection_is_found_out():
 
     torch.manual_seed(0)
     layer, found = Gated(), []
-    with listening(lambda *call: found.append(call)):
+    with listening(found.append):
         returned = layer(torch.randn(2, 5, 12))
     with pytest.raises(BadValue, match=r"o_proj returned other numbers.*\n.*a gate"):
         output_projection(layer, "", 3, 4).check(found[0][2], returned)

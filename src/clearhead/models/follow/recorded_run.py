@@ -95,9 +95,9 @@ class RecordedRun(ModelFollower, ABC):
         if projection.module in self._expected:
             raise _not_projected(name, projection.module)
         inputs = Inputs(*(x.detach() for x in call.inputs))
-        made = AttentionCall(name, projection, call.out.detach(), problem, inputs)
-        self._expected[projection.module] = made
-        self.on_call(made)
+        attention = AttentionCall(name, projection, call.out.detach(), problem, inputs)
+        self._expected[projection.module] = attention
+        self.on_call(attention)
 
     def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
         super().leave(module, args, result)

@@ -12,8 +12,8 @@ from typing import NoReturn
 from torch import nn
 
 from ...core.errors import refuse_keywords
+from ...core.functional.ambient import FollowedCall
 from ...core.functional.sharding import must_not_be_sharded
-from ...core.problem.problem import Problem
 from ...core.stats import DEFAULT_STATISTICS, Statistic, exact_rows as ExactRows, parse_stats
 from ...core.stats.parse import BY_NAME
 from ..follow.layers import check_layers, checked_list, must_be_module
@@ -123,12 +123,12 @@ def watch(
     names += [] if rows is None else [repr(ExactRows(rows))]
     recording, recorded = Recording(), 0
 
-    def keep(call: Call, problem: Problem, *_: object) -> None:
+    def keep(call: Call, followed: FollowedCall) -> None:
         nonlocal recorded  # `Recording.clear` forgets files, but their numbers are used
         if folder is None:
             running = watcher.running
             repeated = running.names.index(call.module) != call.layer
-            site = hook_site(model, call.module, running.texts.crosses, repeated, problem)
+            site = hook_site(model, call.module, running.texts.crosses, repeated, followed.problem)
             recording.calls.append(replace(call, site=site))
         else:
             recording.written.append(write_call(folder, recorded, call, names))
