@@ -162,7 +162,7 @@ def test_rows_that_see_no_nan_keep_their_bits(engine):
 def test_the_log_sum_exp_comes_from_torchs_kernel(monkeypatch):
     """`look` for it alone sweeps nothing, waits for nothing, and has the bits of `attention`."""
     q, k, v = torch.randn(3, 2, 2, 21, 16).unbind()
-    monkeypatch.setattr("clearhead.core.engines.choice.TRITON.answer", None)
+    monkeypatch.setattr("clearhead.core.engines.choice.TRITON.statistics", None)
     for mask in (ch.causal, None):
         with NoWait():
             seen = ch.look(q, k, v, mask=mask, stats=["lse"], engine="fused")

@@ -34,7 +34,7 @@ from clearhead.core.engines.gpu.triton.arguments import args_of
 from clearhead.core.engines.gpu.triton.launch_forward import attend
 from clearhead.core.engines.gpu.triton.operator import FOR_GRADIENTS
 from clearhead.core.engines.gpu.triton.repair import repair_gradients, repair_output
-from clearhead.core.engines.gpu.triton.statistics import answer_and_results, answer_and_stats
+from clearhead.core.engines.gpu.triton.statistics import accumulated, finished
 from clearhead.core.masks.key_group import duplicate_keys
 from clearhead.core.problem.check import Options, make_problem
 from clearhead.core.stats import parse_stats
@@ -205,7 +205,7 @@ def count(dtype, Tq, Tk, D, n=8, **keywords):
     problem, inputs = problem_of(dtype, Tq, Tk, D, **keywords)
     asked = ["entropy", stats.topk(n), stats.mass({"sink": ch.prefix(1)}), "received",
              stats.pooled(8, 8), stats.exact_rows([0])]  # fmt: skip
-    answer_and_results(problem, inputs, parse_stats(asked, problem.grid), True)
+    finished(problem, inputs, parse_stats(asked, problem.grid), True)
 
 
 def count_by_numbers(dtype, T, D, **keywords):
@@ -218,7 +218,7 @@ def count_by_numbers(dtype, T, D, **keywords):
     }  # fmt: skip
     asked = ["entropy", stats.mass(groups), stats.value_weighted(groups, by=n), stats.topk(2, by=n),
              stats.pooled(8, 8, by=n)]  # fmt: skip
-    answer_and_stats(problem, inputs, parse_stats(asked, problem.grid), True)
+    accumulated(problem, inputs, parse_stats(asked, problem.grid))
 
 
 if __name__ == "__main__":

@@ -538,9 +538,10 @@ def look(*qkv, statistics=None, merges=False, **keywords):
     keywords = {name: there(x) for name, x in keywords.items()}
     problem, inputs = make_problem(*map(there, qkv), Options(**keywords))
     asked = everything_for(problem) if statistics is None else statistics
-    compute = TRITON.answer if merges else TRITON.results
-    out, computed = compute(problem, inputs, parse_stats(asked, problem.grid))
-    results = computed.finish() if merges else computed
+    parsed = parse_stats(asked, problem.grid)
+    out, results = TRITON.answer(problem, inputs, parsed)
+    if merges:
+        results = TRITON.partial(problem.without_dropout, inputs, parsed).finish()
     return out.cpu(), {name: map_tensors(x, lambda y: y.cpu()) for name, x in results.items()}
 
 
