@@ -9,14 +9,6 @@ from .storyteller import Reading, Storyteller, WordLink, is_storyteller, keep_ta
 from .vocabulary import Vocabulary
 
 __all__ = [
-    "Config",
-    "Decoder",
-    "MeasuredHead",
-    "Reading",
-    "Storyteller",
-    "Vocabulary",
-    "WordLink",
-    "is_storyteller",
-    "keep_table",
-    "load",
-]
+    "Config", "Decoder", "MeasuredHead", "Reading", "Storyteller", "Vocabulary", "WordLink",
+    "is_storyteller", "keep_table", "load",
+]  # fmt: skip

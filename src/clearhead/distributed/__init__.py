@@ -14,19 +14,6 @@ from .sharded import Shard, sharded
 from .transport import RankLost
 
 __all__ = [
-    "Layout",
-    "Plan",
-    "RankLost",
-    "Shard",
-    "attention",
-    "balanced",
-    "by_document",
-    "contiguous",
-    "decode",
-    "head_tail",
-    "look",
-    "plan",
-    "shard",
-    "sharded",
-    "unshard",
-]
+    "Layout", "Plan", "RankLost", "Shard", "attention", "balanced", "by_document", "contiguous",
+    "decode", "head_tail", "look", "plan", "shard", "sharded", "unshard",
+]  # fmt: skip

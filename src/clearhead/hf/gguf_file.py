@@ -19,13 +19,7 @@ from typing import Any
 import torch
 
 from ..core.errors import BadValue, needs
-from .gguf_settings import (
-    check_numbers,
-    check_settings,
-    scale_queries,
-    scale_rotations,
-    unreadable,
-)
+from .gguf_settings import check_numbers, check_settings, scale_queries, scale_rotations, unreadable
 from .gguf_tokenizer import check_tokens, set_tokenizer
 from .register import quiet_transformers
 

@@ -11,15 +11,7 @@ from .multihead import MultiHeadAttention
 from .simple import CausalAttention, SelfAttention, SimpleAttention
 
 __all__ = [
-    "CausalAttention",
-    "FeedForward",
-    "KVCache",
-    "MultiHeadAttention",
-    "RelativePositions",
-    "RotaryPositions",
-    "SelfAttention",
-    "SimpleAttention",
-    "SinusoidalPositions",
-    "TokenEmbedding",
+    "CausalAttention", "FeedForward", "KVCache", "MultiHeadAttention", "RelativePositions",
+    "RotaryPositions", "SelfAttention", "SimpleAttention", "SinusoidalPositions", "TokenEmbedding",
     "TransformerBlock",
-]
+]  # fmt: skip

@@ -25,26 +25,7 @@ from .cpu import direct
 from .parts import LargestParts, largest_parts
 
 __all__ = [
-    "BY_NAME",
-    "CORE",
-    "ENGINES",
-    "FUSED",
-    "SDPA",
-    "STEPS",
-    "TILED",
-    "TRITON",
-    "LargestParts",
-    "answer",
-    "choose",
-    "compute_stats",
-    "counts_with_output",
-    "direct",
-    "first_capable",
-    "kind_of",
-    "largest_parts",
-    "named",
-    "order",
-    "order_on",
-    "replay",
-    "statistics_of",
-]
+    "BY_NAME", "CORE", "ENGINES", "FUSED", "SDPA", "STEPS", "TILED", "TRITON", "LargestParts",
+    "answer", "choose", "compute_stats", "counts_with_output", "direct", "first_capable", "kind_of",
+    "largest_parts", "named", "order", "order_on", "replay", "statistics_of",
+]  # fmt: skip

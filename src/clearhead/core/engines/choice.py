@@ -13,14 +13,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
-from ..stats import (
-    Partial,
-    Result,
-    Statistic,
-    lse_alone,
-    mass,
-    parse_stats,
-)
+from ..stats import Partial, Result, Statistic, lse_alone, mass, parse_stats
 from ..torch_state import is_undisturbed
 from .cpu import Cpu
 from .devices import CPU

@@ -14,23 +14,7 @@ from .parse import parse
 from .positions import Causal, Everything, causal, everything, intersect, lengths, prefix, window
 
 __all__ = [
-    "And",
-    "Causal",
-    "Dense",
-    "Everything",
-    "Grid",
-    "Mask",
-    "Not",
-    "Or",
-    "causal",
-    "dense",
-    "documents",
-    "duplicate_keys",
-    "everything",
-    "induction_keys",
-    "intersect",
-    "lengths",
-    "parse",
-    "prefix",
-    "window",
-]
+    "And", "Causal", "Dense", "Everything", "Grid", "Mask", "Not", "Or", "causal", "dense",
+    "documents", "duplicate_keys", "everything", "induction_keys", "intersect", "lengths", "parse",
+    "prefix", "window",
+]  # fmt: skip

@@ -15,15 +15,7 @@ from .grid import Grid
 from .key_ranges import KeyRanges
 from .mask import CachedRanges, Mask
 from .text_positions import Shift
-from .values import (
-    as_4d,
-    as_ids,
-    check_batch,
-    check_broadcasts,
-    format_numbers,
-    owned,
-    to_device,
-)
+from .values import as_4d, as_ids, check_batch, check_broadcasts, format_numbers, owned, to_device
 
 
 @dataclass(frozen=True, eq=False, repr=False)

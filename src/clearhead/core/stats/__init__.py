@@ -18,22 +18,7 @@ from .sweep import sweep
 from .weight_statistics import exact_rows, pooled, received
 
 __all__ = [
-    "DEFAULT_STATISTICS",
-    "Partial",
-    "Result",
-    "Statistic",
-    "TopWeights",
-    "Varying",
-    "exact_rows",
-    "finished_lse",
-    "lse_alone",
-    "map_tensors",
-    "mass",
-    "parse_stats",
-    "pooled",
-    "received",
-    "sweep",
-    "topk",
-    "value_weighted",
-    "weighted",
-]
+    "DEFAULT_STATISTICS", "Partial", "Result", "Statistic", "TopWeights", "Varying", "exact_rows",
+    "finished_lse", "lse_alone", "map_tensors", "mass", "parse_stats", "pooled", "received",
+    "sweep", "topk", "value_weighted", "weighted",
+]  # fmt: skip

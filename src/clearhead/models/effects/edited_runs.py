@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors.limits import TOKENS_AT_ONCE
-from ...core.functional.ambient import EditedCall, Editor, editing
-from ...core.problem.problem import Inputs, Problem
+from ...core.functional.ambient import listening
+from ...core.problem.problem import Problem
 from ...nn.token_ids import run
 from ..follow.copies import Layout, fresh, leaves, repeated
 from ..inspect.edits import Edit
@@ -147,18 +147,19 @@ class EditedRuns:
             for edit in group
             if (copy := edit.for_copy(range(i * B, (i + 1) * B))) is not None
         ]
-        seen = BatchSizes()
+        sizes: set[int] = set()
         try:
             inputs = repeated(self.inputs, B, count)
             edits = without_paths(edits, self.model, inputs)
-            with editing(seen), intervene(self.model, edits):
+            counted = listening(lambda call: sizes.add(call.problem.B))
+            with counted, intervene(self.model, edits):
                 output = run(self.model, inputs)
         except Exception as error:  # the model may not accept so many rows, or run out of memory
             first, *_ = str(error).splitlines() or [""]
             raise _Inseparable(f"{count} copies raised {type(error).__name__}: {first}") from error
-        if seen.sizes != {count * B}:
-            sizes = ", ".join(map(str, sorted(seen.sizes)))
-            raise _Inseparable(f"attention calls of {count * B} rows have batches of {sizes}")
+        if sizes != {count * B}:
+            listed = ", ".join(map(str, sorted(sizes)))
+            raise _Inseparable(f"attention calls of {count * B} rows have batches of {listed}")
         cuts = self.unedited.layout.cut(output, count)
         if isinstance(cuts, str):
             raise _Inseparable(cuts)
@@ -179,17 +180,6 @@ def _agree(a: float, b: float, tolerance: float) -> bool:
 
 class _Inseparable(Exception):
     """The reason why copies that ran together cannot be separated."""
-
-
-class BatchSizes(Editor):
-    """An editor that changes nothing and records the batch size of every attention call."""
-
-    def __init__(self) -> None:
-        self.sizes: set[int] = set()
-
-    def edit(self, problem: Problem, inputs: Inputs) -> EditedCall:
-        self.sizes.add(problem.B)
-        return super().edit(problem, inputs)
 
 
 def _has_rows(x: object) -> bool:

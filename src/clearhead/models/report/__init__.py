@@ -13,16 +13,6 @@ from .run import report
 from .summary import summary
 
 __all__ = [
-    "Head",
-    "Layer",
-    "Link",
-    "NextToken",
-    "Report",
-    "Role",
-    "Writer",
-    "report",
-    "report_batch",
-    "report_weights",
-    "summary",
-    "tile",
-]
+    "Head", "Layer", "Link", "NextToken", "Report", "Role", "Writer", "report", "report_batch",
+    "report_weights", "summary", "tile",
+]  # fmt: skip

@@ -11,11 +11,6 @@ from .steps import page, write_page
 from .survey import survey_page, write_survey
 
 __all__ = [
-    "in_notebook",
-    "page",
-    "report_page",
-    "survey_page",
-    "write_page",
-    "write_report",
+    "in_notebook", "page", "report_page", "survey_page", "write_page", "write_report",
     "write_survey",
-]
+]  # fmt: skip

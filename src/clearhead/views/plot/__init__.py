@@ -8,16 +8,6 @@ from .report import entropy_by_layer, model, received
 from .scaling import scaling
 
 __all__ = [
-    "attribution",
-    "can_draw",
-    "effects",
-    "entropy_by_layer",
-    "heads",
-    "heatmap",
-    "model",
-    "received",
-    "save",
-    "scaling",
-    "steps",
-    "suffix_of",
-]
+    "attribution", "can_draw", "effects", "entropy_by_layer", "heads", "heatmap", "model",
+    "received", "save", "scaling", "steps", "suffix_of",
+]  # fmt: skip

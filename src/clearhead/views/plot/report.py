@@ -6,15 +6,7 @@ import numpy as np
 
 from ...core.formatting import visible
 from ...models.report import Report
-from .canvas import (
-    ACCENT,
-    LABELLED,
-    drawable,
-    figure_for,
-    must_draw,
-    new_figure,
-    wrap_title,
-)
+from .canvas import ACCENT, LABELLED, drawable, figure_for, must_draw, new_figure, wrap_title
 from .ink import weight_ink
 
 if TYPE_CHECKING:

@@ -39,17 +39,6 @@ from .path import path
 from .weights import keep_only, knock_out, temperature, uniform
 
 __all__ = [
-    "Edit",
-    "ablate",
-    "freeze",
-    "from_duo_attention",
-    "keep_only",
-    "knock_out",
-    "mean_ablate",
-    "patch",
-    "path",
-    "scale",
-    "temperature",
-    "uniform",
-    "zero_ablate",
-]
+    "Edit", "ablate", "freeze", "from_duo_attention", "keep_only", "knock_out", "mean_ablate",
+    "patch", "path", "scale", "temperature", "uniform", "zero_ablate",
+]  # fmt: skip

@@ -16,14 +16,7 @@ from ....stats import Statistic, lse_alone
 from ...devices import policy_of
 from ...engine import Engine, Results
 from ...operators import why_not_operator, with_own_buffers
-from ...sdpa_backends import (
-    Gpu,
-    backends_decline,
-    gpu_of,
-    hides_nothing,
-    preferred,
-    why_not_direct,
-)
+from ...sdpa_backends import Gpu, backends_decline, gpu_of, hides_nothing, preferred, why_not_direct
 from ..interpreter import interprets
 
 INSTALLED = find_spec("triton") is not None
