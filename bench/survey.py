@@ -26,6 +26,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.core.engines.cpu import status
+from clearhead.core.functional.ambient import FollowedCall
 from clearhead.core.masks import Grid, Mask
 from clearhead.core.problem.check import Options, make_problem
 from clearhead.core.stats import Result, Statistic, TopWeights, mass, topk
@@ -128,7 +129,8 @@ def eager_state(reader: Reader, collector: Collector, batches: Sequence[Batch]) 
             x = torch.zeros(B, H, T, 1)
             problem, inputs = make_problem(x, x, x, Options(mask=ch.causal))
             results = {s.name: dense(s, weights, keys) for s in requested}
-            collector.receive(Call(layer, f"layers.{layer}", "", results), problem, inputs, x)
+            call = Call(layer, f"layers.{layer}", "", results)
+            collector.receive(call, FollowedCall(problem, inputs, x, inputs))
     return collector.state()
 
 

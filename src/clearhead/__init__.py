@@ -26,7 +26,7 @@ if _in_subinterpreter():
     )
 
 from . import distributed, hf, nn
-from .core import masks as masks, stats as stats
+from .core import errors as errors, masks as masks, stats as stats
 from .core.errors import AttentionError, BadType, BadValue
 from .core.files.results import load
 from .core.functional import compat

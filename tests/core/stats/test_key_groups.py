@@ -11,7 +11,7 @@ from clearhead.core.engines.cpu import core, use_level
 from clearhead.core.masks import Grid, duplicate_keys, induction_keys, key_group as module
 from clearhead.core.masks.data import documents
 from clearhead.core.masks.key_group import key_groups
-from clearhead.core.problem.check import make_problem
+from clearhead.core.problem.check import Options, make_problem
 from clearhead.core.stats import sweep
 from clearhead.models.roles.role_keys import RoleKeys
 from tests.core.stats.test_weighted import WAYS
@@ -144,9 +144,7 @@ def test_ids_are_not_turned_into_ranges(engine, monkeypatch):
 def test_shards_of_keys_merge():
     q, k, ids = drawn()
     masks = {"duplicate": duplicate_keys(ids), "far": FAR}
-    problem, inputs = ch.problem.check.make_problem(
-        q, k, k, ch.problem.check.Options(mask=ch.causal)
-    )
+    problem, inputs = make_problem(q, k, k, Options(mask=ch.causal))
     one, two = (
         sweep(problem, inputs, [ch.mass(masks)], keys=keys) for keys in (slice(0, 97), slice(97, T))
     )

@@ -20,7 +20,7 @@ import torch
 
 # What the path of a file of clearhead, of the standard library or of an installed package contains.
 LIBRARIES = (
-    str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "site-packages", "dist-packages",
+    str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), "site-packages", "dist-packages",
 )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def how_to_install(extra: str) -> str:
         required = []
     parts = (line.replace("'", '"').partition(";") for line in required)
     needed = [name.strip() for name, _, marker in parts if f'extra == "{extra}"' in marker]
-    checkout = f"{Path(__file__).parents[3]}[{extra}]"
+    checkout = f"{Path(__file__).parents[4]}[{extra}]"
     return shlex.join([sys.executable, "-m", "pip", "install", *(needed or [checkout])])
 
 

@@ -563,7 +563,7 @@ def test_no_wide_instruction_outside_its_level():
 
 
 def test_headers_have_no_circular_includes():
-    root = Path(__file__).parents[3] / "kernels"
+    root = Path(__file__).parents[4] / "kernels"
     includes = {
         path: {
             (path.parent / name).resolve()
@@ -656,7 +656,7 @@ def test_threads_calling_at_once():
 @pytest.mark.timeout(1800)
 def test_under_sanitizers(tmp_path):
     """Run this file with a core that has the address and undefined-behaviour sanitizers."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     script = root / "kernels" / "sanitize.sh"
     done = subprocess.run(
         ["sh", str(script), sys.executable, str(tmp_path)], capture_output=True, text=True

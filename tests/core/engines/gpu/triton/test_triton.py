@@ -25,7 +25,7 @@ from clearhead.core.problem.check import Options, make_problem
 
 pytestmark = pytest.mark.outside
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or INTERPRETED,
