@@ -151,8 +151,8 @@ class EditedRuns:
         try:
             inputs = repeated(self.inputs, B, count)
             edits = without_paths(edits, self.model, inputs)
-            counted = listening(lambda call: sizes.add(call.problem.B))
-            with counted, intervene(self.model, edits):
+            sizes_noted = listening(lambda call: sizes.add(call.problem.B))
+            with sizes_noted, intervene(self.model, edits):
                 output = run(self.model, inputs)
         except Exception as error:  # the model may not accept so many rows, or run out of memory
             first, *_ = str(error).splitlines() or [""]
