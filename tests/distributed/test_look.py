@@ -157,7 +157,7 @@ def subsets(draw):
         draw(st.sampled_from([(Tk,), (H, Tk), (B, H, Tk)])), generator=source, dtype=torch.float64
     )
     by = st.sampled_from([None, numbers])
-    positions = st.integers(-Tq, Tq - 1) if Tq else st.nothing()
+    positions = st.lists(st.integers(-Tq, Tq - 1), max_size=4) if Tq else st.just([])
     bins = st.integers(1, 23)
     fitting = [
         *ROWS,
@@ -166,7 +166,7 @@ def subsets(draw):
         ch.value_weighted(GROUPS, by=numbers),
         ch.received(by=draw(by)),
         ch.pooled(draw(bins), draw(bins), by=draw(by)),
-        ch.exact_rows(draw(st.lists(positions, max_size=4))),
+        ch.exact_rows(draw(positions)),
     ]
     if Tk:
         fitting.append(ch.topk(draw(st.integers(1, Tk)), by=draw(by)))
