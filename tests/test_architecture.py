@@ -22,10 +22,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3460,
+    "views": 3530,
     "corpus": 4080,
     "demo": 475,
-    "models": 7530,
+    "models": 7545,
     "hf": 1915,
     "distributed": 2610,
     "nn": 1145,

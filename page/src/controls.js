@@ -70,7 +70,7 @@ export function buildControls() {
 // have a part that changes nothing, are left out.
 function fillMasks() {
   const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
-  const isCausal = trace.size.q > 1 && trace.kept[0] < last && Boolean(trace.blocked(0, trace.kept[0])[last]);
+  const { indexOf } = trace.step("masked") ?? {}, isCausal = trace.size.q > 1 && Boolean(trace.blocked(indexOf?.h?.keys().next().value ?? 0, 0)[last]);
   if (list.isCausal === isCausal) return;
   list.isCausal = isCausal;
   list.replaceChildren(...pageData.masks.suggested.filter((it) => it.changes_causal || !isCausal)

@@ -17,7 +17,7 @@ class Fields {
 }
 
 /** @typedef {Omit<StepData, "stored" | "map" | "fine"> & {stored: number[], map?: Encoded & schema.Numbers,
- *   fine?: Encoded & schema.FineMap, decoded?: Values, limit?: number}} StepFields */
+ *   fine?: Encoded & schema.FineMap, decoded?: Values, limit?: number, compute?: (at: any) => number[] | null}} StepFields */
 
 // One step. `isPair` is true for queries x keys.
 export class Step extends /** @type {new (data: StepData) => StepFields} */ (Fields) {
@@ -34,7 +34,12 @@ export class Step extends /** @type {new (data: StepData) => StepFields} */ (Fie
   }
 
   get holdsNumbers() {
-    return Boolean(this.data ?? this.values);
+    return Boolean(this.data ?? this.values ?? this.computed);
+  }
+
+  // Whether the page has the numbers of every query of a head.
+  isExact(head) {
+    return this.holdsNumbers && !this.kept?.q && (this.indexOf.h?.has(head) ?? true);
   }
 
   // Decoded on first use, so that a page of many heads opens quickly.
@@ -42,9 +47,9 @@ export class Step extends /** @type {new (data: StepData) => StepFields} */ (Fie
     return numbersOf(this);
   }
 
-  // Whether the page has a map of every head.
-  get hasMap() {
-    return this.isPair && (this.map !== undefined || !this.kept?.q);
+  // Whether the page has a map of a head.
+  hasMap(head) {
+    return this.isPair && (this.map !== undefined || this.isExact(head));
   }
 
   get isShare() {
@@ -54,6 +59,7 @@ export class Step extends /** @type {new (data: StepData) => StepFields} */ (Fie
   // The numbers along `free` at an index of every other axis, for example
   // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not have them.
   along(free, indices) {
+    if (this.computed) return this.compute?.(indices) ?? null;
     if (!this.holdsNumbers) return null;
     let start = 0, stride = 1, step = 0, length = 1;
     for (let axis = this.axes.length - 1; axis >= 0; axis--) {
@@ -71,9 +77,15 @@ export class Step extends /** @type {new (data: StepData) => StepFields} */ (Fie
     return Array.from({ length }, (_, i) => this.numbers[start + i * step]);
   }
 
-  // One head of a queries x keys step as a grid of cells: the numbers, or pooled numbers for a long
-  // text. One head of a long report has a larger map, which `fine` selects.
+  // One head of a queries x keys step as a grid of cells: its numbers, or those of the map of every
+  // head. For a tile, the map suffices: `fine` is false.
   grid(head, fine = true) {
+    if (this.computed && this.isExact(head) && (fine || !this.map)) {
+      const [rows, columns] = ["q", "k"].map((letter) => Object.fromEntries(this.shape)[letter]);
+      const values = new Float32Array(rows * columns);
+      for (let q = 0; q < rows; q++) values.set(this.along("k", { h: head, q }) ?? [], q * columns);
+      return { rows, columns, values };
+    }
     if (fine && this.fine && this.fine.head === head) {
       const [rows, columns] = this.fine.stored;
       return { rows, columns, values: numbersOf(this.fine) };
@@ -84,6 +96,31 @@ export class Step extends /** @type {new (data: StepData) => StepFields} */ (Fie
     return { rows, columns, values: values.subarray(start, start + rows * columns) };
   }
 }
+
+// How the steps follow from those before them, as in clearhead.core.engines.reference: one query of one head.
+const COMPUTED = {
+  scores: (trace, { h, q, g }) => {
+    const query = trace.step("query").along("d", { h, q }), keys = trace.vectors("key", "d", g), D = query.length;
+    return trace.keys.map((_, k) => query.reduce((score, x, d) => score + x * keys[k * D + d], 0));
+  },
+  scaled: (trace, _, before) => before.map((x) => x * trace.settings.scale),
+  capped: ({ settings }, _, before) => before.map((x) => settings.softcap * Math.tanh(x / settings.softcap)),
+  masked: (trace, { q }, before, { spans }) => {
+    const ends = numbersOf(spans), [first, after] = [ends[q], ends[trace.size.q + q]];
+    return before.map((x, k) => (k >= first && k < after ? x : -Infinity));
+  },
+  weights: (_, __, before) => {
+    const most = before.reduce((a, b) => Math.max(a, b), -Infinity);
+    const exps = before.map((x) => (x === -Infinity ? 0 : Math.exp(x - most)));
+    const total = exps.reduce((a, b) => a + b, 0);
+    return exps.map((x) => (total ? x / total : 0));
+  },
+  output: (trace, { g }, weights) => {
+    const values = trace.vectors("value", "v", g), out = Array(trace.size.v).fill(0);
+    weights.forEach((weight, k) => { if (weight) out.forEach((_, i) => { out[i] += weight * values[k * out.length + i]; }); });
+    return out;
+  },
+};
 
 const KINDS = {
   f8: Float64Array, f4: Float32Array, u4: Uint32Array, i2: Int16Array, u2: Uint16Array, u1: Uint8Array,
@@ -121,7 +158,7 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     // Whether queries and keys are the same words, so that a word can be both.
     this.isOneText = !this.cross_attention && isAlike(this.queries, this.keys);
     this.pairs = this.steps.filter((step) => step.isPair);
-    this.maps = this.steps.filter((step) => step.hasMap);
+    for (const step of this.steps) if (step.computed) step.compute = this.computing(step);
     this.weights = /** @type {Step} */ (this.step("weights"));
     // The factors of the values: the weights, after dropout if there was dropout.
     this.used = this.step("dropped") ?? this.weights;
@@ -131,6 +168,39 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
 
   step(name) {
     return this.steps.find((step) => step.name === name);
+  }
+
+  // The steps of which the page has a map of a head.
+  maps(head) {
+    return this.steps.filter((step) => step.hasMap(head));
+  }
+
+  // A function that computes one query of one head of a step from the steps before it, and stores it; null if
+  // the page does not have the head.
+  computing(/** @type {Step} */ step) {
+    const before = step.isPair ? this.pairs[this.pairs.indexOf(step) - 1] : this.pairs.at(-1), known = new Map();
+    return ({ h, q }) => {
+      const at = this.at(h, q, 0), name = h * this.size.q + q;
+      if (!step.isExact(h)) return null;
+      if (!known.has(name)) known.set(name, COMPUTED[step.name](this, at, before?.along("k", at) ?? [], step));
+      return known.get(name);
+    };
+  }
+
+  // The vectors of one head of the keys or the values, one after the other.
+  vectors(name, letter, head) {
+    const step = /** @type {Step} */ (this.step(name)), size = this.size.k * this.size[letter];
+    const index = step.indexOf.g ? step.indexOf.g.get(head) ?? 0 : head;
+    return step.numbers.subarray(index * size, (index + 1) * size);
+  }
+
+  // The queries of which the page has the weights of a head, or the largest of them.
+  stored(head) {
+    return this.used.isExact(head) ? this.queries.map((_, query) => query) : this.kept;
+  }
+
+  isStored(head, query) {
+    return this.used.isExact(head) || this.kept.includes(query);
   }
 
   // The position to show for an index of an axis, which in a part of a text does not begin at 0.
@@ -185,10 +255,11 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
   // The mean weight that each key receives from a query, or the mean of another row of each query.
   received(head, rowOf = (query) => this.row(this.used, head, query)) {
     const sums = Array(this.size.k).fill(0);
-    for (const query of this.kept) {
+    const stored = this.stored(head);
+    for (const query of stored) {
       rowOf(query)?.forEach((weight, key) => { sums[key] += weight || 0; });
     }
-    return sums.map((sum) => sum / this.kept.length);
+    return sums.map((sum) => sum / stored.length);
   }
 
   // The keys that the mask blocks for a query, if the page has the masked scores.
@@ -197,11 +268,6 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     return row ? row.map((score) => score === -Infinity) : this.keys.map(() => false);
   }
 
-  // The stored query nearest to a position.
-  nearest(position) {
-    return this.kept.reduce((best, next) =>
-      (Math.abs(next - position) < Math.abs(best - position) ? next : best), this.kept[0]);
-  }
 
   // The positions that a cell of a map covers, [first, last].
   rowSpan(cell, rows) {
@@ -295,6 +361,14 @@ export class Snapshot {
   // The results for a head: its label, entropy, shares; undefined if there are none.
   finding(layer, head) {
     return this.findings.get(`${layer}.${head}`);
+  }
+
+  // The heads with every step on the page.
+  * exactHeads() {
+    for (const { layer, head } of this.places()) {
+      const step = this.data.layers[layer].steps.find((it) => it.name === "scores");
+      if (step && (step.kept?.h?.includes(head) ?? !step.kept?.q)) yield [layer, head];
+    }
   }
 
   * places() {

@@ -63,7 +63,7 @@ function csvOf() {
   const lines = ["side,layer,head,query position,query,key position,key,step,value"];
   for (const side of sides()) {
     const { trace } = side, step = trace.step(stepToSave()) ?? trace.weights;
-    for (const query of isRowOnly() ? [queryOr()] : trace.kept) {
+    for (const query of isRowOnly() ? [queryOr()] : trace.stored(side.head)) {
       (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
         if (value === undefined) return;
         lines.push([inCsv(side.name), side.layer, side.head, query, inCsv(trace.queries[query]), key,

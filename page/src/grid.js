@@ -14,7 +14,8 @@ export const tileSize = (tile) => Math.round(parseFloat(getComputedStyle(tile).g
 
 // Sets the largest tiles that fit. If none do, the grid scrolls.
 export function layOutGrid() {
-  const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
+  const grid = byId("grid"), { clientWidth: width, clientHeight } = grid;
+  const height = narrow.matches ? 0 : clientHeight; // a narrow page scrolls, so its tiles are as large as a finger
   if (!width || !store.tiles.length) return;
   grid.style.setProperty("--gap", `${gapOf()}px`);
   const groups = [...grid.querySelectorAll(".group")];

@@ -32,13 +32,13 @@ export function buildPicture() {
     if (changes) go(changes);
   });
   canvas.addEventListener("keydown", (event) => {
-    const trace = shownTrace(), slot = trace.kept.indexOf(queryOr()), key = keyOr();
+    const trace = shownTrace(), stored = trace.stored(chosen.head), slot = stored.indexOf(queryOr()), key = keyOr();
     const act = { " ": toggleWalk, ArrowRight: () => stepWalk(1), ArrowLeft: () => stepWalk(-1) }[event.key];
     if (chosen.view === "walk" && act) {
       event.preventDefault();
       return act();
     }
-    const kept = (i) => trace.kept[Math.max(0, Math.min(trace.kept.length - 1, i))];
+    const kept = (i) => stored[Math.max(0, Math.min(stored.length - 1, i))];
     const changes = {
       ArrowUp: { query: kept(slot - 1), key }, ArrowDown: { query: kept(slot + 1), key },
       ArrowLeft: { query: queryOr(), key: Math.max(0, key - 1) },

@@ -58,7 +58,8 @@ export interface StepText {
  * A step with its numbers, if the page has them.
  *
  * `kept` has the stored positions of each axis that is not stored in full. `map` is the pooled map
- * of every head.
+ * of every head. If the step is `computed`, the script computes it from those before it; `spans`
+ * has the first key that each query may look at, and the one after the last.
  */
 export interface Step {
   name: string;
@@ -72,6 +73,8 @@ export interface Step {
   stored?: number[];
   kind?: "f8" | "f4" | "u4" | "i2" | "u2" | "u1";
   data?: string;
+  computed?: boolean;
+  spans?: Numbers;
   map?: Numbers | Shades;
   fine?: FineMap;
 }

@@ -9,11 +9,12 @@ import { bare } from "./words.js";
 
 /** A query and a key, each if it changes. @typedef {{query?: number | null, key?: number | null}} Choice */
 /** For each word of one text its position in the other, and the reverse. @typedef {{to: (number | null)[], back: (number | null)[]}} Words */
-/** What is drawn of one head. It has its own query and key, because another text may have them elsewhere
+/** What is drawn of one head. What is laid out around the query follows `rest`, the selection without the pointer,
+ * so that nothing moves below the pointer. It has its own query and key, because another text may have them elsewhere
  * or not at all. `back` converts a selection to positions of the current text; null if they do not exist.
  * @typedef {{
  *   name: string, trace: Trace, from: Snapshot, layer: number, head: number, colour: number,
- *   query: number | null, key: number | null, back: (changes: Choice) => Choice | null,
+ *   query: number | null, key: number | null, rest: {row: number[], query: number | null, key: number | null}, back: (changes: Choice) => Choice | null,
  * }} Side */
 
 /** @type {View[]} */
@@ -32,7 +33,7 @@ export const snapshot = () => store.edited ?? store.current;
 export const shownTrace = () => snapshot().layer(state().layer);
 
 // The query of the numbers and the walk: the selected one, else the last one that is stored.
-export const queryOr = ({ query } = state()) => query ?? shownTrace().kept.at(-1);
+export const queryOr = ({ query, head } = state()) => query ?? shownTrace().stored(head).at(-1);
 
 // The key of the numbers: the selected one, else that of the largest weight.
 export function keyOr(at = state()) {
@@ -45,7 +46,7 @@ export const largestAt = (row) =>
   row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
 
 // Whether what a head carries is known, and whether it shades the text.
-export const isCarriedKnown = (/** @type {Trace} */ trace, head, query) => trace.carried(head, query ?? trace.kept[0]) !== null;
+export const isCarriedKnown = (/** @type {Trace} */ trace, head, query) => trace.carried(head, query ?? trace.stored(head)[0]) !== null;
 export const isByContribution = (/** @type {Trace} */ trace, head, query) =>
   chosen.by === "contribution" && isCarriedKnown(trace, head, query);
 
@@ -64,7 +65,7 @@ export function sides() {
    * @param {Words | null} words @returns {Side} */
   const side = (name, from, [layer, head], colour, words = null) => ({
     name, trace: from.layer(layer), from, layer, head, colour,
-    query: there(words, query), key: there(words, key),
+    query: there(words, query), key: there(words, key), rest: atRest(from, layer, head, there(words, chosen.query), there(words, chosen.key)),
     back: (changes) => backFrom(words, changes),
   });
   const here = placeName(layer, head);
@@ -79,6 +80,12 @@ export function sides() {
   }
   return [/** @type {Place} */ ([layer, head]), ...without(others, layer, head)]
     .map((place, i) => side(placeName(...place), current, place, i));
+}
+
+function atRest(from, layer, head, query, key) {
+  const at = layer === state().layer && head === state().head ? chosen : { layer, head };
+  const isThere = at.layer < from.layers && query !== null && query < from.layer(at.layer).size.q;
+  return { row: isThere ? shades(from.layer(at.layer), at.head, query) : [], query, key };
 }
 
 // Whether the kept snapshot is shown. Models are compared on the text of the page.
@@ -180,10 +187,10 @@ export function settle() {
   chosen.layer = Math.min(chosen.layer, snapshot().layers - 1);
   const trace = shownTrace();
   chosen.head = Math.min(chosen.head, trace.heads - 1);
-  if (chosen.query !== null) chosen.query = trace.nearest(Math.min(chosen.query, trace.size.q - 1));
+  if (chosen.query !== null) chosen.query = Math.min(chosen.query, trace.size.q - 1);
   if (chosen.key !== null) chosen.key = Math.min(chosen.key, trace.size.k - 1);
   chosen.stage = Math.min(chosen.stage, trace.steps.length - 1);
-  if (!trace.maps.some((step) => step.name === chosen.step)) chosen.step = "weights";
+  if (!trace.maps(chosen.head).some((step) => step.name === chosen.step)) chosen.step = "weights";
   if (!canDiffer()) chosen.difference = false;
 }
 
@@ -252,14 +259,14 @@ export function readAddress(hash) {
   const isThere = layer < current.layers && (!given.has("head") || head < current.layer(layer).heads);
   if (isThere) Object.assign(changes, { layer, head: given.has("head") ? head : Math.min(head, current.layer(layer).heads - 1) });
   else misread.push(["layer", "head"].filter((name) => given.has(name)).map((name) => `${name} ${asked(name)}`).join(", "));
-  const { size, maps } = current.layer(isThere ? layer : chosen.layer);
+  const trace = current.layer(isThere ? layer : chosen.layer), { size } = trace;
   for (const [name, most] of /** @type {const} */ ([["query", size.q], ["key", size.k]])) {
     if (!given.has(name)) continue;
     const position = positionOf(asked(name), current.tokens);
     if (position === undefined || (position !== null && position >= most)) misread.push(`${name} “${asked(name)}”`);
     else changes[name] = position;
   }
-  const offered = { view: VIEWS, step: maps.map((it) => it.name), by: ["weight", "contribution"] };
+  const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "contribution"] };
   for (const [name, values] of Object.entries(offered)) {
     if (values.includes(asked(name))) changes[name] = asked(name);
     else if (given.has(name)) misread.push(`${name} “${asked(name)}”`);

@@ -19,9 +19,8 @@ export function mostTelling() {
   found.sort((a, b) => order(a) - order(b) || b.number - a.number);
   const [best] = found;
   const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
-  const trace = store.current.layer(layer);
   if (begin?.query !== undefined && begin.query !== null) {
-    return { layer, head, query: trace.nearest(begin.query) };
+    return { layer, head, query: begin.query };
   }
   return { layer, head, query: tellingQuery(layer, head) };
 }
@@ -29,8 +28,7 @@ export function mostTelling() {
 // The query that best shows what a head does. Null if the page has none of its rows.
 export function tellingQuery(layer, head) {
   const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.label;
-  const complete = trace.step("scores")?.kept?.q ?? trace.kept; // the queries with all steps
-  const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
+  const held = trace.stored(head).filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
   const strength = (q) => {
     const row = trace.row(trace.used, head, q), key = largestAt(row);
     const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);

@@ -11,8 +11,8 @@ import { CARRIES, drawSentence, drawStrip, drawText, fillStrip } from "./picture
 import { drawWalk, walkOptions } from "./pictures/walk.js";
 import { canZoom, isZoomed, zoomButton, zoomedWeight } from "./pictures/zoom.js";
 import { paint } from "./scene.js";
-import { canDiffer, go, isCarriedKnown, keyOr, placeName, queryOr, shownTrace, state } from "./state.js";
-import { chosen, pageData, screen, store, walk } from "./store.js";
+import { canDiffer, go, isCarriedKnown, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "./state.js";
+import { chosen, narrow, pageData, screen, store, walk } from "./store.js";
 
 // The title and the description of a view's tab, and the function that draws its scene.
 export const TABS = {
@@ -53,7 +53,8 @@ export function fillAll() {
 }
 
 export function drawPicture() {
-  const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
+  const { view } = chosen, { clientWidth: width, clientHeight } = byId("view");
+  const height = narrow.matches ? parseFloat(getComputedStyle(byId("view")).minHeight) : clientHeight;
   if (!width || !height) return;
   store.picture = TABS[view].draw?.(width, height - 4) ?? null;
   byId("frame").hidden = !store.picture;
@@ -124,7 +125,7 @@ function stepTitle({ name, formula, why }) {
 function drawOptions() {
   const { view } = chosen, options = byId("options"), parts = [];
   const wanted = JSON.stringify([view, chosen.step, chosen.difference, canDiffer(), chosen.stage,
-    shownTrace().steps.map((it) => it.name), chosen.others, chosen.threshold, canZoom(), isZoomed()]);
+    shownTrace().steps.map((it) => it.name), shownTrace().maps(state().head).length, chosen.others, chosen.threshold, canZoom(), isZoomed()]);
   if (options.wanted === wanted) return;
   options.wanted = wanted;
   if (canDiffer() && TABS[view].draw && view !== "walk") {
@@ -136,8 +137,9 @@ function drawOptions() {
       input: () => go({ threshold: Number(range.value) }) });
     parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
   }
-  if (view === "map" && shownTrace().maps.length > 1) {
-    const select = make("select", { id: "step", change: () => go({ step: select.value }) }, shownTrace().maps.map((step) =>
+  const maps = shownTrace().maps(state().head);
+  if (view === "map" && maps.length > 1) {
+    const select = make("select", { id: "step", change: () => go({ step: select.value }) }, maps.map((step) =>
       make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
     parts.push(make("label", {}, "Show ", select));
   }
@@ -197,11 +199,14 @@ function describeWhatIsLeftOut() {
   if (trace.links) {
     const queries = trace.kept.length === trace.queries.length ? "each query"
       : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-    const why = isLong(trace) ? "The text is long: it" : "To stay small, the page";
+    const all = [...snapshot().places()].length, exact = [...snapshot().exactHeads()];
+    const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles);
+    const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
     const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk."
       : store.source ? "" : "clearhead serve computes the others.";
-    sentences.push(`${why} has a map of ${trace.bins.join(" × ")} cells for every head, and the ` +
-      `${trace.links.n} largest weights of ${queries}.`, others);
+    if (exact.length) sentences.push(`The page has every step of ${which}.`);
+    if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ` +
+      `${trace.bins.join(" × ")} cells, and the ${trace.links.n} largest weights of ${queries}.`, others);
   }
   if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
   byId("left-out").textContent = sentences.filter(Boolean).join(" ");

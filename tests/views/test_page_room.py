@@ -5,6 +5,7 @@ import pytest
 import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.views import html
+from clearhead.views.html.report import SMALL
 from tests.views.browser import PLAIN_NAMES, free_tab, must_be_drawn, put_back
 from tests.views.test_live import STORY
 from tests.views.test_report_page import toy_report
@@ -183,7 +184,8 @@ def test_the_walk_explains_its_colours(tab):
 
 
 def test_a_short_text_is_not_called_long(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr("clearhead.views.html.report.FILE_STEP_BYTES", 0)
+    none = SMALL._replace(all_steps=0, steps=0)
+    monkeypatch.setattr("clearhead.views.html.report.FILE", none)
     html.write_report(toy_report(14), tmp_path / "page.html")
     page = browser.new_page()
     page.goto((tmp_path / "page.html").as_uri())

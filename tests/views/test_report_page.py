@@ -22,7 +22,7 @@ from clearhead.models.report.findings import NextToken, Writer
 from clearhead.models.roles.role import EVENNESS
 from clearhead.models.roles.role_keys import LABELS
 from clearhead.views import html
-from clearhead.views.html.report import pool
+from clearhead.views.html.report import Budget, pool
 from tests.models.report.models import AttentionCalls, normal
 from tests.views.test_page import (  # noqa: F401
     HOSTILE,
@@ -36,14 +36,14 @@ from tests.views.test_page import (  # noqa: F401
 )
 
 
-def toy_report(T, *, layers=3, H=4, G=2, D=5, tokens=None, mask=ch.causal):
+def toy_report(T, *, layers=3, H=4, G=2, D=5, tokens=None, mask=ch.causal, sharp=60):
     """A report of layers that differ; the last head of the last looks at the token before."""
     calls = [
         (3 * normal(1, H, T, D, seed=11 * i), normal(1, G, T, D, seed=11 * i + 1), {"mask": mask})
         for i in range(layers - 1)
     ]
     keys = torch.eye(T)
-    back = torch.stack([60 * keys[max(i - 1, 0)] for i in range(T)])
+    back = torch.stack([sharp * keys[max(i - 1, 0)] for i in range(T)])
     even = torch.zeros(H - 1, T, T)
     calls.append((torch.cat([even, back[None]])[None], keys.expand(1, G, T, T), {"mask": mask}))
     tokens = tokens or [f"t{i}" for i in range(T)]
@@ -330,21 +330,20 @@ def test_the_map_of_a_long_text_is_pooled(visit):
 
 
 def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):
-    T = 100
+    T = 300
     found = toy_report(T, layers=2, D=64, H=8, G=2)
     [head] = found.layers[0].traced_heads
-    tab = visit(found, hash=f"#layer=0&head={(head + 1) % 8}&view=walk")
+    tab = visit(found, hash=f"#layer=0&head={(head + 1) % 8}&query=77&view=walk")
     assert (
         "With every step of every head this page would be large"
         in tab.locator("#panel").text_content()
     )
-    tab.locator("#panel").get_by_role("button", name=f"Go to head {head}").click()
+    tab.locator("#panel").get_by_role("button", name=f"Go to L0 H{head}").click()
     assert title(tab).startswith(f"Layer 0, head {head}")
     assert tab.evaluate("picture.shapes.length") > 100
     open_step(tab, "scores")
-    key = tab.evaluate("shownTrace().step('key').kept.k[0]")
+    key, query = 41, 77
     address(tab, key=key)
-    query = tab.evaluate("chosen.query")
     exact = dense_trace(T, 0, H=8, G=2, D=64)["scores"][0, head, query, key].item()
     written = tab.locator("#panel .sum").text_content()
     assert value(written.split("=")[1]) == pytest.approx(exact, abs=6e-4)
@@ -568,8 +567,9 @@ def test_a_file_has_the_steps_of_every_head_of_a_short_text(tmp_path):
     path = html.write_report(found, tmp_path / "page.html")
     steps = embedded(path.read_text())["layers"][0]["steps"]
     assert all("data" in step and not step["kept"] for step in steps)
-    small = embedded(html.report_page(found, most_bytes=0))["layers"][0]["steps"]
-    assert any("data" not in step for step in small) or small[0]["kept"]
+    none = Budget(all_steps=0, steps=0, maps=1 << 20, largest=700_000)
+    [weights] = embedded(html.report_page(found, budget=none))["layers"][0]["steps"]
+    assert weights["name"] == "weights" and "data" not in weights
 
 
 def test_all_roles_of_a_head_are_in_its_title(visit):

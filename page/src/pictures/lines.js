@@ -34,7 +34,7 @@ function linesPanel(/** @type {Scene} */ scene, members, x, width, height, isNam
   const { trace, query, key, back } = members[0];
   const heading = 26;
   const most = Math.max(4, Math.floor((height - heading) / LEAST_ROW));
-  const queries = around(trace.kept, most, query ?? trace.kept.at(-1));
+  const stored = trace.stored(members[0].head), queries = around(stored, most, query ?? stored.at(-1));
   const keys = keysToShow(members, queries, most);
   const row = Math.min(ROW, (height - heading) / Math.max(queries.length, keys.length));
   const middle = (i) => heading + (i + 0.5) * row;

@@ -16,13 +16,13 @@ import { zoomedSide } from "./zoom.js";
 const LARGEST_CELL = 80, DIGITS_FROM = 30; // pixels of the largest cell, and of the least with digits
 const LABEL = 14; // pixels from one label to the next
 const TITLE = 20; // pixels
-const LEAST_BELOW = 190; // pixels of a map below other parts
+const LEAST_BELOW = 180; // pixels of a map below other parts
 
 // Blocked cells are minus infinity: in the step itself (in the maps of a report, too), or for weights in
 // the step `masked`.
 export function blockedIn(/** @type {Trace} */ trace, /** @type {Step} */ step, head, fine = true) {
   const masked = step.isShare && trace.step("masked");
-  const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
+  const { values } = (masked && masked.isExact(head) && (fine || !step.map) ? masked : step).grid(head, fine);
   return (cell) => values[cell] === -Infinity;
 }
 
@@ -31,7 +31,7 @@ function limitOf(/** @type {Trace} */ trace, /** @type {Step} */ step) {
   if (step.limit) return step.limit;
   let limit = 0;
   for (let head = 0; head < trace.heads; head++) {
-    for (const value of step.grid(head).values) {
+    if (step.hasMap(head)) for (const value of step.grid(head).values) {
       if (Number.isFinite(value) && Math.abs(value) > limit) limit = Math.abs(value);
     }
   }
@@ -40,10 +40,11 @@ function limitOf(/** @type {Trace} */ trace, /** @type {Step} */ step) {
 
 export function drawMap(width, height) {
   const scene = new Scene(width, height), zoomed = zoomedSide(), all = zoomed ? [zoomed] : sides(), bar = 34;
-  const stepOf = (/** @type {Side} */ side) => side.trace.step(chosen.step) ?? side.trace.weights;
+  const stepOf = (/** @type {Side} */ side) => side.trace.maps(side.head).find((it) => it.name === chosen.step) ?? side.trace.weights;
   if (chosen.difference && all.length === 2) {
-    const [a, b] = all.map((side) => stepOf(side).grid(side.head, false));
-    const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, false));
+    const isFine = all.every((side) => stepOf(side).isExact(side.head)); // else both are pooled alike
+    const [a, b] = all.map((side) => stepOf(side).grid(side.head, isFine));
+    const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, isFine));
     const values = Float32Array.from(b.values, (value, i) => (value === a.values[i] ? 0 : value - a.values[i]));
     const both = (cell) => blocked[0](cell) && blocked[1](cell);
     const limit = values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), LEAST);
@@ -155,8 +156,9 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
   if (query !== null) scene.rect(x0, y0 + at.row * wide, wide * columns, wide, { stroke: "mark", line: 2 });
   if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
   scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
+  const stored = trace.stored(side.head);
   for (let row = 0; row < rows; row++) {
-    const queryAt = trace.nearest(trace.rowSpan(row, rows)[0]);
+    const [first, last] = trace.rowSpan(row, rows), queryAt = stored.find((query) => query >= first && query <= last) ?? first;
     const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
     scene.targets.push({ x: x0, y: y0 + row * wide, width: wide * columns, height: wide,
       of: (px) => side.back({ query: queryAt, key: keyAt(px) }),

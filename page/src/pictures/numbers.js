@@ -3,7 +3,7 @@
 import { keyToken, queryToken } from "../labels.js";
 import { MINUS, bar, button, byId, count, elide, ends, gapRow, largest, make, number, precise, sum, table } from "../marks.js";
 import { answered } from "../compute.js";
-import { go, isBeside, keyOr, queryOr, shownTrace, snapshot, state } from "../state.js";
+import { go, isBeside, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { chosen, screen, store } from "../store.js";
 
 /** @import { Step, Trace } from "../data.js" */
@@ -25,7 +25,7 @@ const write = (/** @type {Step} */ step) =>
 // Whether the page has the numbers of this step for the selected head and query.
 function holds(/** @type {Step} */ step) {
   const indices = selection();
-  return (step === shownTrace().weights && rowOf(step).some((weight) => weight !== undefined))
+  return (step === shownTrace().weights && rowOf(step)?.some((weight) => weight !== undefined))
     || (step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true));
 }
 
@@ -35,14 +35,14 @@ export function elsewhere(/** @type {Step} */ step) {
     computeSteps();
     return [paragraph("Computing the steps of this layer.")];
   }
-  const { h, q } = step.kept;
-  const at = state();
-  const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
-  return [paragraph(isLong(shownTrace()) ? "This text is too long to store every step of every head."
-    : "With every step of every head this page would be large.", " In this layer, the page ",
-    `has them for head ${to.head} and `, q?.length > 1 ? "the queries " : "the query ",
-    ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]), "."),
-  button({}, () => go(to), `Go to head ${to.head}, query ${to.query}`)];
+  const { h, q } = step.kept, at = state(), to = q && !q.includes(queryOr()) ? { query: q[0] } : {};
+  const heads = h ?? (step.holdsNumbers ? [at.head] : []), others = [...snapshot().exactHeads()];
+  const [layer, head] = heads.length ? [at.layer, heads.includes(at.head) ? at.head : heads[0]] : others[0] ?? [];
+  const why = paragraph(isLong(shownTrace()) ? "This text is too long to store every step of every head."
+    : "With every step of every head this page would be large.", head === undefined ? "" : " It has them for " +
+    (heads.length ? `${heads.map((it) => placeName(at.layer, it)).join(", ")} in this layer.` : `${count(others.length, "head")} in other layers.`));
+  if (head === undefined) return [why];
+  return [why, button({}, () => go({ layer, head, ...to }), `Go to ${placeName(layer, head)}${to.query === undefined ? "" : `, query ${to.query}`}`)];
 }
 
 const MOST_TOKENS = 512; // of a text of which the host computes every step

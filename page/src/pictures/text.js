@@ -35,7 +35,7 @@ export function buildStrip() {
   strip.addEventListener("scroll", fadeStrip);
   new ResizeObserver(fadeStrip).observe(strip);
   strip.addEventListener("keydown", (event) => {
-    const kept = shownTrace().kept, at = kept.indexOf(queryOr());
+    const kept = shownTrace().stored(chosen.head), at = kept.indexOf(queryOr());
     const right = /** @type {HTMLElement} */ (byId(`word-${queryOr()}`)?.closest("[dir]"))?.dir === "rtl" ? -1 : 1;
     const by = { ArrowRight: right, ArrowDown: 1, ArrowLeft: -right, ArrowUp: -1, PageDown: 10, PageUp: -10,
       Home: -1e9, End: 1e9 }[event.key];
@@ -51,6 +51,7 @@ export function fillStrip() {
   const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
   const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
   strip.filled = queries;
+  strip.classList.toggle("drawn", shownTrace().isOneText);
   byId("unknown").textContent = unknownInWords();
   const wordAt = (at) => {
     const classes = ["word", snapshot().unknown.has(at) && "unknown", touches(at) && "joined", touches(at + 1) && "continued"];
@@ -146,7 +147,10 @@ export function drawSentence() {
     words.push(keyToken(most, 40), ` receives most weight, ${percent(row[most])} on average over all queries.`);
   } else {
     const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
-    if (!row.some((weight) => weight > 0)) {
+    if (!trace.isStored(head, query)) {
+      words.push(queryToken(query, 40), ": the page does not have the weights of this token. ",
+        make("span", { class: "more" }, STORED));
+    } else if (!row.some((weight) => weight > 0)) {
       words.push(queryToken(query, 40), " is fully masked.");
     } else {
       const writer = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
@@ -161,6 +165,7 @@ export function drawSentence() {
   byId("sentence").replaceChildren(...words);
 }
 
+const STORED = "Of a long text it has those of some tokens for every head, and of all tokens for the heads of which it has every step.";
 export const CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. " +
   "Parts of it may cancel.";
 
@@ -251,8 +256,8 @@ function layouts(/** @type {Side} */ side, width, gutter) {
 
 // The parts of a text to show, [first, after the last]: all of it, or of a long text the words around the query,
 // and around the key if that is elsewhere.
-function partsToShow(/** @type {Side} */ { trace, head, query, key }) {
-  const length = trace.keys.length, looked = key ?? (query === null ? 0 : largestAt(trace.row(trace.used, head, query) ?? [0]));
+function partsToShow(/** @type {Side} */ { trace, rest: { row, query, key } }) {
+  const length = trace.keys.length, looked = key ?? largestAt(row);
   const centres = [query ?? 0, looked].sort((a, b) => a - b), isNear = centres[1] - centres[0] < MOST_SHOWN / 2;
   const around = (centre, most) => {
     const first = Math.max(0, Math.min(length - most, centre - most / 2));
@@ -269,7 +274,8 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
   const row = difference ?? shades(trace, head, query);
   const blocked = query === null ? [] : trace.blocked(head, query);
   // As many lines as fit: at least those of the query and of its largest weight.
-  const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
+  const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), difference ?? (side.rest.query === null ? row : side.rest.row),
+    [trace.isOneText ? side.rest.query : null, side.rest.key]);
   const boxes = new Map();
   let top = y - line, before = -1; // the position before a line
   const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
@@ -303,7 +309,7 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
     scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + (box.after && 4), box.height,
-      side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }),
+      side.back(trace.isOneText ? { query: position, key: null } : { query, key: position }),
       side.from.title(trace.keys, position));
   }
   return top + high;
@@ -424,7 +430,7 @@ export function drawText(width, height) {
       if (above) scene.text(name, left, top + 10, { bold: true, fill: sideColour(i) });
       // All words, if possible with the lists below them; of a longer text, as many lines as fit.
       const free = (height - LEGEND) / rows - above - GUTTER, layOut = layouts(side, wide, above ? LEAST_GUTTER : GUTTER);
-      const tried = (side.query === null ? [[LEAST_SIZE, 0]] : LEAST_SIZES_AND_LISTS)
+      const tried = (side.rest.query === null ? [[LEAST_SIZE, 0]] : LEAST_SIZES_AND_LISTS)
         .map(([least, listed]) => ({ ...layOut(free - (listed ? 50 + 23 * listed : 0), least), listed }));
       const layout = tried.find((it) => it.fits) ?? tried[0];
       const at = textScene(scene, side, left, top + above + GUTTER, layout);

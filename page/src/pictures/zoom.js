@@ -30,7 +30,7 @@ export function zoomedSide() {
     (position !== null && position >= from && position < from + size ? position - from : null);
   return {
     name: `${placeName(layer, head)}, exactly`, trace, from: snapshot(), layer, head: 0, colour: 0,
-    query: inside(query, first.q, trace.size.q), key: inside(key, first.k, trace.size.k),
+    query: inside(query, first.q, trace.size.q), key: inside(key, first.k, trace.size.k), rest: { row: [], query: null, key: null },
     back: (changes) => ({
       query: changes.query === null ? null : changes.query + first.q,
       key: changes.key === null ? null : changes.key + first.k,

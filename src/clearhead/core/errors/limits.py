@@ -34,7 +34,7 @@ MASKS_KEPT = 4  # edited masks that an edit stores, because layers alternate bet
 TOKENS_AHEAD = 256  # tokens for which a cache allocates memory: it copies less than 1 % more
 
 # Larger results are stored, or shown, in part.
-MOST_TRACED_CELLS = 2**16  # heads x queries x keys of a layer of which every step is stored
+MOST_TRACED_CELLS = 2**19  # heads x queries x keys of a layer of which every step is stored
 MOST_TRACED_TOKENS = 512  # tokens of which one head's steps are stored: 1 MB a matrix
 MOST_RANKED_QUERIES = 512  # queries whose largest weights are stored, evenly spaced
 MOST_ROLE_QUERIES = 512  # queries, evenly spaced, and as many whose word occurred before

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor
 
 from ...core.errors import BadValue
@@ -299,9 +300,23 @@ def _trace(
         return trace, tuple(range(problem.H))
     chosen = max(heads, key=lambda head: (bool(head.roles), head.number)).head
     one = trace.head(chosen)
-    # The copy lets the memory of the other heads be freed.
-    steps = tuple(replace(step, tensor=step.tensor.clone()) for step in one)
-    return replace(one, steps=steps), (chosen,)
+    return replace(one, steps=heads_of_trace(trace, problem, (chosen,)).steps), (chosen,)
+
+
+def heads_of_trace(trace: Trace, problem: Problem, heads: Sequence[int]) -> Trace:
+    """Return the trace of some heads, and of the key heads that they read.
+
+    It is a copy, so that the memory of the others can be freed.
+    """
+    indices = {"h": heads, "g": sorted({head // (problem.H // problem.G) for head in heads})}
+    steps = []
+    for step in trace:
+        axes, tensor = step.axes.split(), step.tensor.detach()
+        for letter in indices.keys() & set(axes):
+            index = torch.tensor(indices[letter], device=tensor.device)
+            tensor = tensor.index_select(axes.index(letter), index)
+        steps.append(replace(step, tensor=tensor))
+    return replace(trace, steps=tuple(steps))
 
 
 def _is_one_text(problem: Problem, site: CallSite) -> bool:

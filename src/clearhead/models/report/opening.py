@@ -38,6 +38,16 @@ def opening(report: Report) -> Opening | None:
     return _clearest_role(report)
 
 
+def best_heads(report: Report) -> dict[str, Head]:
+    """Return the head with the largest mass of each role, by its label."""
+    best: dict[str, tuple[float, Head]] = {}
+    for head in report.heads:
+        for role in head.roles:
+            if role.label not in best or role.mass > best[role.label][0]:
+                best[role.label] = role.mass, head
+    return {label: head for label, (_, head) in best.items()}
+
+
 def token_labels(report: Report, layer: int) -> tuple[Sequence[str], Sequence[str]]:
     """Return the labels of a layer's queries and keys: tokens, or numbers if these are unknown."""
     own = report.layers[layer]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ...core.errors import AttentionError, BadType, BadValue, kind_of
 from ...core.errors.limits import MOST_LOGITS
-from ...core.functional.ambient import FollowedCall
+from ...core.functional.ambient import FollowedCall, listening, without_followers
+from ...core.functional.explain import explain_problem
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import Statistic
 from ...hf import Checkpoint
@@ -25,9 +26,10 @@ from ..follow.outputs import logits_of, most_probable
 from ..follow.run import ModelFollower
 from ..progress import progress_bar
 from .carried import CarriedValues, without_norms
-from .collect import BegunCall, Collector
-from .findings import Head
+from .collect import BegunCall, Collector, heads_of_trace
+from .findings import Head, Layer
 from .next_token import find_next_token
+from .opening import best_heads, opening
 from .probe import probe_scores
 from .result import Report
 from .text_model import TextModel
@@ -128,6 +130,7 @@ def report(
         result = _with_effects(result, run, effects, progress)
     if next_token:
         result = _with_next_token(result, run, output)
+    result = _with_steps(result, run)
     return _with_probe(result, run) if probe else result
 
 
@@ -275,6 +278,38 @@ def _with_next_token(result: Report, run: ModelRun, output: Any) -> Report:
         return replace(result, next_token=next_token)
     except (BadValue, BadType) as error:
         return replace(result, next_token_withheld=_why(error))
+
+
+def _with_steps(result: Report, run: ModelRun) -> Report:
+    """Return the report with every step of the head with which it opens, of those that write the
+    next token, and of the best head of each role.
+
+    A short text has the steps of all heads. For a longer one, the model runs again.
+    """
+    begin = opening(result)
+    writers = () if result.next_token is None else result.next_token.writers
+    wanted = {(x.layer, x.head) for x in best_heads(result).values()}
+    wanted |= {(x.layer, x.head) for x in writers}
+    wanted |= set() if begin is None else {(begin.head.layer, begin.head.head)}
+    traced: dict[int, Layer] = {}
+    count = 0
+
+    def on_call(call: FollowedCall) -> None:
+        nonlocal count
+        layer = result.layers[count]
+        count += 1
+        heads = tuple(sorted(head for at, head in wanted if at == layer.number))
+        if heads and not set(heads) <= set(layer.traced_heads):
+            trace = explain_problem(call.problem, call.inputs, layer.query_tokens, layer.key_tokens)
+            trace = heads_of_trace(trace, call.problem, heads)
+            traced[layer.number] = replace(layer, trace=trace, traced_heads=heads)
+
+    is_known = {(x.number, head) for x in result.layers for head in x.traced_heads}
+    if wanted <= is_known or any(x.trace is None for x in result.layers):
+        return result
+    with without_followers(), torch.no_grad(), listening(on_call):
+        run.start()
+    return replace(result, layers=tuple(traced.get(x.number, x) for x in result.layers))
 
 
 def _with_probe(result: Report, run: ModelRun) -> Report:

@@ -1,40 +1,53 @@
 """Write the page of a report: every head of a model, one head, one query.
 
-Its size is bounded for any length of the text: it has a small map of each head, and the largest
-weights of some queries. For a short text it has the steps of every head, for a longer one those of
-one head per layer. The script draws each layer like a trace.
+Its size is bounded for any length of the text: it has a small map of each head, the largest weights
+of queries, and every step of as many heads as fit. The script draws each layer like a trace.
 """
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.errors import BadType, BadValue, kind_of, must_be
 from ...core.formatting import AXES, evenly, joined_text, visible_in_browser
-from ...core.functional.trace import Step, Trace
 from ...models.report import Head, Layer, Report
 from ...models.report.findings import NextToken
 from ...models.report.opening import Opening, opening
 from . import schema
 from .document import document, encoded, table, write
+from .exact_steps import exact_heads, steps_of_heads
 from .live import model_data
 from .schema import Host
-from .steps import number_settings, sizes, spelling_of, step_data, steps_withheld, trace_data
+from .steps import number_settings, sizes, spelling_of, steps_withheld, trace_data
 
-# Limits in bytes before base64, which adds a third, so that a page stays below 3 MB.
-MAP_BYTES = 1 << 20
-LINK_BYTES = 700_000
-NORM_BYTES = 300_000  # of the norms of values
-FINE_BYTES = 400_000  # of the larger map of one head per layer
-STEP_BYTES = 2_000_000  # of all steps of all heads; if they fit, no maps and links are stored
-FILE_STEP_BYTES = 12_000_000  # of a file, which can compute no other steps
+
+class Budget(NamedTuple):
+    """Limits of a page in bytes before base64, which adds a third.
+
+    If the steps of all heads fit `all_steps`, no maps and links are stored; otherwise `steps` is
+    for those of some heads. `maps`, the `largest` weights, `norms` of values and `fine`, the larger
+    map of one head per layer, are for all heads together.
+    """
+
+    all_steps: int
+    steps: int
+    maps: int
+    largest: int
+    norms: int = 300_000
+    fine: int = 400_000
+
+
+# In a notebook, or from a server, which computes further steps: below 3 MB.
+SMALL = Budget(all_steps=2_000_000, steps=300_000, maps=1 << 20, largest=700_000)
+# A file, which computes no others: every step of the heads with a role, for some 128 tokens.
+FILE = Budget(all_steps=12_000_000, steps=12_000_000, maps=1_200_000, largest=2_000_000)
 SIDES = (256, 128, 64, 32, 16)  # of a map, halved each time, so that bins nest
-FEW_QUERIES, FEW_KEYS = 3, 12  # with all steps, in one head per layer of a longer text
+LINKED_QUERIES = 3  # of a head, whose largest weights are stored in any case
 RECEIVERS = 8  # keys listed by the weight they receive
 
 
@@ -45,14 +58,13 @@ def report_page(
     note: str = "",
     beside: Report | None = None,
     host: Host | None = None,
-    most_bytes: int = STEP_BYTES,
+    budget: Budget = SMALL,
 ) -> str:
     """Return the HTML document that shows a model, a head and a query.
 
     ``title=None`` uses the name of the model. `beside` is the report of another model on the same
     text, for comparison of heads. `host` is the program that recomputes the page for another text
-    or for edits (`serve`, `notebook`). Every step of every head is on the page if these numbers
-    have `most_bytes` bytes or fewer.
+    or for edits (`serve`, `notebook`). `budget` decides how many heads have every step.
 
     Raises `BadValue` for a report without layers or tokens, and if `beside` has another text;
     `BadType` for anything but a report.
@@ -78,7 +90,7 @@ def report_page(
             "report on the same text with both.",
         )
     return document(
-        snapshot(report, most_bytes),
+        snapshot(report, budget),
         title=f"Attention in {report.name}" if title is None else title,
         about=_about(report),
         note=note,
@@ -99,24 +111,37 @@ def write_report(
     beside: Report | None = None,
 ) -> Path:
     """Write `report_page(report, ...)` to `path` and return the path. A file may be larger than a
-    page in a notebook, so it has the steps of every head of a longer text.
+    page in a notebook, so it has the steps of more heads.
 
     Raises any error of `report_page`, and `BadValue` if the file cannot be written.
     """
-    page = report_page(report, title=title, note=note, beside=beside, most_bytes=FILE_STEP_BYTES)
+    page = report_page(report, title=title, note=note, beside=beside, budget=FILE)
     return write(page, path)
 
 
 # ---- what the script reads -------------------------------------------------------------
 
 
-def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
+def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
     """Return a report as data for the script."""
     heads = sum(len(layer.heads) for layer in report.layers)
-    side = next((s for s in SIDES if heads * s * s <= MAP_BYTES), SIDES[-1])
-    fine = next(s for s in SIDES if len(report.layers) * s * s <= FINE_BYTES or s == SIDES[-1])
+    longest = max(max(x.pooled.shape[-2:]) for x in report.layers)
+    sides = (s for s in SIDES if heads * min(s, longest) ** 2 <= budget.maps)
+    page = _Page(
+        heads,
+        next(sides, SIDES[-1]),
+        next(s for s in SIDES if len(report.layers) * s * s <= budget.fine or s == SIDES[-1]),
+        budget,
+        report.tokens,
+        begin := opening(report),
+    )
     step_bytes = sum(4 * step.tensor.numel() for x in report.layers for step in x.trace or ())
-    begin = opening(report)
+    is_complete = step_bytes <= budget.all_steps and all(
+        len(x.traced_heads) == len(x.heads) for x in report.layers
+    )
+    exact: list[list[int]] | None = None
+    if not is_complete:
+        exact = exact_heads(report, begin, budget.steps)
     data: schema.Snapshot = {
         "names": AXES,
         "name": visible_in_browser(report.name),
@@ -131,7 +156,7 @@ def snapshot(report: Report, most_bytes: int = STEP_BYTES) -> schema.Snapshot:
             for guesses in report.guesses
         ],
         "layers": [
-            _layer(layer, report.tokens, side, fine, heads, step_bytes <= most_bytes, begin)
+            _layer(layer, page, None if exact is None else exact[layer.number])
             for layer in report.layers
         ],
         "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
@@ -200,38 +225,42 @@ def _head(head: Head, layer: Layer) -> schema.Head:
     return data
 
 
-def _layer(
-    layer: Layer,
-    tokens: Sequence[str],
-    side: int,
-    fine: int,
-    heads: int,
-    all_steps: bool,
-    begin: Opening | None,
-) -> schema.Layer:
+class _Page(NamedTuple):
+    """What the layers of a page share: the number of all heads, the sides of a map and of a fine
+    one, the budget, the tokens, and where the page opens."""
+
+    heads: int
+    side: int
+    fine: int
+    budget: Budget
+    tokens: Sequence[str]
+    begin: Opening | None
+
+
+def _layer(layer: Layer, page: _Page, exact: list[int] | None) -> schema.Layer:
     """Return a layer as data for the script, in the format of a trace.
 
-    It has every step of every head, or else maps, the largest weights of some queries, and the
-    steps of at most one head.
+    It has every step of every head if `exact` is None, or else maps, the largest weights of
+    queries, and the steps of the heads in `exact`.
     """
-    trace = layer.trace
-    if trace is not None and len(layer.traced_heads) == len(layer.heads) and all_steps:
-        data = trace_data(trace)
+    if exact is None:
+        assert layer.trace is not None
+        data = trace_data(layer.trace)
     else:
-        data = _pooled_layer(layer, tokens, side, fine, heads, begin)
-    data |= _norms(layer, heads)
+        data = _pooled_layer(layer, page, exact)
+    data |= _norms(layer, page)
     data["max_entropy"] = round(layer.max_entropy, 7)
     data["module"] = visible_in_browser(layer.module) if layer.module else ""
     data["cross_attention"] = layer.cross_attention
     return data
 
 
-def _norms(layer: Layer, heads: int) -> schema.LayerNorms:
+def _norms(layer: Layer, page: _Page) -> schema.LayerNorms:
     """Return the norms of the values of a layer, or why the page does not have them."""
     norms = layer.value_norms
     if norms is None:
         return {"norms_withheld": visible_in_browser(layer.norms_withheld or "It is unknown.")}
-    if 2 * heads * norms.shape[-1] > NORM_BYTES:
+    if 2 * page.heads * norms.shape[-1] > page.budget.norms:
         return {"norms_withheld": "The page of a long text does not have the norms of all values."}
     top = float(norms.max().clamp(min=1e-30))
     if not math.isfinite(top):
@@ -239,23 +268,23 @@ def _norms(layer: Layer, heads: int) -> schema.LayerNorms:
     return {"norms": encoded((norms / top * 65535).round(), "u2")}
 
 
-def _pooled_layer(
-    layer: Layer, tokens: Sequence[str], side: int, fine: int, heads: int, begin: Opening | None
-) -> schema.Layer:
+def _pooled_layer(layer: Layer, page: _Page, exact: list[int]) -> schema.Layer:
     trace, Tq, Tk = layer.trace, layer.queries, layer.received.shape[-1]
     size = {"h": len(layer.heads), "q": Tq, "k": Tk}
     steps = [_weights_step(layer)]
-    if trace is not None:
+    if trace is not None and exact:
         size = {**sizes(trace), **size, "g": layer.key_heads}
-        steps = _steps_of_one_head(trace, layer)
-    pooled = pool(layer.pooled, side, Tq)
+        steps = steps_of_heads(layer, exact)
+    pooled = pool(layer.pooled, page.side, Tq)
     weights = next(step for step in steps if step["name"] == "weights")
-    weights["map"] = _shades(pooled, pool(layer.allowed.float(), side, Tq) > 0)
-    if min(fine, *layer.pooled.shape[-2:]) > side:
-        head = _clearest(layer).head
-        finer, allowed = (pool(x, fine, Tq) for x in (layer.pooled[head], layer.allowed.float()))
-        weights["fine"] = {"head": head, **_shades(finer, allowed > 0)}
-    stored, largest = _largest_weights(layer, heads, Tk, begin)
+    weights["map"] = _shades(pooled, pool(layer.allowed.float(), page.side, Tq) > 0)
+    if min(page.fine, *layer.pooled.shape[-2:]) > page.side and not exact:
+        head = max(layer.heads, key=lambda head: head.number).head
+        of_head, allowed = (
+            pool(x, page.fine, Tq) for x in (layer.pooled[head], layer.allowed.float())
+        )
+        weights["fine"] = {"head": head, **_shades(of_head, allowed > 0)}
+    stored, largest = _largest_weights(layer, page)
     data: schema.Layer = {
         "size": size,
         "settings": {} if trace is None else number_settings(trace),
@@ -266,9 +295,9 @@ def _pooled_layer(
     }
     if trace is not None:
         data |= steps_withheld(trace)
-    if layer.query_tokens is None or list(layer.query_tokens) != list(tokens):
+    if layer.query_tokens is None or list(layer.query_tokens) != list(page.tokens):
         data["queries"] = _visible(layer.query_tokens)
-    if layer.key_tokens is None or list(layer.key_tokens) != list(tokens):
+    if layer.key_tokens is None or list(layer.key_tokens) != list(page.tokens):
         data["keys"] = _visible(layer.key_tokens)
     return data
 
@@ -291,63 +320,20 @@ def _weights_step(layer: Layer) -> schema.Step:
     }
 
 
-def _clearest(layer: Layer) -> Head:
-    """Return the head to show in most detail: the largest number among those with steps."""
-    return max((layer.heads[h] for h in layer.traced_heads or range(len(layer.heads))),
-               key=lambda head: head.number)  # fmt: skip
-
-
-def _steps_of_one_head(trace: Trace, layer: Layer) -> list[schema.Step]:
-    """Return the steps of the clearest traced head, for a few queries and keys."""
-    head = _clearest(layer)
-    H, G = len(layer.heads), layer.key_heads
-    queries = sorted(list(dict.fromkeys(link.query for link in head.links))[:FEW_QUERIES] or [0])
-    rows = [row for row, query in enumerate(layer.kept_queries) if query in queries]
-    best = layer.top_keys[head.head, rows, :FEW_KEYS].flatten().tolist()
-    keys = sorted({key for key in best if key >= 0} or {0})
-    key_head = head.head // (H // G)
-    # Their indices in the trace, which may have only this head, and in the model.
-    selected = {
-        "h": ([layer.traced_heads.index(head.head)], [head.head]),
-        "g": ([key_head if len(layer.traced_heads) == H else 0], [key_head]),
-        "q": (queries, queries),
-        "k": (keys, keys),
-    }
-    return [_part_of(step, selected, {"h": H, "g": G}) for step in trace]
-
-
-def _part_of(
-    step: Step, selected: Mapping[str, tuple[list[int], list[int]]], full_size: Mapping[str, int]
-) -> schema.Step:
-    """Return the step at the selected indices. A matrix of scores keeps all keys."""
-    letters, tensor = step.axes.split(), step.tensor.detach()
-    cut = [x for x in letters if x in selected and not (x == "k" and "q" in letters)]
-    for letter in cut:
-        index = torch.tensor(selected[letter][0], device=tensor.device)
-        tensor = tensor.index_select(letters.index(letter), index)
-    data = step_data(replace(step, tensor=tensor), None, [])
-    data["kept"] = {letter: selected[letter][1] for letter in cut}
-    pairs = zip(letters, step.shape, strict=True)
-    data["shape"] = [(letter, full_size.get(letter, size)) for letter, size in pairs]
-    return data
-
-
-def _largest_weights(
-    layer: Layer, heads: int, Tk: int, begin: Opening | None
-) -> tuple[list[int], schema.Links]:
+def _largest_weights(layer: Layer, page: _Page) -> tuple[list[int], schema.Links]:
     """Return some queries and their largest weights: as many as fit, at least 3 per query.
 
     If they do not fit, there are fewer queries.
     """
-    key_bytes = 2 if Tk <= 1 << 16 else 4
-    per_head = LINK_BYTES // (heads * (4 + key_bytes))
+    key_bytes = 2 if layer.received.shape[-1] <= 1 << 16 else 4
+    per_head = page.budget.largest // (page.heads * (4 + key_bytes))
     available, count = layer.top_keys.shape[-1], len(layer.kept_queries)
     n = max(min(3, available), min(available, per_head // count))
     # Always stored: the queries of the strongest links, to which the page refers, and the one with
     # which it opens.
-    linked = {link.query for head in layer.heads for link in head.links[:FEW_QUERIES]}
-    if begin is not None and begin.head.layer == layer.heads[0].layer:
-        linked.add(begin.query)
+    linked = {link.query for head in layer.heads for link in head.links[:LINKED_QUERIES]}
+    if page.begin is not None:
+        linked.add(page.begin.query)
     needed = {row for row, query in enumerate(layer.kept_queries) if query in linked}
     most = per_head // n if per_head // n >= count else max(2, per_head // n - len(needed))
     rows = sorted(needed | set(evenly(count, most)))

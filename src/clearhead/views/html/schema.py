@@ -55,13 +55,16 @@ class Step(StepText, total=False):
     """A step with its numbers, if the page has them.
 
     `kept` has the stored positions of each axis that is not stored in full. `map` is the pooled map
-    of every head.
+    of every head. If the step is `computed`, the script computes it from those before it; `spans`
+    has the first key that each query may look at, and the one after the last.
     """
 
     integer: bool
     stored: list[int]
     kind: Kind
     data: str
+    computed: bool
+    spans: Numbers
     map: Numbers | Shades
     fine: FineMap
 

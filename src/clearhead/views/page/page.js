@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 89807207e3a64f44bd9b52c5e6231349d2de3a5d899cdf2568fa0c0323037d70; do not edit.
+// Made by `make page` from the sources 5fe6e2b6d2fd31f4255d389faa5a2ac1ac1f2acdddc9ddcce2564c67eba9c3d1; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -68,15 +68,19 @@ var clearhead = (() => {
       }
     }
     get holdsNumbers() {
-      return Boolean(this.data ?? this.values);
+      return Boolean(this.data ?? this.values ?? this.computed);
+    }
+    // Whether the page has the numbers of every query of a head.
+    isExact(head) {
+      return this.holdsNumbers && !this.kept?.q && (this.indexOf.h?.has(head) ?? true);
     }
     // Decoded on first use, so that a page of many heads opens quickly.
     get numbers() {
       return numbersOf(this);
     }
-    // Whether the page has a map of every head.
-    get hasMap() {
-      return this.isPair && (this.map !== void 0 || !this.kept?.q);
+    // Whether the page has a map of a head.
+    hasMap(head) {
+      return this.isPair && (this.map !== void 0 || this.isExact(head));
     }
     get isShare() {
       return this.name === "weights" || this.name === "dropped";
@@ -84,6 +88,7 @@ var clearhead = (() => {
     // The numbers along `free` at an index of every other axis, for example
     // along("k", {h: 0, q: 3}) is a row of scores. Null if the page does not have them.
     along(free, indices) {
+      if (this.computed) return this.compute?.(indices) ?? null;
       if (!this.holdsNumbers) return null;
       let start2 = 0, stride = 1, step = 0, length = 1;
       for (let axis = this.axes.length - 1; axis >= 0; axis--) {
@@ -100,9 +105,15 @@ var clearhead = (() => {
       }
       return Array.from({ length }, (_, i) => this.numbers[start2 + i * step]);
     }
-    // One head of a queries x keys step as a grid of cells: the numbers, or pooled numbers for a long
-    // text. One head of a long report has a larger map, which `fine` selects.
+    // One head of a queries x keys step as a grid of cells: its numbers, or those of the map of every
+    // head. For a tile, the map suffices: `fine` is false.
     grid(head, fine = true) {
+      if (this.computed && this.isExact(head) && (fine || !this.map)) {
+        const [rows2, columns2] = ["q", "k"].map((letter) => Object.fromEntries(this.shape)[letter]);
+        const values2 = new Float32Array(rows2 * columns2);
+        for (let q = 0; q < rows2; q++) values2.set(this.along("k", { h: head, q }) ?? [], q * columns2);
+        return { rows: rows2, columns: columns2, values: values2 };
+      }
       if (fine && this.fine && this.fine.head === head) {
         const [rows2, columns2] = this.fine.stored;
         return { rows: rows2, columns: columns2, values: numbersOf(this.fine) };
@@ -111,6 +122,33 @@ var clearhead = (() => {
       const values = numbersOf(from), [rows, columns] = from.stored.slice(-2);
       const start2 = this.axes.includes("h") ? head * rows * columns : 0;
       return { rows, columns, values: values.subarray(start2, start2 + rows * columns) };
+    }
+  };
+  var COMPUTED = {
+    scores: (trace, { h, q, g }) => {
+      const query = trace.step("query").along("d", { h, q }), keys = trace.vectors("key", "d", g), D = query.length;
+      return trace.keys.map((_, k) => query.reduce((score, x, d) => score + x * keys[k * D + d], 0));
+    },
+    scaled: (trace, _, before) => before.map((x) => x * trace.settings.scale),
+    capped: ({ settings }, _, before) => before.map((x) => settings.softcap * Math.tanh(x / settings.softcap)),
+    masked: (trace, { q }, before, { spans }) => {
+      const ends2 = numbersOf(spans), [first, after] = [ends2[q], ends2[trace.size.q + q]];
+      return before.map((x, k) => k >= first && k < after ? x : -Infinity);
+    },
+    weights: (_, __, before) => {
+      const most = before.reduce((a, b) => Math.max(a, b), -Infinity);
+      const exps = before.map((x) => x === -Infinity ? 0 : Math.exp(x - most));
+      const total = exps.reduce((a, b) => a + b, 0);
+      return exps.map((x) => total ? x / total : 0);
+    },
+    output: (trace, { g }, weights) => {
+      const values = trace.vectors("value", "v", g), out = Array(trace.size.v).fill(0);
+      weights.forEach((weight, k) => {
+        if (weight) out.forEach((_, i) => {
+          out[i] += weight * values[k * out.length + i];
+        });
+      });
+      return out;
     }
   };
   var KINDS = {
@@ -144,7 +182,7 @@ var clearhead = (() => {
       this.kept ??= numbers(data.size.q).map(Number);
       this.isOneText = !this.cross_attention && isAlike(this.queries, this.keys);
       this.pairs = this.steps.filter((step) => step.isPair);
-      this.maps = this.steps.filter((step) => step.hasMap);
+      for (const step of this.steps) if (step.computed) step.compute = this.computing(step);
       this.weights = /** @type {Step} */
       this.step("weights");
       this.used = this.step("dropped") ?? this.weights;
@@ -153,6 +191,37 @@ var clearhead = (() => {
     }
     step(name) {
       return this.steps.find((step) => step.name === name);
+    }
+    // The steps of which the page has a map of a head.
+    maps(head) {
+      return this.steps.filter((step) => step.hasMap(head));
+    }
+    // A function that computes one query of one head of a step from the steps before it, and stores it; null if
+    // the page does not have the head.
+    computing(step) {
+      const before = step.isPair ? this.pairs[this.pairs.indexOf(step) - 1] : this.pairs.at(-1), known = /* @__PURE__ */ new Map();
+      return ({ h, q }) => {
+        const at = this.at(h, q, 0), name = h * this.size.q + q;
+        if (!step.isExact(h)) return null;
+        if (!known.has(name)) known.set(name, COMPUTED[step.name](this, at, before?.along("k", at) ?? [], step));
+        return known.get(name);
+      };
+    }
+    // The vectors of one head of the keys or the values, one after the other.
+    vectors(name, letter, head) {
+      const step = (
+        /** @type {Step} */
+        this.step(name)
+      ), size = this.size.k * this.size[letter];
+      const index = step.indexOf.g ? step.indexOf.g.get(head) ?? 0 : head;
+      return step.numbers.subarray(index * size, (index + 1) * size);
+    }
+    // The queries of which the page has the weights of a head, or the largest of them.
+    stored(head) {
+      return this.used.isExact(head) ? this.queries.map((_, query) => query) : this.kept;
+    }
+    isStored(head, query) {
+      return this.used.isExact(head) || this.kept.includes(query);
     }
     // The position to show for an index of an axis, which in a part of a text does not begin at 0.
     numbered(letter, index) {
@@ -198,21 +267,18 @@ var clearhead = (() => {
     // The mean weight that each key receives from a query, or the mean of another row of each query.
     received(head, rowOf2 = (query) => this.row(this.used, head, query)) {
       const sums = Array(this.size.k).fill(0);
-      for (const query of this.kept) {
+      const stored = this.stored(head);
+      for (const query of stored) {
         rowOf2(query)?.forEach((weight, key) => {
           sums[key] += weight || 0;
         });
       }
-      return sums.map((sum3) => sum3 / this.kept.length);
+      return sums.map((sum3) => sum3 / stored.length);
     }
     // The keys that the mask blocks for a query, if the page has the masked scores.
     blocked(head, query) {
       const masked = this.step("masked"), row = masked && this.row(masked, head, query);
       return row ? row.map((score) => score === -Infinity) : this.keys.map(() => false);
-    }
-    // The stored query nearest to a position.
-    nearest(position) {
-      return this.kept.reduce((best, next) => Math.abs(next - position) < Math.abs(best - position) ? next : best, this.kept[0]);
     }
     // The positions that a cell of a map covers, [first, last].
     rowSpan(cell, rows) {
@@ -288,6 +354,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     // The results for a head: its label, entropy, shares; undefined if there are none.
     finding(layer, head) {
       return this.findings.get(`${layer}.${head}`);
+    }
+    // The heads with every step on the page.
+    *exactHeads() {
+      for (const { layer, head } of this.places()) {
+        const step = this.data.layers[layer].steps.find((it) => it.name === "scores");
+        if (step && (step.kept?.h?.includes(head) ?? !step.kept?.q)) yield [layer, head];
+      }
     }
     *places() {
       for (let layer = 0; layer < this.layers; layer++) {
@@ -622,14 +695,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var state = () => store.pointed ? { ...chosen, ...store.pointed } : chosen;
   var snapshot = () => store.edited ?? store.current;
   var shownTrace = () => snapshot().layer(state().layer);
-  var queryOr = ({ query } = state()) => query ?? shownTrace().kept.at(-1);
+  var queryOr = ({ query, head } = state()) => query ?? shownTrace().stored(head).at(-1);
   function keyOr(at = state()) {
     if (at.key !== null) return at.key;
     const row = shownTrace().row(shownTrace().used, at.head, queryOr(at)) ?? [0];
     return largestAt(row);
   }
   var largestAt = (row) => row.reduce((best, weight, i) => weight > (row[best] ?? -1) ? i : best, 0);
-  var isCarriedKnown = (trace, head, query) => trace.carried(head, query ?? trace.kept[0]) !== null;
+  var isCarriedKnown = (trace, head, query) => trace.carried(head, query ?? trace.stored(head)[0]) !== null;
   var isByContribution = (trace, head, query) => chosen.by === "contribution" && isCarriedKnown(trace, head, query);
   function shades(trace, head, query) {
     const isCarried = isByContribution(trace, head, query);
@@ -647,6 +720,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       colour,
       query: there(words, query),
       key: there(words, key),
+      rest: atRest(from, layer2, head2, there(words, chosen.query), there(words, chosen.key)),
       back: (changes) => backFrom(words, changes)
     });
     const here = placeName(layer, head);
@@ -664,6 +738,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       [layer, head],
       ...without(others, layer, head)
     ].map((place, i) => side(placeName(...place), current, place, i));
+  }
+  function atRest(from, layer, head, query, key) {
+    const at = layer === state().layer && head === state().head ? chosen : { layer, head };
+    const isThere = at.layer < from.layers && query !== null && query < from.layer(at.layer).size.q;
+    return { row: isThere ? shades(from.layer(at.layer), at.head, query) : [], query, key };
   }
   function isBeside() {
     const { layer, head } = state();
@@ -739,10 +818,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     chosen.layer = Math.min(chosen.layer, snapshot().layers - 1);
     const trace = shownTrace();
     chosen.head = Math.min(chosen.head, trace.heads - 1);
-    if (chosen.query !== null) chosen.query = trace.nearest(Math.min(chosen.query, trace.size.q - 1));
+    if (chosen.query !== null) chosen.query = Math.min(chosen.query, trace.size.q - 1);
     if (chosen.key !== null) chosen.key = Math.min(chosen.key, trace.size.k - 1);
     chosen.stage = Math.min(chosen.stage, trace.steps.length - 1);
-    if (!trace.maps.some((step) => step.name === chosen.step)) chosen.step = "weights";
+    if (!trace.maps(chosen.head).some((step) => step.name === chosen.step)) chosen.step = "weights";
     if (!canDiffer()) chosen.difference = false;
   }
   function letGo() {
@@ -795,7 +874,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const isThere = layer < current.layers && (!given.has("head") || head < current.layer(layer).heads);
     if (isThere) Object.assign(changes, { layer, head: given.has("head") ? head : Math.min(head, current.layer(layer).heads - 1) });
     else misread.push(["layer", "head"].filter((name) => given.has(name)).map((name) => `${name} ${asked2(name)}`).join(", "));
-    const { size, maps } = current.layer(isThere ? layer : chosen.layer);
+    const trace = current.layer(isThere ? layer : chosen.layer), { size } = trace;
     for (
       const [name, most] of
       /** @type {const} */
@@ -806,7 +885,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (position === void 0 || position !== null && position >= most) misread.push(`${name} “${asked2(name)}”`);
       else changes[name] = position;
     }
-    const offered = { view: VIEWS, step: maps.map((it) => it.name), by: ["weight", "contribution"] };
+    const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "contribution"] };
     for (const [name, values] of Object.entries(offered)) {
       if (values.includes(asked2(name))) changes[name] = asked2(name);
       else if (given.has(name)) misread.push(`${name} “${asked2(name)}”`);
@@ -852,16 +931,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     found.sort((a, b) => order(a) - order(b) || b.number - a.number);
     const [best] = found;
     const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
-    const trace = store.current.layer(layer);
     if (begin?.query !== void 0 && begin.query !== null) {
-      return { layer, head, query: trace.nearest(begin.query) };
+      return { layer, head, query: begin.query };
     }
     return { layer, head, query: tellingQuery(layer, head) };
   }
   function tellingQuery(layer, head) {
     const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.label;
-    const complete = trace.step("scores")?.kept?.q ?? trace.kept;
-    const held = complete.filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
+    const held = trace.stored(head).filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
     const strength = (q) => {
       const row = trace.row(trace.used, head, q), key = largestAt(row);
       const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);
@@ -1086,7 +1163,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function fillMasks() {
     const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
-    const isCausal = trace.size.q > 1 && trace.kept[0] < last && Boolean(trace.blocked(0, trace.kept[0])[last]);
+    const { indexOf } = trace.step("masked") ?? {}, isCausal = trace.size.q > 1 && Boolean(trace.blocked(indexOf?.h?.keys().next().value ?? 0, 0)[last]);
     if (list.isCausal === isCausal) return;
     list.isCausal = isCausal;
     list.replaceChildren(...pageData.masks.suggested.filter((it) => it.changes_causal || !isCausal).map((it) => make("option", { value: it.mask }, it.words)));
@@ -1461,6 +1538,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       colour: 0,
       query: inside(query, first.q, trace.size.q),
       key: inside(key, first.k, trace.size.k),
+      rest: { row: [], query: null, key: null },
       back: (changes) => ({
         query: changes.query === null ? null : changes.query + first.q,
         key: changes.key === null ? null : changes.key + first.k
@@ -1521,7 +1599,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     strip.addEventListener("scroll", fadeStrip);
     new ResizeObserver(fadeStrip).observe(strip);
     strip.addEventListener("keydown", (event) => {
-      const kept = shownTrace().kept, at = kept.indexOf(queryOr());
+      const kept = shownTrace().stored(chosen.head), at = kept.indexOf(queryOr());
       const right = (
         /** @type {HTMLElement} */
         byId(`word-${queryOr()}`)?.closest("[dir]")?.dir === "rtl" ? -1 : 1
@@ -1546,6 +1624,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
     const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
     strip.filled = queries;
+    strip.classList.toggle("drawn", shownTrace().isOneText);
     byId("unknown").textContent = unknownInWords();
     const wordAt = (at) => {
       const classes = ["word", snapshot().unknown.has(at) && "unknown", touches(at) && "joined", touches(at + 1) && "continued"];
@@ -1637,7 +1716,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       words.push(keyToken(most, 40), ` receives most weight, ${percent(row[most])} on average over all queries.`);
     } else {
       const row = trace.row(trace.used, head, query) ?? [], to = key ?? largestAt(row);
-      if (!row.some((weight) => weight > 0)) {
+      if (!trace.isStored(head, query)) {
+        words.push(
+          queryToken(query, 40),
+          ": the page does not have the weights of this token. ",
+          make("span", { class: "more" }, STORED)
+        );
+      } else if (!row.some((weight) => weight > 0)) {
         words.push(queryToken(query, 40), " is fully masked.");
       } else {
         const writer = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
@@ -1659,6 +1744,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     byId("sentence").replaceChildren(...words);
   }
+  var STORED = "Of a long text it has those of some tokens for every head, and of all tokens for the heads of which it has every step.";
   var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
   function writtenInWords({ from_key, without: without2 }) {
     const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
@@ -1732,8 +1818,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       return tried(size);
     };
   }
-  function partsToShow({ trace, head, query, key }) {
-    const length = trace.keys.length, looked = key ?? (query === null ? 0 : largestAt(trace.row(trace.used, head, query) ?? [0]));
+  function partsToShow({ trace, rest: { row, query, key } }) {
+    const length = trace.keys.length, looked = key ?? largestAt(row);
     const centres = [query ?? 0, looked].sort((a, b) => a - b), isNear = centres[1] - centres[0] < MOST_SHOWN / 2;
     const around2 = (centre, most) => {
       const first = Math.max(0, Math.min(length - most, centre - most / 2));
@@ -1747,7 +1833,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
     const row = difference ?? shades(trace, head, query);
     const blocked = query === null ? [] : trace.blocked(head, query);
-    const kept = linesToShow(lines, Math.max(2, Math.floor((most + gutter) / line)), row, [trace.isOneText ? query : null, key]);
+    const kept = linesToShow(
+      lines,
+      Math.max(2, Math.floor((most + gutter) / line)),
+      difference ?? (side.rest.query === null ? row : side.rest.row),
+      [trace.isOneText ? side.rest.query : null, side.rest.key]
+    );
     const boxes = /* @__PURE__ */ new Map();
     let top = y - line, before = -1;
     const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
@@ -1791,7 +1882,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         box.y,
         box.width + (box.after && 4),
         box.height,
-        side.back(trace.isOneText ? { query: trace.nearest(position), key: null } : { query, key: position }),
+        side.back(trace.isOneText ? { query: position, key: null } : { query, key: position }),
         side.from.title(trace.keys, position)
       );
     }
@@ -1900,7 +1991,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         const name = isAbsent ? `${side.name}: no “${clip(shownTrace().queries[query], 16)}”` : side.name;
         if (above) scene.text(name, left, top + 10, { bold: true, fill: sideColour(i) });
         const free = (height - LEGEND) / rows - above - GUTTER, layOut = layouts(side, wide, above ? LEAST_GUTTER : GUTTER);
-        const tried = (side.query === null ? [[LEAST_SIZE, 0]] : LEAST_SIZES_AND_LISTS).map(([least, listed]) => ({ ...layOut(free - (listed ? 50 + 23 * listed : 0), least), listed }));
+        const tried = (side.rest.query === null ? [[LEAST_SIZE, 0]] : LEAST_SIZES_AND_LISTS).map(([least, listed]) => ({ ...layOut(free - (listed ? 50 + 23 * listed : 0), least), listed }));
         const layout = tried.find((it) => it.fits) ?? tried[0];
         const at = textScene(scene, side, left, top + above + GUTTER, layout);
         const after = wordLists(scene, side, left, at + 14, wide, false, layout.listed);
@@ -1930,17 +2021,17 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var DIGITS_FROM = 30;
   var LABEL = 14;
   var TITLE = 20;
-  var LEAST_BELOW = 190;
+  var LEAST_BELOW = 180;
   function blockedIn(trace, step, head, fine = true) {
     const masked = step.isShare && trace.step("masked");
-    const { values } = (masked && masked.hasMap ? masked : step).grid(head, fine);
+    const { values } = (masked && masked.isExact(head) && (fine || !step.map) ? masked : step).grid(head, fine);
     return (cell) => values[cell] === -Infinity;
   }
   function limitOf(trace, step) {
     if (step.limit) return step.limit;
     let limit = 0;
     for (let head = 0; head < trace.heads; head++) {
-      for (const value of step.grid(head).values) {
+      if (step.hasMap(head)) for (const value of step.grid(head).values) {
         if (Number.isFinite(value) && Math.abs(value) > limit) limit = Math.abs(value);
       }
     }
@@ -1948,10 +2039,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function drawMap(width, height) {
     const scene = new Scene(width, height), zoomed = zoomedSide(), all = zoomed ? [zoomed] : sides(), bar2 = 34;
-    const stepOf = (side) => side.trace.step(chosen.step) ?? side.trace.weights;
+    const stepOf = (side) => side.trace.maps(side.head).find((it) => it.name === chosen.step) ?? side.trace.weights;
     if (chosen.difference && all.length === 2) {
-      const [a, b] = all.map((side) => stepOf(side).grid(side.head, false));
-      const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, false));
+      const isFine = all.every((side) => stepOf(side).isExact(side.head));
+      const [a, b] = all.map((side) => stepOf(side).grid(side.head, isFine));
+      const blocked = all.map((side) => blockedIn(side.trace, stepOf(side), side.head, isFine));
       const values = Float32Array.from(b.values, (value, i) => value === a.values[i] ? 0 : value - a.values[i]);
       const both = (cell2) => blocked[0](cell2) && blocked[1](cell2);
       const limit = values.reduce((most, value) => Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most, LEAST);
@@ -2082,8 +2174,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (query !== null) scene.rect(x0, y0 + at.row * wide, wide * columns, wide, { stroke: "mark", line: 2 });
     if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
     scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
+    const stored = trace.stored(side.head);
     for (let row = 0; row < rows; row++) {
-      const queryAt = trace.nearest(trace.rowSpan(row, rows)[0]);
+      const [first, last] = trace.rowSpan(row, rows), queryAt = stored.find((query2) => query2 >= first && query2 <= last) ?? first;
       const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
       scene.targets.push({
         x: x0,
@@ -2116,7 +2209,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var gapOf = () => store.tiles.length > MANY_HEADS ? 3 : 6;
   var tileSize = (tile2) => Math.round(parseFloat(getComputedStyle(tile2).getPropertyValue("--tile")));
   function layOutGrid() {
-    const grid = byId("grid"), { clientWidth: width, clientHeight: height } = grid;
+    const grid = byId("grid"), { clientWidth: width, clientHeight } = grid;
+    const height = narrow.matches ? 0 : clientHeight;
     if (!width || !store.tiles.length) return;
     grid.style.setProperty("--gap", `${gapOf()}px`);
     const groups = [...grid.querySelectorAll(".group")];
@@ -2454,7 +2548,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const { trace, query, key, back } = members[0];
     const heading = 26;
     const most = Math.max(4, Math.floor((height - heading) / LEAST_ROW));
-    const queries = around(trace.kept, most, query ?? trace.kept.at(-1));
+    const stored = trace.stored(members[0].head), queries = around(stored, most, query ?? stored.at(-1));
     const keys = keysToShow(members, queries, most);
     const row = Math.min(ROW, (height - heading) / Math.max(queries.length, keys.length));
     const middle = (i) => heading + (i + 0.5) * row;
@@ -2567,27 +2661,19 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var write = (step) => holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
   function holds(step) {
     const indices = selection();
-    return step === shownTrace().weights && rowOf(step).some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
+    return step === shownTrace().weights && rowOf(step)?.some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
   }
   function elsewhere(step) {
     if (canCompute()) {
       computeSteps();
       return [paragraph("Computing the steps of this layer.")];
     }
-    const { h, q } = step.kept;
-    const at = state();
-    const to = { head: h?.[0] ?? at.head, query: q?.[0] ?? queryOr() };
-    return [
-      paragraph(
-        isLong(shownTrace()) ? "This text is too long to store every step of every head." : "With every step of every head this page would be large.",
-        " In this layer, the page ",
-        `has them for head ${to.head} and `,
-        q?.length > 1 ? "the queries " : "the query ",
-        ...(q ?? [to.query]).flatMap((position, i) => [i ? " · " : "", queryToken(position), ` (${shownTrace().numbered("q", position)})`]),
-        "."
-      ),
-      button({}, () => go(to), `Go to head ${to.head}, query ${to.query}`)
-    ];
+    const { h, q } = step.kept, at = state(), to = q && !q.includes(queryOr()) ? { query: q[0] } : {};
+    const heads = h ?? (step.holdsNumbers ? [at.head] : []), others = [...snapshot().exactHeads()];
+    const [layer, head] = heads.length ? [at.layer, heads.includes(at.head) ? at.head : heads[0]] : others[0] ?? [];
+    const why = paragraph(isLong(shownTrace()) ? "This text is too long to store every step of every head." : "With every step of every head this page would be large.", head === void 0 ? "" : " It has them for " + (heads.length ? `${heads.map((it) => placeName(at.layer, it)).join(", ")} in this layer.` : `${count(others.length, "head")} in other layers.`));
+    if (head === void 0) return [why];
+    return [why, button({}, () => go({ layer, head, ...to }), `Go to ${placeName(layer, head)}${to.query === void 0 ? "" : `, query ${to.query}`}`)];
   }
   var MOST_TOKENS = 512;
   var isLong = ({ size }) => Math.max(size.q, size.k) > MOST_TOKENS;
@@ -3181,7 +3267,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     describeWhatIsLeftOut();
   }
   function drawPicture() {
-    const { view } = chosen, { clientWidth: width, clientHeight: height } = byId("view");
+    const { view } = chosen, { clientWidth: width, clientHeight } = byId("view");
+    const height = narrow.matches ? parseFloat(getComputedStyle(byId("view")).minHeight) : clientHeight;
     if (!width || !height) return;
     store.picture = TABS[view].draw?.(width, height - 4) ?? null;
     byId("frame").hidden = !store.picture;
@@ -3258,6 +3345,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       canDiffer(),
       chosen.stage,
       shownTrace().steps.map((it) => it.name),
+      shownTrace().maps(state().head).length,
       chosen.others,
       chosen.threshold,
       canZoom(),
@@ -3284,8 +3372,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       });
       parts.push(make("label", {}, "Lines from ", range, make("output", { for: "threshold" }, ` ${percent(chosen.threshold)}`)));
     }
-    if (view === "map" && shownTrace().maps.length > 1) {
-      const select = make("select", { id: "step", change: () => go({ step: select.value }) }, shownTrace().maps.map((step) => make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
+    const maps = shownTrace().maps(state().head);
+    if (view === "map" && maps.length > 1) {
+      const select = make("select", { id: "step", change: () => go({ step: select.value }) }, maps.map((step) => make("option", { value: step.name, selected: step.name === chosen.step }, step.name)));
       parts.push(make("label", {}, "Show ", select));
     }
     if (view === "map" && (canZoom() || isZoomed())) parts.push(zoomButton());
@@ -3348,9 +3437,12 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     if (trace.links) {
       const queries = trace.kept.length === trace.queries.length ? "each query" : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
-      const why = isLong(trace) ? "The text is long: it" : "To stay small, the page";
+      const all = [...snapshot().places()].length, exact = [...snapshot().exactHeads()];
+      const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles);
+      const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
       const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source ? "" : "clearhead serve computes the others.";
-      sentences.push(`${why} has a map of ${trace.bins.join(" × ")} cells for every head, and the ${trace.links.n} largest weights of ${queries}.`, others);
+      if (exact.length) sentences.push(`The page has every step of ${which}.`);
+      if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ${trace.bins.join(" × ")} cells, and the ${trace.links.n} largest weights of ${queries}.`, others);
     }
     if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
     byId("left-out").textContent = sentences.filter(Boolean).join(" ");
@@ -3406,7 +3498,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const lines = ["side,layer,head,query position,query,key position,key,step,value"];
     for (const side of sides()) {
       const { trace } = side, step = trace.step(stepToSave()) ?? trace.weights;
-      for (const query of isRowOnly() ? [queryOr()] : trace.kept) {
+      for (const query of isRowOnly() ? [queryOr()] : trace.stored(side.head)) {
         (trace.row(step, side.head, query) ?? []).forEach((value, key) => {
           if (value === void 0) return;
           lines.push([
@@ -3593,13 +3685,13 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       if (changes) go(changes);
     });
     canvas.addEventListener("keydown", (event) => {
-      const trace = shownTrace(), slot = trace.kept.indexOf(queryOr()), key = keyOr();
+      const trace = shownTrace(), stored = trace.stored(chosen.head), slot = stored.indexOf(queryOr()), key = keyOr();
       const act = { " ": toggleWalk, ArrowRight: () => stepWalk(1), ArrowLeft: () => stepWalk(-1) }[event.key];
       if (chosen.view === "walk" && act) {
         event.preventDefault();
         return act();
       }
-      const kept = (i) => trace.kept[Math.max(0, Math.min(trace.kept.length - 1, i))];
+      const kept = (i) => stored[Math.max(0, Math.min(stored.length - 1, i))];
       const changes = {
         ArrowUp: { query: kept(slot - 1), key },
         ArrowDown: { query: kept(slot + 1), key },

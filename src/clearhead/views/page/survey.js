@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 89807207e3a64f44bd9b52c5e6231349d2de3a5d899cdf2568fa0c0323037d70; do not edit.
+// Made by `make page` from the sources 5fe6e2b6d2fd31f4255d389faa5a2ac1ac1f2acdddc9ddcce2564c67eba9c3d1; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,0 +1,144 @@
+"""Choose the heads of which a page has every step, and write these steps.
+
+The script computes scores, weights and outputs from queries, keys and values, as `reference.steps`
+does, so of most models a page has only the latter. A step that does not follow from them, such as
+weights with a sink, is stored.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...core.functional.trace import Step
+from ...models.report import Head, Layer, Report
+from ...models.report.opening import Opening, best_heads
+from . import schema
+from .document import encoded
+from .steps import number_settings, step_data
+
+RELATIVE, ABSOLUTE = 1e-4, 1e-5  # errors of float32 sums, of a number and of the largest one
+
+
+def exact_heads(report: Report, begin: Opening | None, most_bytes: int) -> list[list[int]]:
+    """Return the heads of each layer with every step on the page: as many as fit, the clearest
+    first."""
+    chosen: list[list[int]] = [[] for _ in report.layers]
+    groups: list[set[int]] = [set() for _ in report.layers]
+    stored = [_bytes(layer) for layer in report.layers]
+    for at, head in dict.fromkeys((x.layer, x.head) for x in _ranked(report, begin)):
+        layer = report.layers[at]
+        if head not in layer.traced_heads:
+            continue
+        of_head, of_group = stored[at]
+        group = _group(layer, head)
+        cost = of_head + of_group * (group not in groups[at])
+        if cost <= most_bytes:
+            most_bytes -= cost
+            chosen[at].append(head)
+            groups[at].add(group)
+    return [sorted(heads) for heads in chosen]
+
+
+def _ranked(report: Report, begin: Opening | None) -> Iterator[Head]:
+    if begin is not None:
+        yield begin.head
+    for writer in () if report.next_token is None else report.next_token.writers:
+        yield report[writer.layer, writer.head]
+    yield from best_heads(report).values()
+    yield from sorted(report.heads, key=lambda head: not head.roles)
+
+
+def _bytes(layer: Layer) -> tuple[int, int]:
+    """Return the bytes of the stored steps of a head, and of a key head."""
+    computed = computed_steps(layer)
+    sizes = {"h": 0, "g": 0}
+    for step in layer.trace or ():
+        axes = step.axes.split()
+        letter = next((x for x in sizes if x in axes), None)
+        if letter is not None and step.name not in computed:
+            sizes[letter] += 4 * step.tensor.numel() // step.tensor.shape[axes.index(letter)]
+    return sizes["h"], sizes["g"]
+
+
+def _group(layer: Layer, head: int) -> int:
+    """Return the key head that a head reads."""
+    return head // (len(layer.heads) // layer.key_heads)
+
+
+def computed_steps(layer: Layer) -> set[str]:
+    """Return the names of the steps of a layer that the script can compute.
+
+    They are those that come out the same, up to the rounding of float32.
+    """
+    trace = layer.trace
+    if trace is None or not {"query", "key", "value"} <= set(trace.names):
+        return set()
+    x = {step.name: step.tensor.detach().double() for step in trace}
+    groups = sorted({_group(layer, head) for head in layer.traced_heads})
+    reads = torch.tensor([groups.index(_group(layer, head)) for head in layer.traced_heads])
+    settings, computed, before = number_settings(trace), set(), x["query"]
+    for step in trace:
+        again = None
+        if step.name == "scores":
+            again = x["query"] @ x["key"].index_select(-3, reads.to(before.device)).mT
+        elif step.name == "scaled":
+            again = before * settings["scale"]
+        elif step.name == "capped":
+            again = settings["softcap"] * torch.tanh(before / settings["softcap"])
+        elif step.name == "masked" and _spans(step) is not None:
+            again = before.masked_fill(x["masked"] == -torch.inf, -torch.inf)
+        elif step.name == "weights":
+            again = before.softmax(-1).nan_to_num(0.0)
+        elif step.name == "output":
+            again = before @ x["value"].index_select(-3, reads.to(before.device))
+        if again is not None and _is_alike(again, x[step.name]):
+            computed.add(step.name)
+        if "k" in step.axes and "q" in step.axes:
+            before = x[step.name]
+    return computed
+
+
+def _is_alike(again: Tensor, stored: Tensor) -> bool:
+    largest = float(stored.masked_fill(stored.isinf(), 0.0).abs().max())
+    return torch.allclose(again, stored, rtol=RELATIVE, atol=ABSOLUTE * largest)
+
+
+def _spans(masked: Step) -> Tensor | None:
+    """Return the first key that each query may look at, and the one after the last, (2, Tq). None
+    if these are not all keys in between, or not the same for all heads."""
+    allowed = (masked.tensor != -torch.inf).flatten(0, -3)
+    keys = torch.arange(allowed.shape[-1], device=allowed.device)
+    first = allowed[0].int().argmax(-1)
+    after = first + allowed[0].sum(-1)
+    spans = (keys >= first[:, None]) & (keys < after[:, None])
+    return torch.stack([first, after]) if bool((allowed == spans).all()) else None
+
+
+def steps_of_heads(layer: Layer, heads: list[int]) -> list[schema.Step]:
+    """Return the steps of some of the traced heads as data for the script."""
+    assert layer.trace is not None
+    computed = computed_steps(layer)
+    full = {"h": len(layer.heads), "g": layer.key_heads}
+    traced = {"h": list(layer.traced_heads)}
+    traced["g"] = sorted({_group(layer, head) for head in traced["h"]})
+    chosen = {"h": heads, "g": sorted({_group(layer, head) for head in heads})}
+    steps = []
+    for step in layer.trace:
+        tensor, axes = step.tensor.detach(), step.axes.split()
+        cut = [letter for letter in chosen if letter in axes]
+        for letter in cut:
+            index = torch.tensor([traced[letter].index(x) for x in chosen[letter]])
+            tensor = tensor.index_select(axes.index(letter), index.to(tensor.device))
+        is_computed = step.name in computed
+        data = step_data(replace(step, tensor=tensor[..., :0] if is_computed else tensor), None, [])
+        data["shape"] = [(x, full.get(x, size)) for x, size in zip(axes, step.shape, strict=True)]
+        data["kept"] = {letter: chosen[letter] for letter in cut}
+        if is_computed:
+            data["computed"] = True
+            del data["stored"], data["kind"], data["data"]
+            if step.name == "masked":
+                data["spans"] = encoded(_spans(step), "u4")  # type: ignore[arg-type]  # because it is computed
+        steps.append(data)
+    return steps
