@@ -22,10 +22,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3530,
+    "views": 3540,
     "corpus": 4080,
     "demo": 475,
-    "models": 7545,
+    "models": 7620,
     "hf": 1915,
     "distributed": 2610,
     "nn": 1145,

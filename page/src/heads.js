@@ -8,74 +8,30 @@ import { button, byId, clip, count, make, percent } from "./marks.js";
 import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
 import { MANY_WORDS } from "./pictures/text.js";
+import { isEvenness, labelsOf, meaningOf, rankOf, roleOf, rowOf, shareName, shortOf } from "./roles.js";
 import { fillCells } from "./scene.js";
 import { MOST_OTHERS, go, isAt, isOff, keyOr, placeInWords, placeName, point, shownTrace, snapshot, state, toggled, without } from "./state.js";
 import { chosen, sheet, store } from "./store.js";
 
 /** @import { Trace } from "./data.js" */
 
-// The meaning of a label's number. The first three are measured on held-out stories, the others on this
-// text.
-const MEANS = {
-  "previous word": "of held-out words look most at the word before",
-  subject: "of held-out verbs look most at their subject",
-  antecedent: "of held-out pronouns look most at their antecedent",
-  induction: "of its weight, if a token occurred before, is on the token that followed it there",
-  "duplicate token": "of its weight, if a token occurred before, is on that occurrence",
-  "previous token": "of its weight is on the token before",
-  "two before": "of its weight is on the token two before",
-  "next token": "of its weight is on the token after",
-  "same token": "of its weight is on the token itself",
-  "first token (sink)": "of its weight is on the first token, which takes weight that is not needed",
-  separators: "of its weight is on punctuation and line ends",
-  "special token": "of its weight is on special tokens",
-  "local window": "of its weight is on nearby tokens",
-  "nothing (sink logit)": "of its weight goes to its sink, which has no value",
-  spread: "at a time, on average: its weights are nearly uniform",
-  sharp: "at a time, on average: few tokens, which no role describes",
-  mixed: "at a time, on average",
-  NaN: "at a time, on average: its weights are NaN",
-};
-// The labels of heads without a role.
-const EVENNESS = {
-  spread: "its weights are nearly uniform",
-  sharp: "it looks at few tokens at a time",
-  mixed: "it is between spread and sharp",
-  NaN: "its weights are NaN",
-};
-// The label below a small map.
-const SHORT = {
-  "duplicate token": "repeat", "previous token": "previous", "next token": "next",
-  "same token": "itself", "first token (sink)": "first", "nothing (sink logit)": "sink",
-  "previous word": "prev. word",
-  "special token": "special", "local window": "local",
-};
-const SHARES = {
-  induction: "after an earlier copy", duplicate: "earlier copy",
-  previous: "token before", before2: "two before", next: "token after", same: "itself", first: "first token",
-  separators: "separators", special: "special tokens", window: "near by", sink: "its sink",
-};
 const ORDERS = {
   place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
   label: ["label, strongest first", (a, b) =>
-    writerRank(a) - writerRank(b) || rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
+    writerRank(a) - writerRank(b) || rankOf(rowOf(a)) - rankOf(rowOf(b)) || b.number - a.number || a.layer - b.layer || a.head - b.head],
   sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
   spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
   effect: ["largest effect first", (a, b) => Math.abs(b.effect) - Math.abs(a.effect)],
 };
-const rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
-const means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
-// The number of a label: a fraction; or a number of tokens, for labels about entropy.
-const isByEntropy = (it) => it.label in EVENNESS;
+// The number of a head: a fraction; or a number of tokens, for labels about entropy.
+const isByEntropy = (it) => isEvenness(it.labels[0]);
 const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` : percent(it.number));
-// All labels of a head: a measured one, or those of its roles.
-const labelsOf = (it) => (!it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label]);
 // The label of the heads that write the predicted token; null if these are unknown.
 const writingLabel = () => (snapshot().nextToken.writers.length ? `writes “${clip(snapshot().nextToken.token, 12)}”` : null);
 const writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
 const writes = (it) => writerAt(it) >= 0;
 const writerRank = (it) => (writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER);
-const isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
+const isPlain = (it) => !it || (isByEntropy(it) && it.labels[0] !== "sharp");
 
 export function buildHeads() {
   if (snapshot().findings.size > MANY_HEADS) sheet.order = "label";
@@ -103,7 +59,7 @@ export function fillHeads() {
   if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
   const counts = new Map();
   for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
-  const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
+  const names = [...counts.keys()].sort((a, b) => rankOf(a) - rankOf(b));
   if (!counts.has(sheet.label) && sheet.label !== writingLabel()) sheet.label = null;
   byId("labels").replaceChildren(...names.map((label) => labelButton(label, counts.get(label))));
   byId("labels").hidden = names.length < 2 || sheet.order === "label"; // there each group has its button
@@ -111,7 +67,7 @@ export function fillHeads() {
   const order = ORDERS[sheet.order][1];
   if (found.length) {
     const it = ({ layer, head }) => snapshot().finding(layer, head) ??
-      { layer, head, label: "mixed", number: 0, entropy: 0 };
+      { layer, head, labels: ["mixed"], measured: false, number: 0, entropy: 0 };
     places.sort((a, b) => order(it(a), it(b)));
   }
   store.tiles = places.map(tile);
@@ -122,26 +78,30 @@ export function fillHeads() {
   layOutGrid();
 }
 
-// The tiles in a row for each label, with a button that fades the others.
+// The tiles in a row for each label, with a button that fades the others. A role that no head has as its row has
+// a button, too.
 function inGroups(tiles) {
-  const groups = new Map();
+  const groups = new Map(), found = [...snapshot().findings.values()];
+  const labelled = new Set(found.flatMap(labelsOf).sort((a, b) => rankOf(a) - rankOf(b)));
+  for (const label of [...(writingLabel() ? [writingLabel()] : []), ...labelled]) groups.set(label, []);
   for (const it of tiles) {
-    const label = (writes(it) && writingLabel()) || (snapshot().finding(it.layer, it.head)?.label ?? "");
+    const finding = snapshot().finding(it.layer, it.head), label = (writes(it) && writingLabel()) || (finding ? rowOf(finding) : "");
     groups.set(label, [...(groups.get(label) ?? []), it]);
   }
-  const elsewhere = (label, group) => (isByEntropy({ label }) || label === writingLabel() ? 0
-    : [...snapshot().findings.values()].filter((it) => labelsOf(it).includes(label)).length - group.length);
-  return [...groups].flatMap(([label, group]) => [labelButton(label, group.length, elsewhere(label, group)),
+  const elsewhere = (label, group) => (isEvenness(label) || label === writingLabel() ? 0
+    : found.filter((it) => labelsOf(it).includes(label)).length - group.length);
+  return [...groups].filter(([label, group]) => group.length || elsewhere(label, group)).flatMap(([label, group]) => [
+    labelButton(label, group.length, elsewhere(label, group)),
     make("div", { class: isSmall(label) ? "group" : "group role", role: "presentation" }, group)]);
 }
 
 // Whether a label has small tiles: a sink has its weight where it does least.
-const isSmall = (label) => isByEntropy({ label }) || label === "first token (sink)";
+const isSmall = (label) => isEvenness(label) || roleOf(label)?.kind === "sink";
 
 // A button that shows the heads with a label and fades the others. More of them may be in other groups.
 function labelButton(label, number, elsewhere = 0) {
   const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.`
-    : isByEntropy({ label }) ? `the head has no role, and ${EVENNESS[label]}.` : `a large part ${means({ label })}.`;
+    : isEvenness(label) ? `the head has no role, and ${roleOf(label)?.claim}.` : `a large part ${meaningOf([label])}.`;
   const more = elsewhere ? ` This is also a role of ${count(elsewhere, "head")} in other groups.` : "";
   const title = `${label}: ${what}${more} Click to show these heads.`;
   return button({ class: "label", "aria-pressed": label === sheet.label, title }, () => {
@@ -159,12 +119,12 @@ function tile({ layer, head }) {
     role: "radio", pointerenter, class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
     title: it ? leadOf(it) : undefined,
-    "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, ` +
+    "aria-label": it ? `layer ${layer}, head ${head}: ${it.labels.join(" and ")} ${amountOf(it)}, ` +
       `entropy ${it.entropy.toFixed(2)}` : name,
   }, () => choosePlace(layer, head), make("canvas", { "aria-hidden": "true" }),
   make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name), // short, below a tile
   make("span", { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
-    it ? SHORT[it.label] ?? it.label : ""));
+    it ? shortOf(it.labels) : ""));
   return Object.assign(element, { layer, head });
 }
 
@@ -235,7 +195,7 @@ export function drawHeadLine() {
 }
 
 function leadOf(it) {
-  const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
+  const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${meaningOf(it.labels)}.` : `${amountOf(it)} ${meaningOf(it.labels)}.`;
   return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
 }
 
@@ -261,7 +221,7 @@ function othersInWords(it) {
 }
 
 const sharesInWords = (it) => Object.entries(it.shares ?? {})
-  .map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
+  .map(([name, share]) => `${shareName(name)} ${percent(share)}`).join(", ");
 
 function stepsInWords() {
   const { size } = shownTrace();

@@ -12,6 +12,27 @@
  */
 
 /**
+ * A role of a head, or the evenness of its weights.
+ *
+ * `label` is its name for people, and `short` that below a small map. `means` follows the number
+ * of a head, a fraction or the number of keys; `share` names the fraction of weight. `claim` is a
+ * sentence about a head whose query and key show the role. They do if the key is at the distance
+ * `offset`, if the token `copy` keys before it is a copy of the query, or as `shows` names it.
+ */
+export interface RoleText {
+  name?: string;
+  label?: string;
+  kind?: "measured" | "role" | "sink" | "evenness";
+  short?: string;
+  means?: string;
+  share?: string;
+  claim?: string;
+  offset?: number;
+  copy?: number;
+  shows?: "pronoun" | "earlier" | "first";
+}
+
+/**
  * A tensor: its shape, its dtype as NumPy names it, and its little-endian bytes in base64.
  */
 export interface Numbers {
@@ -143,12 +164,12 @@ export interface Layer {
 /**
  * The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
  *
- * `measured` is true if `label` and `number` come from held-out texts and not from this text.
+ * `measured` is true if `labels` and `number` come from held-out texts and not from this text.
  */
 export interface HeadNumbers {
   layer: number;
   head: number;
-  label: string;
+  labels: string[];
   number: number;
   measured: boolean;
   entropy: number;
@@ -166,7 +187,7 @@ export interface HeadNumbers {
 export interface Head {
   layer: number;
   head: number;
-  label: string;
+  labels: string[];
   number: number;
   measured: boolean;
   entropy: number;
@@ -362,11 +383,12 @@ export interface Masks {
 /**
  * The parts of every page besides a snapshot.
  *
- * `inks` are the points of the colour scales, by scale and theme; `host` is the program that
- * recomputes the page.
+ * `inks` are the points of the colour scales, by scale and theme; `roles` is the table of roles,
+ * the most interesting first; `host` is the program that recomputes the page.
  */
 export interface PageParts {
   inks: Record<string, Record<string, [number, number, number][]>>;
+  roles: RoleText[];
   edits: Record<string, NumberEdit>;
   masks: Masks;
   host: "server" | "notebook" | "frame" | null;
@@ -395,6 +417,7 @@ export interface Page {
   outputs?: string;
   begin?: Begin;
   inks: Record<string, Record<string, [number, number, number][]>>;
+  roles: RoleText[];
   edits: Record<string, NumberEdit>;
   masks: Masks;
   host: "server" | "notebook" | "frame" | null;

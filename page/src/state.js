@@ -161,7 +161,7 @@ export function besideName() {
 // Whether the page of one layer leaves out its number.
 const isOnlyLayer = () => snapshot().layers === 1 && !snapshot().findings.size;
 const headNumber = (layer, head) => snapshot().layer(layer).numbered("h", head);
-export const placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer} H`}${headNumber(layer, head)}`;
+export const placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer}H`}${headNumber(layer, head)}`;
 export const placeInWords = (layer, head) => `${isOnlyLayer() ? "Head" : `Layer ${layer}, head`} ${headNumber(layer, head)}`;
 
 // ---- changing it ---------------------------------------------------------------------------

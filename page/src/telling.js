@@ -1,22 +1,15 @@
 // Choose the most interesting head and query, with which the page opens.
 
+import { rankOf, roleOf } from "./roles.js";
 import { largestAt } from "./state.js";
 import { store } from "./store.js";
 import { isPronoun, isWord } from "./words.js";
-
-const TELLING = ["antecedent", "subject", "induction", "duplicate token", "previous word",
-  "previous token", "two before", "next token", "local window", "sharp", "mixed", "separators",
-  "special token", "spread"];
 
 // The most interesting head and a query that shows it: a pronoun with its antecedent, if possible.
 export function mostTelling() {
   const begin = store.current.data.begin;
   const found = [...store.current.findings.values()];
-  const order = (it) => {
-    const at = TELLING.indexOf(it.label.split(" and ")[0]);
-    return at < 0 ? TELLING.length : at;
-  };
-  found.sort((a, b) => order(a) - order(b) || b.number - a.number);
+  found.sort((a, b) => rankOf(a.labels[0]) - rankOf(b.labels[0]) || b.number - a.number);
   const [best] = found;
   const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
   if (begin?.query !== undefined && begin.query !== null) {
@@ -27,12 +20,12 @@ export function mostTelling() {
 
 // The query that best shows what a head does. Null if the page has none of its rows.
 export function tellingQuery(layer, head) {
-  const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.label;
+  const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.labels[0];
   const held = trace.stored(head).filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
   const strength = (q) => {
     const row = trace.row(trace.used, head, q), key = largestAt(row);
     const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);
-    const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
+    const tells = roleOf(label ?? "")?.shows === "pronoun" ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
     return (tells ? 1 : 0) + row[key];
   };
   const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;

@@ -203,12 +203,13 @@ def _parse_tile(tile: str) -> tuple[int, int, range, range]:
     """Parse ``0:3:64-127:0-63`` as layer, head, queries and keys; ranges include their ends."""
     from clearhead.core.errors import BadValue
 
-    match = re.fullmatch(r"(\d+):(\d+):(\d+)-(\d+):(\d+)-(\d+)", tile)
+    pattern = r"(?:layer ?|L)?(\d+) ?(?:[:,]|,? ?head|H) ?(\d+):(\d+)-(\d+):(\d+)-(\d+)"
+    match = re.fullmatch(pattern, tile)
     if match is None:
         raise BadValue(
             f"--tile {tile!r} is not a tile.",
-            "a tile is LAYER:HEAD:QUERIES:KEYS, where queries and keys are FIRST-LAST.",
-            "pass for example --tile 0:3:64-127:0-63.",
+            "a tile is HEAD:QUERIES:KEYS, with a head as L0H3 or 0:3 and the others as FIRST-LAST.",
+            "pass for example --tile L0H3:64-127:0-63.",
         )
     layer, head, first, last, left, right = map(int, match.groups())
     return layer, head, range(first, last + 1), range(left, right + 1)

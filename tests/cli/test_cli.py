@@ -142,7 +142,7 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     found = json.loads((tmp_path / "storyteller-report.json").read_text())
     labels = {head["label"] for layer in found["layers"] for head in layer["heads"]}
     assert {"previous word", "subject", "antecedent"} <= labels
-    assert "Roles of heads" in out and "Begin with layer 0, head 7: antecedent" in out
+    assert "Roles of heads" in out and "Begin with L0H7: antecedent" in out
     assert "Largest scores on random tokens" in out
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert len(rows) == 16 and float(rows[1]["previous"]) > 0 and rows[1]["probe_previous"]

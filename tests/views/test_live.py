@@ -237,7 +237,7 @@ def test_a_text_that_is_kept_stands_beside_another(visit, teller):
     tab.get_by_role("button", name="Keep this text").click()
     tab.locator("#text").fill(text.replace("She", "He"))
     tab.wait_for_function("() => current.tokens.includes('He')")
-    assert tab.evaluate("sides().map((it) => it.name)") == ["L0 H7 kept", "L0 H7 now"]
+    assert tab.evaluate("sides().map((it) => it.name)") == ["L0H7 kept", "L0H7 now"]
     query = teller.encode(text).tokens.index("She")
     largest = [
         tab.evaluate(
@@ -281,7 +281,7 @@ def test_words_of_two_texts_are_the_same_ones_wherever_they_stand(visit, teller)
     tab.evaluate("go({ query: 8 })")  # the second "she", which the kept text does not have
     assert tab.evaluate("[sides()[0].query, sides()[1].query]") == [None, 8]
     drawn = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
-    assert "L0 H7 kept: no “she”" in tab.evaluate(drawn)
+    assert "L0H7 kept: no “she”" in tab.evaluate(drawn)
     for view in ("lines", "map", "walk", "numbers"):
         tab.locator(f"#view-{view}").click()
     assert tab.evaluate("chosen.view") == "numbers"
@@ -311,7 +311,7 @@ def test_two_models_stand_side_by_side(visit, teller):
     found, beside = (ch.report(x, SHE, progress=False) for x in (teller, other))
     tab = visit(found, hash="#layer=0&head=7&query=She", beside=replace(beside, name="untrained"))
     tab.get_by_role("button", name="Beside untrained").click()
-    assert tab.evaluate("sides().map((it) => it.name)") == ["L0 H7 untrained", "L0 H7 storyteller"]
+    assert tab.evaluate("sides().map((it) => it.name)") == ["L0H7 untrained", "L0H7 storyteller"]
     query, queen = (teller.encode(SHE).tokens.index(word) for word in ("She", "queen"))
     for i, model in enumerate((other, teller)):
         weight = tab.evaluate(
@@ -498,7 +498,7 @@ def test_the_first_edit_shows_something(visit, teller, viewport):
     tab.locator("#whatif").click()
     first = tab.locator("#edit-first")
     assert first.text_content() == (
-        "Switch off L0 H0, L0 H3, L0 H7, L1 H2, which look from “She” at “queen”"
+        "Switch off L0H0, L0H3, L0H7, L1H2, which look from “She” at “queen”"
     )
     first.click()
     tab.wait_for_function("() => edited !== null")

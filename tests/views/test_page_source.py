@@ -105,7 +105,7 @@ def test_every_control_asks_for_its_edit_and_no_other(live, control, value, edit
     tab.locator(f"#edit-{control}").blur()
     settled(tab, "edited !== null")
     assert asked[-1] == (" ".join(WORDS), NONE | edit)
-    assert {"L1 H2 before", "L1 H2 after"} <= set(texts(tab))
+    assert {"L1H2 before", "L1H2 after"} <= set(texts(tab))
     assert tab.evaluate("[chosen.layer, chosen.head, chosen.query, chosen.view]") == [
         1,
         2,
@@ -114,7 +114,7 @@ def test_every_control_asks_for_its_edit_and_no_other(live, control, value, edit
     ]
     tab.locator("#edit-none").click()
     settled(tab, "edited === null")
-    assert "L1 H2 after" not in texts(tab)
+    assert "L1H2 after" not in texts(tab)
 
 
 def test_a_head_is_switched_off_and_on(live):
@@ -124,7 +124,7 @@ def test_a_head_is_switched_off_and_on(live):
     settled(tab, "edited !== null")
     assert asked[-1][1] == NONE | {"off": [[1, 2]]}
     assert "off" in tab.locator("[data-place='1.2']").get_attribute("class")
-    assert tab.locator("#edit-off").text_content() == "Head L1 H2 is off"
+    assert tab.locator("#edit-off").text_content() == "Head L1H2 is off"
     tab.locator("#edit-off").click()
     settled(tab, "edited === null")
 
@@ -218,7 +218,7 @@ def set_field(tab, name, value):
 
 def test_a_change_while_an_answer_is_computed_keeps_the_change_before_it(slow):
     slow.locator("#edit-off").click()
-    assert slow.locator("#edit-off").text_content() == "Head L0 H2 is off"
+    assert slow.locator("#edit-off").text_content() == "Head L0H2 is off"
     set_field(slow, "mask", "window(before=1)")
     both = NONE | {"off": [[0, 2]], "mask": "window(before=1)"}
     assert slow.evaluate(ASKED) == [" ".join(WORDS), both]
@@ -247,7 +247,7 @@ def test_a_text_that_is_typed_is_kept_by_a_change_of_the_edits(slow):
 def test_what_is_refused_or_stopped_is_asked_for_no_longer(slow):
     slow.locator("#edit-off").click()
     slow.locator("#stop").click()
-    assert slow.locator("#edit-off").text_content() == "Head L0 H2 on"
+    assert slow.locator("#edit-off").text_content() == "Head L0H2 on"
     set_field(slow, "mask", "wrong")
     settled(slow, "byId('edit-said').textContent !== ''")
     assert slow.locator("#edit-mask").input_value() == "wrong", "it can be mended"

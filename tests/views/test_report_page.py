@@ -19,8 +19,7 @@ from clearhead.core.errors import BadValue
 from clearhead.demo.measured import WORDS_OF
 from clearhead.models.report import Head, Layer, Link, Report, report, summary
 from clearhead.models.report.findings import NextToken, Writer
-from clearhead.models.roles.role import EVENNESS
-from clearhead.models.roles.role_keys import LABELS
+from clearhead.models.roles.table import EVENNESS, LABELS, RANK
 from clearhead.views import html
 from clearhead.views.html.report import Budget, pool
 from tests.models.report.models import AttentionCalls, normal
@@ -70,7 +69,7 @@ def large_report(L=12, H=12, T=512, D=64):
         links = [tuple(Link(50 * i, 7 * i, 0.9) for i in range(10)) for _ in range(H)]
         shares = dict.fromkeys(("previous", "next", "same", "first", "separators"), 0.123456)
         heads = tuple(
-            Head(n, h, "mixed", 0.5 + h / 99, 3.0, 20.0, shares, links[h]) for h in range(H)
+            Head(n, h, ("mixed",), 0.5 + h / 99, 3.0, 20.0, shares, links[h]) for h in range(H)
         )
         maps = torch.rand(H, 256, 256, generator=draw) / 256
         layers.append(
@@ -207,7 +206,7 @@ def test_it_opens_at_the_head_that_writes_the_predicted_token(visit):
     )
     shown = texts(tab)
     at = shown.index("Added to the logit of potions")
-    assert shown[at + 1 : at + 3] == ["L1 H7 from witch", "+0.93"]
+    assert shown[at + 1 : at + 3] == ["L1H7 from witch", "+0.93"]
     other = report.next_token.writers[1]
     tab.evaluate(f"go({{ layer: {other.layer}, head: {other.head} }})")
     assert title(tab).startswith(f"Layer {other.layer}, head {other.head}: writes “potions”")
@@ -338,7 +337,7 @@ def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):
         "With every step of every head this page would be large"
         in tab.locator("#panel").text_content()
     )
-    tab.locator("#panel").get_by_role("button", name=f"Go to L0 H{head}").click()
+    tab.locator("#panel").get_by_role("button", name=f"Go to L0H{head}").click()
     assert title(tab).startswith(f"Layer 0, head {head}")
     assert tab.evaluate("picture.shapes.length") > 100
     open_step(tab, "scores")
@@ -481,15 +480,14 @@ def _spread(head):
     return replace(head, links=tuple(replace(x, query=64 * x.query) for x in head.links))
 
 
-def test_the_page_knows_what_every_label_and_share_means():
-    script = (Path(__file__).parents[2] / "page" / "src" / "heads.js").read_text()
-
-    def keys(name: str) -> set[str]:
-        body = re.search(rf"const {name} = {{(.*?)\n}};", script, re.DOTALL)[1]
-        return {quoted or bare for quoted, bare in re.findall(r'(?:"([^"]+)"|(\w+)): "', body)}
-
-    assert keys("MEANS") == {*LABELS.values(), *EVENNESS, *WORDS_OF}
-    assert keys("SHARES") == set(LABELS)
+def test_the_page_reads_the_table_of_roles():
+    roles = embedded(html.report_page(toy_report(7)))["roles"]
+    assert [role["label"] for role in roles] == list(RANK)
+    assert {*WORDS_OF, *LABELS.values(), *EVENNESS} == {role["label"] for role in roles}
+    sources = (Path(__file__).parents[2] / "page" / "src").glob("**/*.js")
+    texts = {path.name: path.read_text() for path in sources if path.parent.name != "survey"}
+    for label in ("first token (sink)", "duplicate token", "two before", "local window"):
+        assert [name for name, text in texts.items() if label in text] == [], label
 
 
 def test_heads_are_ordered_by_what_they_cause(visit):
@@ -547,11 +545,12 @@ def test_page_and_terminal_count_the_same_heads(visit):
     printed = " ".join(summary(found).split())
     assert 'several: 2 write "cat", 1 previous token' in printed
     shown = dict(x.rsplit(" ", 1) for x in tab.locator("#grid .label").all_text_contents())
-    assert shown.pop("writes “cat”") == "2" and "previous token" not in shown
+    assert shown.pop("writes “cat”") == "2" and shown.pop("previous token 0 +") == "1"
     plain = sum(int(shown.pop(label)) for label in EVENNESS if label in shown)
     assert f"{plain} heads have no role" in printed and not shown
     heads = [
-        replace(x, roles=found[23, 3].roles, label="previous token") for x in found.layers[0].heads
+        replace(x, roles=found[23, 3].roles, labels=("previous token",))
+        for x in found.layers[0].heads
     ]
     layers = (replace(found.layers[0], heads=tuple(heads)), *found.layers[1:])
     found = replace(found, layers=layers)

@@ -5,10 +5,11 @@ import { css, inkOn } from "../colours.js";
 import { LEAST, drawSignedBar, drawWeightBar, shareColour, sideColour, signedColour } from "../ink.js";
 import { effectOf, keyToken, queryToken } from "../labels.js";
 import { byId, clip, make, number, percent, sum } from "../marks.js";
+import { claimOf } from "../roles.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, isByContribution, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
-import { bare, isPronoun, isWord, writtenLines } from "../words.js";
+import { isWord, writtenLines } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
 /** @import { Snapshot } from "../data.js" */
@@ -122,23 +123,6 @@ function keepInSight(word, strip) {
   }
 }
 
-// What a head of a label does, if this query and key show it. For copies, keys count as in the report
-// (report/role_keys.py): neither the query itself nor the one before it.
-const FINDS = {
-  antecedent: ["This head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
-  subject: ["This head finds the subject of a verb", (q, k) => k < q],
-  "previous word": ["This head looks at the word before", (q, k) => k === q - 1],
-  "previous token": ["This head looks at the token before", (q, k) => k === q - 1],
-  "two before": ["This head looks two tokens before", (q, k) => k === q - 2],
-  "next token": ["This head looks at the token after", (q, k) => k === q + 1],
-  "same token": ["This head looks at the token itself", (q, k) => k === q],
-  "first token (sink)": ["This head looks at the first token", (_, k) => k === 0],
-  induction: ["This head finds what followed an earlier copy", (q, k, words) =>
-    k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
-  "duplicate token": ["This head finds an earlier copy", (q, k, words) =>
-    k < q - 1 && bare(words[k]) === bare(words[q])],
-};
-
 export function drawSentence() {
   const trace = shownTrace(), { layer, head, query, key } = state();
   const words = [...snapshot().places()].length > 1 ? [`${placeInWords(layer, head)}: `] : [];
@@ -154,8 +138,8 @@ export function drawSentence() {
       words.push(queryToken(query, 40), " is fully masked.");
     } else {
       const writer = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
-      const [claim, holds] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
-      const shown = claim && !store.edited && row[to] > 0.5 && holds(query, to, trace.queries);
+      const claim = claimOf(snapshot().finding(layer, head)?.labels[0], query, to, trace.queries);
+      const shown = claim && !store.edited && row[to] > 0.5;
       words.push(make("strong", {}, queryToken(query, 40)), " looks at ",
         make("strong", {}, keyToken(to, 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
         ...(writer ? [", and this head writes ", make("strong", {}, clip(snapshot().nextToken.token, 40)),

@@ -54,7 +54,7 @@ def with_measured_labels(report: Report, heads: Sequence[MeasuredHead]) -> Repor
             return head
         return replace(
             head,
-            label=" and ".join(x.label for x in own),
+            labels=tuple(x.label for x in own),
             number=min(x.rate for x in own),
             measured=True,
             evidence=" ".join(x.evidence for x in own),

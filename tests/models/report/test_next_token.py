@@ -92,7 +92,7 @@ def test_the_clearest_writer_looks_at_an_earlier_word_and_counts(of_witch):
     assert begin.query == len(own.tokens) - 1
     assert snapshot(own)["begin"] == {"layer": 1, "head": 7, "query": begin.query}
     flat = " ".join(summary(own).split())
-    assert f'the model predicts "potions", with {found.probability:.1%}. Begin with layer 1' in flat
+    assert f'the model predicts "potions", with {found.probability:.1%}. Begin with L1H' in flat
     assert f"Without this head the probability is {clearest.without:.1%}" in flat
     assert f'several: {len(found.writers)} write "potions", ' in flat
     assert all(f"{x.from_key:+.2f}" in flat for x in found.writers)

@@ -16,7 +16,8 @@ import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.core.errors import BadType, BadValue
 from clearhead.models.report import report, tile
-from clearhead.models.roles.role_keys import LABELS, is_separator, is_special
+from clearhead.models.roles.role_keys import is_separator, is_special
+from clearhead.models.roles.table import LABELS
 from clearhead.views.report_files import write
 from tests.fresh_process import run_program
 from tests.memory import needs_peak
@@ -244,12 +245,12 @@ def test_what_is_kept_depends_on_the_length():
         q, k = normal(1, 4, T, 3), normal(1, 2, T, 3, seed=9)
         return report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1)).layers[0]
 
-    short, longer, long = layer(11), layer(150), layer(701)
+    short, longer, long = layer(11), layer(401), layer(701)
     assert short.traced_heads == (0, 1, 2, 3) and short.trace["weights"].shape == (1, 4, 11, 11)
     [head] = longer.traced_heads
-    whole = ch.matrix(normal(1, 4, 150, 3), normal(1, 2, 150, 3, seed=9), mask=ch.causal).to_dense()
+    whole = ch.matrix(normal(1, 4, 401, 3), normal(1, 2, 401, 3, seed=9), mask=ch.causal).to_dense()
     torch.testing.assert_close(longer.trace["weights"][0, 0], whole[0, head])
-    assert longer.trace["key"].shape == (1, 1, 150, 3)
+    assert longer.trace["key"].shape == (1, 1, 401, 3)
     assert long.trace is None and long.pooled.shape == (4, 256, 256)
     led = {link.query for head in long.heads for link in head.links}
     assert led <= set(long.kept_queries) and len(long.kept_queries) <= 512 + len(led)

@@ -7,8 +7,9 @@ import torch
 
 import clearhead as ch
 from clearhead.models.report import report, summary
-from clearhead.models.report.opening import Opening, opening
+from clearhead.models.report.opening import Opening, best_heads, opening
 from clearhead.models.report.summary import _sentence, matter_most
+from clearhead.models.roles.table import RANK
 from tests.models.report.models import AttentionCalls, pointing
 
 
@@ -42,7 +43,7 @@ def test_the_clearest_example_query_is_shown_in_its_sentence():
     assert example.head is result[0, 0]
     assert example.key == example.query - 19 and example.weight > 0.9
     flat = " ".join(summary(result).split())
-    assert "Begin with layer 0, head 0: induction" in flat
+    assert "Begin with L0H0: induction" in flat
     assert f"[w{example.key % 20}]" in flat and f"[w{example.query % 20}]" in flat
 
 
@@ -65,7 +66,11 @@ def test_the_sentence_marks_the_words_of_the_query_and_the_key_only():
 
 def test_heads_matter_by_their_effect_if_it_is_known():
     result = many_heads()
-    assert [x.head for x in matter_most(result)] == [0, 1]  # and no sink
+    assert [x.head for x in matter_most(result)] == [x.head for x in best_heads(result).values()]
+    best = list(best_heads(result))
+    assert best == sorted(best, key=list(RANK).index) and "induction" in best[0]
+    listed = [line.split()[0] for line in summary(result).splitlines() if " tokens" in line]
+    assert {label.split()[0] for label in best} <= set(listed)
     [layer] = result.layers
     heads = tuple(replace(x, effect=float(x.head == 7)) for x in layer.heads)
     result = replace(result, layers=(replace(layer, heads=heads),), effect_metric="loss")

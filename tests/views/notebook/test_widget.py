@@ -53,7 +53,7 @@ def test_a_saved_notebook_shows_the_heads_where_no_python_runs(shown):
     assert "application/vnd.jupyter.widget-view+json" in bundle
     for picture in (bundle["text/html"], shown.get_state()["picture"]):
         assert picture.count("<img") == 8 and "She dreamt." in picture
-        assert "Begin with layer 0, head 7: antecedent" in picture  # as page and terminal do
+        assert "Begin with L0H7: antecedent" in picture  # as page and terminal do
         assert "<script" not in picture
     trace = explore(explain_text("The cat sat.", mask=ch.causal))
     assert trace._repr_mimebundle_()[0]["text/html"].count("<img") == 2

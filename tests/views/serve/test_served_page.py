@@ -115,7 +115,7 @@ def test_a_part_of_a_long_text_exactly(browser, tmp_path):
         assert page.evaluate(f"zoomedWeight({query}, 598)") == pytest.approx(exact.item(), rel=1e-5)
         assert "weight 0.0" in page.locator("#reading").text_content()
         shown = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
-        assert "L1 H2, exactly" in page.evaluate(shown)
+        assert "L1H2, exactly" in page.evaluate(shown)
         # A cell of the part is pointed at in positions of the text.
         cell = "(({ x, y, cell }) => picture.under(x + 3.5 * cell, y + 2.5 * cell)"
         cell += ".of(x + 3.5 * cell, y + 2.5 * cell))(picture.map)"

@@ -33,8 +33,9 @@ from ..follow.cross_attention import CallSite, TextTracker
 from ..follow.uniform import uniform_call
 from ..inspect.watcher import without_padding
 from ..roles.call_roles import CallRoles, role_keys, roles_of
-from ..roles.role_keys import REPEATS, RoleKeys, columns
+from ..roles.role_keys import RoleKeys, columns
 from ..roles.roles import label_of_evenness, with_sink_logit
+from ..roles.table import REPEATS
 from .carried import Carried
 from .findings import Head, Layer, Link
 from .result import Report
@@ -269,7 +270,7 @@ def _heads(
             Head(
                 layer=layer,
                 head=h,
-                label=own[0].label if own else label_of_evenness(evenness),
+                labels=(own[0].label if own else label_of_evenness(evenness),),
                 number=own[0].mass if own else evenness,
                 entropy=entropy,
                 effective=effective,

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ...core.functional.trace import Trace
 from ...core.torch_state import loadable
-from ..roles.role import EVENNESS, Role
+from ..roles.role import Role
+from ..roles.table import EVENNESS
 
 
 @loadable
@@ -26,7 +27,8 @@ class Head:
 
     Attributes:
         roles: what the head does, the leading role first. A head has several roles, one, or none.
-        label: the label of the leading role; without a role "spread", "sharp", "mixed" or "NaN".
+        labels: that of the leading role, or those measured on held-out words; without a role
+            "spread", "sharp", "mixed" or "NaN". `label` is the same as one string.
         number: the mass of the leading role; without a role its entropy divided by the largest
             possible entropy.
         effective: the mean of exp(entropy), the effective number of keys.
@@ -50,7 +52,7 @@ class Head:
 
     layer: int
     head: int
-    label: str
+    labels: tuple[str, ...]
     number: float
     entropy: float
     effective: float
@@ -65,9 +67,13 @@ class Head:
     carried: dict[str, float] = field(default_factory=dict)
 
     @property
+    def label(self) -> str:
+        return " and ".join(self.labels)
+
+    @property
     def share_text(self) -> str:
         """`number` as text if it is a fraction of weight or of words; "" if of entropy."""
-        return "" if self.label in EVENNESS else f"{self.number:.2f}"
+        return "" if self.labels[0] in EVENNESS else f"{self.number:.2f}"
 
 
 @loadable

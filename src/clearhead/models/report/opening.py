@@ -1,15 +1,21 @@
 """Choose the head and the query with which page and terminal begin: `opening`."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..roles.table import LABELS, OFFSETS, RANK, REPEATS, SINKS, WINDOWS
 from .findings import Head, Layer, Writer
 from .result import Report
 
 CLEAR_SCORE = 0.4  # on random repeated tokens: a head with this score is an induction head
 # The roles of a head to begin with, the most interesting first.
-RANKED_ROLES = ("induction", "duplicate", "before2", "previous", "next", "window8", "window16",
-           "window32", "special", "separators", "same")  # fmt: skip
+RANKED_ROLES = tuple(
+    name
+    for role in LABELS
+    if role not in SINKS
+    for name in (WINDOWS if role == "window" else (role,))
+)
 
 
 class Opening(NamedTuple):
@@ -39,13 +45,13 @@ def opening(report: Report) -> Opening | None:
 
 
 def best_heads(report: Report) -> dict[str, Head]:
-    """Return the head with the largest mass of each role, by its label."""
+    """Return the head with the largest mass of each role, by its label, in the order of roles."""
     best: dict[str, tuple[float, Head]] = {}
     for head in report.heads:
         for role in head.roles:
             if role.label not in best or role.mass > best[role.label][0]:
                 best[role.label] = role.mass, head
-    return {label: head for label, (_, head) in best.items()}
+    return {label: best[label][1] for label in sorted(best, key=RANK.__getitem__)}
 
 
 def token_labels(report: Report, layer: int) -> tuple[Sequence[str], Sequence[str]]:
@@ -88,20 +94,19 @@ def _query_of_role(layer: Layer, head: Head, name: str) -> Opening | None:
     """Return the query with the largest weight among those whose largest weight fits the role."""
     tokens = layer.key_tokens
     keys = layer.top_keys[head.head, :, 0].tolist()
-    offsets = {"before2": -2, "previous": -1, "next": 1, "same": 0}
     best = None
     shift = layer.received.shape[-1] - layer.queries
     for i, (query, key) in enumerate(zip(layer.kept_queries, keys, strict=True)):
         at, weight = query + shift, float(layer.top_weights[head.head, i, 0])
         if key <= 0 or not weight > 0 or (best is not None and weight <= best.weight):
             continue
-        if name in offsets:
-            fits = key - at == offsets[name]
-        elif name in ("induction", "duplicate"):
+        if name in OFFSETS:
+            fits = key - at == OFFSETS[name]
+        elif name in REPEATS:
             source = key - (name == "induction")
             fits = tokens is not None and 0 < key < at - 1 and tokens[source] == tokens[at]
         else:
-            fits = not name.startswith("window") or abs(key - at) < int(name[6:])
+            fits = abs(key - at) < WINDOWS.get(name, math.inf)
         if fits:
             best = Opening(head, query, key, weight)
     return best

@@ -12,7 +12,7 @@ from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook, spelled, visible, without_nan
 from ...core.torch_state import loadable
 from ..roles.role import NOT_NUMBERS
-from ..roles.role_keys import LABELS, REPEATS
+from ..roles.table import LABELS, REPEATS
 from .findings import Head, Layer, NextToken
 from .live_model import LiveModel
 
@@ -100,8 +100,9 @@ class Report(ShownInNotebook, Savable):
         rows = []
         for layer in self.layers:
             for head in layer.heads:
-                parts = ("shares", "links", "roles", "probe", "carried")
+                parts = ("labels", "shares", "links", "roles", "probe", "carried")
                 row = {name: x for name, x in vars(head).items() if name not in parts}
+                row["label"] = head.label
                 roles = "; ".join(f"{role.label} {role.mass:.4f}" for role in head.roles)
                 probe = {f"probe_{name}": x for name, x in (head.probe or {}).items()}
                 carried = {f"carried_{name}": x for name, x in head.carried.items()}
@@ -121,7 +122,10 @@ class Report(ShownInNotebook, Savable):
                 "module": layer.module,
                 "cross_attention": layer.cross_attention,
                 "problem": layer.problem,
-                "heads": [without_nan(asdict(head), lambda x: None) for head in layer.heads],
+                "heads": [
+                    {"label": head.label, **without_nan(asdict(head), lambda x: None)}
+                    for head in layer.heads
+                ],
             }
             for layer in self.layers
         ]
@@ -160,7 +164,7 @@ class Report(ShownInNotebook, Savable):
 
     def _legend(self) -> list[str]:
         """Return an explanation of the columns and labels, as paragraphs."""
-        measured = {label for x in self.heads if x.measured for label in x.label.split(" and ")}
+        measured = {label for x in self.heads if x.measured for label in x.labels}
         by = "by: the fraction of its weight on this text"
         shares = (
             "The other columns: the fraction of its weight on the token before, the next, itself, "

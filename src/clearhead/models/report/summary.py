@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from ...core.formatting import Token, visible
 from .findings import Head, NextToken
-from .opening import Opening, opening, token_labels
+from .opening import Opening, best_heads, opening, token_labels
 from .result import EFFECTS, Report, columns
 
 TOP = 8  # listed heads
 WIDTH = 80
+FEW_HEADS = 24  # of which effects alone are listed
 FEW_WORDS = 32  # different tokens
 AROUND = 12  # printed tokens to either side of the query and the key
 
@@ -52,51 +53,53 @@ def summary(report: Report, width: int = WIDTH) -> str:
             "A longer text shows more.",
             width,
         )
-    strongest = matter_most(report)
-    if strongest:
-        lines += ["", *textwrap.wrap(_heading(report), width), *_table(report, strongest, width)]
+    if report.effect_metric:
+        heading = textwrap.wrap(_heading(report), width)
+        lines += ["", *heading, *_table(report, matter_most(report), width)]
+    if not report.effect_metric or len(report.heads) > FEW_HEADS:
+        lines += _best_of_roles(report, width)
     lines += _largest_probes(report)
     return "\n".join(lines)
 
 
 def matter_most(report: Report) -> list[Head]:
-    """Return the heads of the largest effects. Without effects, return those with the clearest role
-    besides sinks, by how improbable chance is, then by mass."""
-    if report.effect_metric:
-        effects = [(abs(x.effect), x) for x in report.heads if x.effect is not None]
-        effects.sort(key=lambda pair: -math.inf if math.isnan(pair[0]) else -pair[0])
-        return [head for _, head in effects[:TOP]]
-    heads = [x for x in report.heads if _evidence(x) < (1.0, 0.0)]
-    return sorted(heads, key=_evidence)[:TOP]
+    """Return the heads of the largest effects. Without effects, return the best head of each role,
+    those that repeat first."""
+    if not report.effect_metric:
+        return list(best_heads(report).values())
+    effects = [(abs(x.effect), x) for x in report.heads if x.effect is not None]
+    effects.sort(key=lambda pair: -math.inf if math.isnan(pair[0]) else -pair[0])
+    return [head for _, head in effects[:TOP]]
 
 
-def _evidence(head: Head) -> tuple[float, float]:
-    """Return (chance, -mass) of the clearest role besides sinks; (1, 0) without one."""
-    roles = [(role.chance, -role.mass) for role in head.roles if role.name not in ("first", "sink")]
-    return min(roles, default=(1.0, 0.0))
+def _best_of_roles(report: Report, width: int) -> list[str]:
+    """Return a table of the best head of each role."""
+    rows = [("role", "head", "weight", "over")]
+    for label, head in best_heads(report).items():
+        role = max((x for x in head.roles if x.label == label), key=lambda x: x.mass)
+        over = f"{role.queries} tokens"
+        rows.append((label, f"L{head.layer}H{head.head}", f"{role.mass:.2f}", over))
+    heading = (
+        "The best head of each role: the fraction of its weight on the keys of the role, over the "
+        "tokens that may look at such keys and at others."
+    )
+    return ["", *textwrap.wrap(heading, width), *_columns(rows, width)] if rows[1:] else []
 
 
-def _labels(head: Head) -> list[str]:
+def _labels(head: Head) -> tuple[str, ...]:
     """Return the labels of a head, each once; or the labels measured on held-out texts."""
-    if head.measured:
-        return head.label.split(" and ")
-    return list(dict.fromkeys(role.label for role in head.roles))
+    return head.labels if head.measured else tuple(dict.fromkeys(x.label for x in head.roles))
 
 
 def _heading(report: Report) -> str:
-    if not report.effect_metric:
-        return "The heads with the clearest roles besides sinks:"
     name = report.effect_metric
     metric = EFFECTS.get(name, f"how much {name} changes").removesuffix(",")
     return f"The heads with the largest effects: {metric}, without the head."
 
 
 def _table(report: Report, heads: list[Head], width: int) -> list[str]:
-    effect = ["effect"] if report.effect_metric else []
-    rows = [["layer", "head", *effect, "does, with the fraction of its weight"]]
-    for x in heads:
-        effect = [f"{x.effect:+.3f}"] if report.effect_metric else []
-        rows.append([str(x.layer), str(x.head), *effect, _does(x)])
+    rows = [["layer", "head", "effect", "does, fraction of weight over tokens"]]
+    rows += [[str(x.layer), str(x.head), f"{x.effect:+.3f}", _does(x)] for x in heads]
     return _columns(rows, width)
 
 
@@ -107,20 +110,20 @@ def _columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 def _does(head: Head) -> str:
     if head.measured:
         return f"{head.label} {head.number:.2f} (of held-out words)"
-    return ", ".join(f"{x.label} {x.mass:.2f}" for x in head.roles) or head.label
+    return ", ".join(f"{x.label} {x.mass:.2f} over {x.queries}" for x in head.roles) or head.label
 
 
 def in_words(report: Report, begin: Opening) -> str:
     """Describe the head to begin with, its query and its key, and why it is that head."""
     head, query, key, weight, writer = begin
     queries, keys = token_labels(report, head.layer)
-    begin_with = f"Begin with layer {head.layer}, head {head.head}"
+    begin_with = f"Begin with L{head.layer}H{head.head}"
     looks = (
         f"At {_quoted(queries[query])} (position {query}, counted from 0) it looks at "
         f"{_quoted(keys[key])} (position {key}) with {weight:.2f} of its weight"
     )
     if writer is None or report.next_token is None:
-        does = _does(head) + " of its weight" * (bool(head.roles) and not head.measured)
+        does = _does(head) + " tokens" * (bool(head.roles) and not head.measured)
         return f"{begin_with}: {does}. {looks}."
     token, probability = _quoted(report.next_token.token), report.next_token.probability
     return (
@@ -169,7 +172,7 @@ def _largest_probes(report: Report) -> list[str]:
     lines = ["Largest scores on random tokens, repeated (score of layer L, head H):"]
     for name in ("induction", "duplicate", "previous"):
         heads = sorted(probed, key=lambda x: -(x.probe or {})[name])[:5]
-        scores = ", ".join(f"L{x.layer} H{x.head} {(x.probe or {})[name]:.2f}" for x in heads)
+        scores = ", ".join(f"L{x.layer}H{x.head} {(x.probe or {})[name]:.2f}" for x in heads)
         lines.append(f"  {name:<9}  {scores}")
     return ["", *lines]
 

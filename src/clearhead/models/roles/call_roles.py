@@ -13,8 +13,9 @@ from ...core.functional.sharding import rows_of
 from ...core.problem.problem import Inputs, Problem
 from ..follow.cross_attention import CallSite
 from .role import Role
-from .role_keys import REPEATS, RoleKeys, columns, repeated, word_numbers
+from .role_keys import RoleKeys, columns, repeated, word_numbers
 from .roles import HeadWeights, find_roles
+from .table import REPEATS
 
 
 class CallRoles(NamedTuple):

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from ...core.torch_state import loadable
 
-# Labels of heads that no group of keys describes; `NOT_NUMBERS` if the weights are NaN.
-NOT_NUMBERS = "NaN"
-EVENNESS = ("spread", "sharp", "mixed", NOT_NUMBERS)
+NOT_NUMBERS = "NaN"  # the label of a head whose weights are NaN
 
 
 @loadable

@@ -9,24 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-OFFSETS = {"same": 0, "previous": -1, "before2": -2, "next": 1}
-REPEATS = ("induction", "duplicate")
+from .table import OFFSETS, REPEATS, WINDOWS
+
 COLUMNS = ("first", "separators", "special")  # roles of keys that are the same for every query
-WINDOWS = {f"window{n}": n for n in (8, 16, 32)}  # the first distance outside, on either side
 VOTED = (*OFFSETS, *REPEATS, *WINDOWS)
-LABELS = {
-    "induction": "induction",
-    "duplicate": "duplicate token",
-    "previous": "previous token",
-    "before2": "two before",
-    "next": "next token",
-    "same": "same token",
-    "first": "first token (sink)",
-    "separators": "separators",
-    "special": "special token",
-    "window": "local window",
-    "sink": "nothing (sink logit)",
-}
 # A query has a vote only if the keys of the role are at most this part of those it may look at.
 MOST_CHANCE = 0.5
 

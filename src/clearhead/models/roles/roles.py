@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from .role import NOT_NUMBERS, Role
-from .role_keys import COLUMNS, LABELS, OFFSETS, REPEATS, VOTED, WINDOWS, RoleKeys
+from .role_keys import COLUMNS, VOTED, RoleKeys
 from .role_tests import chance_of_column, chance_of_votes, interval
+from .table import LABELS, OFFSETS, REPEATS, WINDOWS
 
 MIN_MASS, TIMES_UNIFORM = 0.2, 2.0
 # The largest probability that a head without a role gets one, for all roles with votes and for all

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...core.errors import BadValue, as_path, why_failed
 from ...core.formatting import visible_in_browser, without_nan
+from ...models.roles.table import ROLES
 from ..colours import DIVERGING, SEQUENTIAL
 from .edits import EDITS, MASKS
 from .schema import Host, Kind, Model, Numbers, Page, Snapshot
@@ -38,7 +39,14 @@ def document(
     beside: Snapshot | None = None,
 ) -> str:
     """Return the HTML: `data` for the script, and table rows, `fallback`, if scripts do not run."""
-    content: Page = {"inks": INKS, "edits": EDITS, "masks": MASKS, "host": host, **data}
+    content: Page = {
+        "inks": INKS,
+        "roles": list(ROLES),
+        "edits": EDITS,
+        "masks": MASKS,
+        "host": host,
+        **data,
+    }
     if model is not None:
         content["model"] = model
     if beside is not None:

@@ -202,7 +202,7 @@ def _head(head: Head, layer: Layer) -> schema.Head:
     data: schema.Head = {
         "layer": head.layer,
         "head": head.head,
-        "label": head.label,
+        "labels": list(head.labels),
         "measured": head.measured,
         "number": round(head.number, 7),
         "entropy": round(head.entropy, 7),

@@ -10,6 +10,7 @@ feature, e embedding feature, b batch. Positions count from 0. Infinity and NaN 
 
 from typing import Literal, TypedDict
 
+from ...models.roles.table import RoleText
 from ..colours import Colour
 
 Kind = Literal["f8", "f4", "u4", "i2", "u2", "u1"]
@@ -123,12 +124,12 @@ class Layer(Call, LayerNorms, LayerOrigin, total=False):
 class HeadNumbers(TypedDict):
     """The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
 
-    `measured` is true if `label` and `number` come from held-out texts and not from this text.
+    `measured` is true if `labels` and `number` come from held-out texts and not from this text.
     """
 
     layer: int
     head: int
-    label: str
+    labels: list[str]
     number: float
     measured: bool
     entropy: float
@@ -309,11 +310,12 @@ class Masks(TypedDict):
 class PageParts(TypedDict):
     """The parts of every page besides a snapshot.
 
-    `inks` are the points of the colour scales, by scale and theme; `host` is the program that
-    recomputes the page.
+    `inks` are the points of the colour scales, by scale and theme; `roles` is the table of roles,
+    the most interesting first; `host` is the program that recomputes the page.
     """
 
     inks: dict[str, dict[str, tuple[Colour, ...]]]
+    roles: list[RoleText]
     edits: dict[str, NumberEdit]
     masks: Masks
     host: Host | None

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5fe6e2b6d2fd31f4255d389faa5a2ac1ac1f2acdddc9ddcce2564c67eba9c3d1; do not edit.
+// Made by `make page` from the sources 08641d97e0f747c3c7e1a554c0ce5980d763c47c47a47fc9adc2c41da7b26c1e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -265,11 +265,11 @@ var clearhead = (() => {
       return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
     }
     // The mean weight that each key receives from a query, or the mean of another row of each query.
-    received(head, rowOf2 = (query) => this.row(this.used, head, query)) {
+    received(head, rowOf3 = (query) => this.row(this.used, head, query)) {
       const sums = Array(this.size.k).fill(0);
       const stored = this.stored(head);
       for (const query of stored) {
-        rowOf2(query)?.forEach((weight, key) => {
+        rowOf3(query)?.forEach((weight, key) => {
           sums[key] += weight || 0;
         });
       }
@@ -799,7 +799,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var isOnlyLayer = () => snapshot().layers === 1 && !snapshot().findings.size;
   var headNumber = (layer, head) => snapshot().layer(layer).numbered("h", head);
-  var placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer} H`}${headNumber(layer, head)}`;
+  var placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer}H`}${headNumber(layer, head)}`;
   var placeInWords = (layer, head) => `${isOnlyLayer() ? "Head" : `Layer ${layer}, head`} ${headNumber(layer, head)}`;
   function go(changes, misread = []) {
     Object.assign(chosen, changes);
@@ -904,31 +904,28 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var MOST_OTHERS = 4;
 
+  // src/roles.js
+  var ROLES = new Map(pageData.roles.map((role, rank) => [String(role.label), { ...role, rank }]));
+  var SHARES = Object.fromEntries(pageData.roles.map(({ name, share }) => [name, share]));
+  var roleOf = (label) => ROLES.get(label);
+  var rankOf = (label) => roleOf(label)?.rank ?? ROLES.size;
+  var meaningOf = (labels) => labels.map((it) => roleOf(it)?.means ?? "").join(", and ");
+  var shortOf = (labels) => labels.map((it) => roleOf(it)?.short ?? it).join(" and ");
+  var shareName = (name) => SHARES[name] ?? name;
+  var isEvenness = (label) => roleOf(label)?.kind === "evenness";
+  var labelsOf = (it) => !it.measured && it.roles?.length ? [...new Set(it.roles)] : it.labels;
+  var rowOf = (it) => labelsOf(it).find((label) => roleOf(label)?.copy !== void 0) ?? it.labels[0];
+  function claimOf(label, query, key, words) {
+    const { claim = "", offset, copy, shows } = roleOf(label) ?? {};
+    const holds2 = offset !== void 0 ? key === query + offset : copy !== void 0 ? key >= copy && key < query - 1 && bare(words[key - copy]) === bare(words[query]) : shows === "pronoun" ? isPronoun(words[query]) : shows === "earlier" ? key < query : shows === "first" && key === 0;
+    return holds2 ? claim : "";
+  }
+
   // src/telling.js
-  var TELLING = [
-    "antecedent",
-    "subject",
-    "induction",
-    "duplicate token",
-    "previous word",
-    "previous token",
-    "two before",
-    "next token",
-    "local window",
-    "sharp",
-    "mixed",
-    "separators",
-    "special token",
-    "spread"
-  ];
   function mostTelling() {
     const begin = store.current.data.begin;
     const found = [...store.current.findings.values()];
-    const order = (it) => {
-      const at = TELLING.indexOf(it.label.split(" and ")[0]);
-      return at < 0 ? TELLING.length : at;
-    };
-    found.sort((a, b) => order(a) - order(b) || b.number - a.number);
+    found.sort((a, b) => rankOf(a.labels[0]) - rankOf(b.labels[0]) || b.number - a.number);
     const [best] = found;
     const layer = begin?.layer ?? best?.layer ?? 0, head = begin?.head ?? best?.head ?? 0;
     if (begin?.query !== void 0 && begin.query !== null) {
@@ -937,12 +934,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return { layer, head, query: tellingQuery(layer, head) };
   }
   function tellingQuery(layer, head) {
-    const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.label;
+    const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.labels[0];
     const held = trace.stored(head).filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
     const strength = (q) => {
       const row = trace.row(trace.used, head, q), key = largestAt(row);
       const words = isWord(trace.queries[q]) && isWord(trace.keys[key]);
-      const tells = label?.startsWith("antecedent") ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
+      const tells = roleOf(label ?? "")?.shows === "pronoun" ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
       return (tells ? 1 : 0) + row[key];
     };
     const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
@@ -1696,18 +1693,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       strip.scrollTop = Math.max(0, Math.floor(top / line) - 1) * line;
     }
   }
-  var FINDS = {
-    antecedent: ["This head finds the antecedent of a pronoun", (q, _, words) => isPronoun(words[q])],
-    subject: ["This head finds the subject of a verb", (q, k) => k < q],
-    "previous word": ["This head looks at the word before", (q, k) => k === q - 1],
-    "previous token": ["This head looks at the token before", (q, k) => k === q - 1],
-    "two before": ["This head looks two tokens before", (q, k) => k === q - 2],
-    "next token": ["This head looks at the token after", (q, k) => k === q + 1],
-    "same token": ["This head looks at the token itself", (q, k) => k === q],
-    "first token (sink)": ["This head looks at the first token", (_, k) => k === 0],
-    induction: ["This head finds what followed an earlier copy", (q, k, words) => k > 0 && k < q - 1 && bare(words[k - 1]) === bare(words[q])],
-    "duplicate token": ["This head finds an earlier copy", (q, k, words) => k < q - 1 && bare(words[k]) === bare(words[q])]
-  };
   function drawSentence() {
     const trace = shownTrace(), { layer, head, query, key } = state();
     const words = [...snapshot().places()].length > 1 ? [`${placeInWords(layer, head)}: `] : [];
@@ -1726,8 +1711,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         words.push(queryToken(query, 40), " is fully masked.");
       } else {
         const writer = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
-        const [claim, holds2] = FINDS[snapshot().finding(layer, head)?.label.split(" and ")[0]] ?? [];
-        const shown = claim && !store.edited && row[to] > 0.5 && holds2(query, to, trace.queries);
+        const claim = claimOf(snapshot().finding(layer, head)?.labels[0], query, to, trace.queries);
+        const shown = claim && !store.edited && row[to] > 0.5;
         words.push(
           make("strong", {}, queryToken(query, 40)),
           " looks at ",
@@ -2143,22 +2128,22 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const labelled = (cells, ranks, here, draw2) => {
       const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / wide));
       for (let cell = 0; cell < cells; cell++) {
-        const isHere = cell === here, rank2 = ranks === 2 ? cell % 2 : 0;
+        const isHere = cell === here, rank = ranks === 2 ? cell % 2 : 0;
         const gives = here !== null && (ranks === 1 || (cell - here) % 2 === 0) && Math.abs(cell - here) * wide < LABEL;
-        if (isHere || cell % every === 0 && !gives) draw2(cell, rank2, isHere);
+        if (isHere || cell % every === 0 && !gives) draw2(cell, rank, isHere);
       }
     };
-    if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, (row, rank2, bold) => {
+    if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, (row, rank, bold) => {
       const middle = y0 + (row + 0.5) * wide;
-      if (rank2) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
+      if (rank) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
       const position = bold && query !== null ? query : trace.rowSpan(row, rows)[0];
-      scene.text(trace.queries[position], x0 - 6 - rank2 * left, middle, { size, align: "right", bold, room: left - 8 });
+      scene.text(trace.queries[position], x0 - 6 - rank * left, middle, { size, align: "right", bold, room: left - 8 });
     });
-    if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank2, bold) => {
+    if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank, bold) => {
       const middle = x0 + (column + 0.5) * wide;
-      if (rank2) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
+      if (rank) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
       const position = bold && key !== null ? key : trace.columnSpan(column, columns)[0];
-      scene.text(trace.keys[position], middle, y0 - 6 - rank2 * head, { size, turn: -90, bold, room: head - 8 });
+      scene.text(trace.keys[position], middle, y0 - 6 - rank * head, { size, turn: -90, bold, room: head - 8 });
     });
     if (wide >= DIGITS_FROM) {
       for (let cell = 0; cell < values.length; cell++) {
@@ -2280,73 +2265,20 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
 
   // src/heads.js
-  var MEANS = {
-    "previous word": "of held-out words look most at the word before",
-    subject: "of held-out verbs look most at their subject",
-    antecedent: "of held-out pronouns look most at their antecedent",
-    induction: "of its weight, if a token occurred before, is on the token that followed it there",
-    "duplicate token": "of its weight, if a token occurred before, is on that occurrence",
-    "previous token": "of its weight is on the token before",
-    "two before": "of its weight is on the token two before",
-    "next token": "of its weight is on the token after",
-    "same token": "of its weight is on the token itself",
-    "first token (sink)": "of its weight is on the first token, which takes weight that is not needed",
-    separators: "of its weight is on punctuation and line ends",
-    "special token": "of its weight is on special tokens",
-    "local window": "of its weight is on nearby tokens",
-    "nothing (sink logit)": "of its weight goes to its sink, which has no value",
-    spread: "at a time, on average: its weights are nearly uniform",
-    sharp: "at a time, on average: few tokens, which no role describes",
-    mixed: "at a time, on average",
-    NaN: "at a time, on average: its weights are NaN"
-  };
-  var EVENNESS = {
-    spread: "its weights are nearly uniform",
-    sharp: "it looks at few tokens at a time",
-    mixed: "it is between spread and sharp",
-    NaN: "its weights are NaN"
-  };
-  var SHORT = {
-    "duplicate token": "repeat",
-    "previous token": "previous",
-    "next token": "next",
-    "same token": "itself",
-    "first token (sink)": "first",
-    "nothing (sink logit)": "sink",
-    "previous word": "prev. word",
-    "special token": "special",
-    "local window": "local"
-  };
-  var SHARES = {
-    induction: "after an earlier copy",
-    duplicate: "earlier copy",
-    previous: "token before",
-    before2: "two before",
-    next: "token after",
-    same: "itself",
-    first: "first token",
-    separators: "separators",
-    special: "special tokens",
-    window: "near by",
-    sink: "its sink"
-  };
   var ORDERS = {
     place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
-    label: ["label, strongest first", (a, b) => writerRank(a) - writerRank(b) || rank(a) - rank(b) || b.number - a.number || a.layer - b.layer || a.head - b.head],
+    label: ["label, strongest first", (a, b) => writerRank(a) - writerRank(b) || rankOf(rowOf(a)) - rankOf(rowOf(b)) || b.number - a.number || a.layer - b.layer || a.head - b.head],
     sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
     spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
     effect: ["largest effect first", (a, b) => Math.abs(b.effect) - Math.abs(a.effect)]
   };
-  var rank = (it) => Object.keys(MEANS).indexOf(it.label.split(" and ")[0]);
-  var means = (it) => it.label.split(" and ").map((label) => MEANS[label] ?? "").join(", and ");
-  var isByEntropy = (it) => it.label in EVENNESS;
+  var isByEntropy = (it) => isEvenness(it.labels[0]);
   var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` : percent(it.number);
-  var labelsOf = (it) => !it.measured && it.roles?.length ? [...new Set(it.roles)] : [it.label];
   var writingLabel = () => snapshot().nextToken.writers.length ? `writes “${clip(snapshot().nextToken.token, 12)}”` : null;
   var writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
   var writes = (it) => writerAt(it) >= 0;
   var writerRank = (it) => writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER;
-  var isPlain = (it) => !it || it.label === "mixed" || it.label === "spread";
+  var isPlain = (it) => !it || isByEntropy(it) && it.labels[0] !== "sharp";
   function buildHeads() {
     if (snapshot().findings.size > MANY_HEADS) sheet.order = "label";
     for (const [name, [words]] of Object.entries(ORDERS)) {
@@ -2371,14 +2303,14 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
     const counts = /* @__PURE__ */ new Map();
     for (const label of found.flatMap(labelsOf)) counts.set(label, (counts.get(label) ?? 0) + 1);
-    const names = [...counts.keys()].sort((a, b) => rank({ label: a }) - rank({ label: b }));
+    const names = [...counts.keys()].sort((a, b) => rankOf(a) - rankOf(b));
     if (!counts.has(sheet.label) && sheet.label !== writingLabel()) sheet.label = null;
     byId("labels").replaceChildren(...names.map((label) => labelButton(label, counts.get(label))));
     byId("labels").hidden = names.length < 2 || sheet.order === "label";
     const places = [...snapshot().places()];
     const order = ORDERS[sheet.order][1];
     if (found.length) {
-      const it = ({ layer, head }) => snapshot().finding(layer, head) ?? { layer, head, label: "mixed", number: 0, entropy: 0 };
+      const it = ({ layer, head }) => snapshot().finding(layer, head) ?? { layer, head, labels: ["mixed"], measured: false, number: 0, entropy: 0 };
       places.sort((a, b) => order(it(a), it(b)));
     }
     store.tiles = places.map(tile);
@@ -2389,20 +2321,22 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     layOutGrid();
   }
   function inGroups(tiles) {
-    const groups = /* @__PURE__ */ new Map();
+    const groups = /* @__PURE__ */ new Map(), found = [...snapshot().findings.values()];
+    const labelled = new Set(found.flatMap(labelsOf).sort((a, b) => rankOf(a) - rankOf(b)));
+    for (const label of [...writingLabel() ? [writingLabel()] : [], ...labelled]) groups.set(label, []);
     for (const it of tiles) {
-      const label = writes(it) && writingLabel() || (snapshot().finding(it.layer, it.head)?.label ?? "");
+      const finding = snapshot().finding(it.layer, it.head), label = writes(it) && writingLabel() || (finding ? rowOf(finding) : "");
       groups.set(label, [...groups.get(label) ?? [], it]);
     }
-    const elsewhere2 = (label, group) => isByEntropy({ label }) || label === writingLabel() ? 0 : [...snapshot().findings.values()].filter((it) => labelsOf(it).includes(label)).length - group.length;
-    return [...groups].flatMap(([label, group]) => [
+    const elsewhere2 = (label, group) => isEvenness(label) || label === writingLabel() ? 0 : found.filter((it) => labelsOf(it).includes(label)).length - group.length;
+    return [...groups].filter(([label, group]) => group.length || elsewhere2(label, group)).flatMap(([label, group]) => [
       labelButton(label, group.length, elsewhere2(label, group)),
       make("div", { class: isSmall(label) ? "group" : "group role", role: "presentation" }, group)
     ]);
   }
-  var isSmall = (label) => isByEntropy({ label }) || label === "first token (sink)";
+  var isSmall = (label) => isEvenness(label) || roleOf(label)?.kind === "sink";
   function labelButton(label, number2, elsewhere2 = 0) {
-    const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.` : isByEntropy({ label }) ? `the head has no role, and ${EVENNESS[label]}.` : `a large part ${means({ label })}.`;
+    const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.` : isEvenness(label) ? `the head has no role, and ${roleOf(label)?.claim}.` : `a large part ${meaningOf([label])}.`;
     const more = elsewhere2 ? ` This is also a role of ${count(elsewhere2, "head")} in other groups.` : "";
     const title = `${label}: ${what}${more} Click to show these heads.`;
     return button({ class: "label", "aria-pressed": label === sheet.label, title }, () => {
@@ -2425,7 +2359,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         tabindex: -1,
         "data-place": `${layer}.${head}`,
         title: it ? leadOf(it) : void 0,
-        "aria-label": it ? `layer ${layer}, head ${head}: ${it.label} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
+        "aria-label": it ? `layer ${layer}, head ${head}: ${it.labels.join(" and ")} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
       },
       () => choosePlace(layer, head),
       make("canvas", { "aria-hidden": "true" }),
@@ -2434,7 +2368,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       make(
         "span",
         { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
-        it ? SHORT[it.label] ?? it.label : ""
+        it ? shortOf(it.labels) : ""
       )
     );
     return Object.assign(element, { layer, head });
@@ -2498,7 +2432,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
   }
   function leadOf(it) {
-    const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${means(it)}.` : `${amountOf(it)} ${means(it)}.`;
+    const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${meaningOf(it.labels)}.` : `${amountOf(it)} ${meaningOf(it.labels)}.`;
     return [says, it.evidence, it.withheld].filter(Boolean).join(" ");
   }
   var STRONG = 0.5;
@@ -2517,7 +2451,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const names = more ? [...named, `${more} more`] : named;
     return names.length === 1 ? `Head ${names[0]} looks there, too.` : `Heads ${names.slice(0, -1).join(", ")} and ${names.at(-1)} look there, too.`;
   }
-  var sharesInWords = (it) => Object.entries(it.shares ?? {}).map(([name, share]) => `${SHARES[name] ?? name} ${percent(share)}`).join(", ");
+  var sharesInWords = (it) => Object.entries(it.shares ?? {}).map(([name, share]) => `${shareName(name)} ${percent(share)}`).join(", ");
   function stepsInWords() {
     const { size } = shownTrace();
     return `${count(size.q, "query", "queries")}, ${count(size.k, "key")}` + (size.d ? `, ${count(size.d, "feature")} per head` : "");
@@ -2656,12 +2590,12 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const { h, q, k } = { h: state().head, q: queryOr(), k: keyOr(), ...changes };
     return { ...changes, ...shownTrace().at(h, q, k) };
   };
-  var rowOf = (step) => shownTrace().row(step, state().head, queryOr());
+  var rowOf2 = (step) => shownTrace().row(step, state().head, queryOr());
   var earlierPair = (step) => shownTrace().pairs[shownTrace().pairs.indexOf(step) - 1];
   var write = (step) => holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
   function holds(step) {
     const indices = selection();
-    return step === shownTrace().weights && rowOf(step)?.some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
+    return step === shownTrace().weights && rowOf2(step)?.some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
   }
   function elsewhere(step) {
     if (canCompute()) {
@@ -2761,7 +2695,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function beforeAndAfter(step) {
     const earlier = earlierPair(step);
-    const after = rowOf(step), before = earlier && rowOf(earlier);
+    const after = rowOf2(step), before = earlier && rowOf2(earlier);
     const note = (i) => {
       if (!before) return "";
       if (after[i] === -Infinity && before[i] !== -Infinity) return "may not look";
@@ -2799,7 +2733,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return [make("p", { class: "sum" }, keyToken(keyOr()), " ", number(before), calculation, make("b", {}, number(after)))];
   }
   function dotProduct(step) {
-    const row = rowOf(step), result = row[keyOr()];
+    const row = rowOf2(step), result = row[keyOr()];
     const q = shownTrace().step("query")?.along("d", selection());
     const k = shownTrace().step("key")?.along("d", selection());
     const parts = [];
@@ -2848,7 +2782,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function exponentials(step) {
     const earlier = earlierPair(step);
-    const after = rowOf(step), before = earlier && rowOf(earlier);
+    const after = rowOf2(step), before = earlier && rowOf2(earlier);
     const total = sum(after);
     if (before?.every((score) => score === -Infinity)) {
       return [paragraph("This query is fully masked, so every weight is 0.")];
@@ -2907,7 +2841,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return parts;
   }
   function weightedSum(step) {
-    const share = rowOf(shownTrace().used), values = shownTrace().step("value");
+    const share = rowOf2(shownTrace().used), values = shownTrace().step("value");
     const result = step.along("v", selection()) ?? [];
     const features = ends(result.length, 4);
     const cells = (row) => features.map((j) => j === null ? "…" : row ? number(row[j]) : "?");

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5fe6e2b6d2fd31f4255d389faa5a2ac1ac1f2acdddc9ddcce2564c67eba9c3d1; do not edit.
+// Made by `make page` from the sources 08641d97e0f747c3c7e1a554c0ce5980d763c47c47a47fc9adc2c41da7b26c1e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
