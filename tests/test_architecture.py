@@ -25,7 +25,7 @@ HOUSE = {
     "views": 3540,
     "corpus": 4080,
     "demo": 475,
-    "models": 7620,
+    "models": 8400,
     "hf": 1915,
     "distributed": 2610,
     "nn": 1145,
@@ -37,7 +37,7 @@ WINGS = {  # the rooms inside a room, from the top down
         "functional", "engines", "stats", "problem", "masks", "files", "formatting", "torch_state",
         "errors",
     ),
-    "models": ("report", "roles", "effects", "inspect", "weights", "follow", "progress"),
+    "models": ("report", "why", "roles", "effects", "inspect", "weights", "follow", "progress"),
 }  # fmt: skip
 MOST_ENTRIES, MOST_ARROWS = 9, 30  # of the house, and of each wing
 ENTRY_POINTS = {"__init__", "__main__"}

@@ -64,15 +64,16 @@ from .models.report import Report, report, report_batch, report_weights
 from .models.weights.circuits import Circuits, circuits
 from .models.weights.logit_attribution import logit_attribution
 from .models.weights.logit_parts import LogitAttribution
+from .models.why import Why, why
 from .nn.explain_text import explain_text
 
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "attention", "explain", "explain_text", "explain_weights", "Trace", "Step", "look", "Look",
     "topk", "mass", "weighted", "value_weighted", "received", "pooled", "exact_rows", "matrix",
     "Matrix", "watch", "Recording", "intervene", "Intervention", "edits", "effects", "Effects",
-    "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "circuits", "Circuits",
-    "report", "report_batch", "report_weights", "Report", "rollout", "survey", "Survey", "load",
-    "plan", "Plan", "causal", "Causal", "window", "prefix", "lengths", "documents", "dense",
+    "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why", "circuits",
+    "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "survey", "Survey",
+    "load", "plan", "Plan", "causal", "Causal", "window", "prefix", "lengths", "documents", "dense",
     "everything", "alibi", "bias", "why_scale", "nn", "distributed", "compat", "hf", "views",
     "AttentionError", "BadValue", "BadType",
 ]  # fmt: skip

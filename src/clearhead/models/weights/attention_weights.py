@@ -82,7 +82,7 @@ def read_weights(model: nn.Module) -> ModelWeights:
             "circuits runs a model once, on the ids of eight tokens.",
             "pass a model that reads ids of tokens, such as a language model.",
         )
-    run, output = _recorded(model, _ids(model))
+    run, output = _recorded(model, _ids(model)[None])
     with torch.no_grad():
         layers = tuple(run.layer(call) for call in run.calls)
         unembedding, final_norm = run.unembedding(output)
@@ -96,15 +96,21 @@ def rotary_of_layer(model: nn.Module, layer: int) -> Rotary | None:
     Raises `BadValue` if the queries are not a linear map of the layer's input, perhaps with a norm,
     and a rotation by the position alone.
     """
-    if not rotations_of(model):
-        return None
+    return rotary_in_run(model, _ids(model)[None], layer) if rotations_of(model) else None
+
+
+def rotary_in_run(model: nn.Module, inputs: Any, layer: int) -> Rotary | None:
+    """Return the rotation of a layer in a run on these inputs, by positions from 0, or None.
+
+    Raises as `rotary_of_layer` does, also if the positions are others.
+    """
     if growing := growing_rotations(model):
         raise BadValue(
             f"In the {type(model).__name__}, {growing[0]}.",
             "a rotation by the position alone has the same frequencies in every text.",
             "use the vectors after rotation.",
         )
-    run, _ = _recorded(model, _ids(model))
+    run, _ = _recorded(model, inputs)
     with torch.no_grad():
         return run.queries(run.calls[layer]).rotary
 
@@ -115,12 +121,12 @@ def _ids(model: nn.Module) -> Tensor:
     return ids.to(next(model.parameters()).device)
 
 
-def _recorded(model: nn.Module, ids: Tensor) -> "tuple[_Run, Any]":
-    """Run a model on a few ids. Returns what is recorded, and the output."""
+def _recorded(model: nn.Module, inputs: Any) -> "tuple[_Run, Any]":
+    """Run a model on a few ids, (1, T), or a dict. Returns what is recorded, and the output."""
     weights_must_be_whole("circuits", model)
-    run = _Run(model, ids)
+    run = _Run(model, inputs[0] if isinstance(inputs, Tensor) else torch.empty(0))
     with torch.no_grad(), run.recorded():
-        output = run_with_known_ids(model, run.ids[None])
+        output = run_with_known_ids(model, inputs)
     if not run.calls:
         raise no_attention_call(model, "circuits needs the attention calls of a model.")
     return run, output
@@ -137,7 +143,7 @@ def _embedding(run: "_Run") -> Tensor | None:
         return rows
     if _proportional(rows[run.ids].double(), first.double(), first.dtype):
         return rows
-    other, _ = _recorded(run.model, run.ids.roll(1))
+    other, _ = _recorded(run.model, run.ids.roll(1)[None])
     of_rows = rows[run.ids].double() - rows[other.ids].double()
     of_stream = first.double() - other.stream().double()
     return rows if _proportional(of_rows, of_stream, first.dtype) else None

@@ -76,7 +76,7 @@ class DirectPaths(RecordedRun):
         if not result.is_floating_point():
             return None
         if call is not None:
-            written, returned = _cut(result)
+            written, returned = cut(result)
             self.heads.append(HeadsPart(call, written))
         elif self.calls > before.calls:
             return None  # a module around attention
@@ -84,12 +84,12 @@ class DirectPaths(RecordedRun):
             norm = read_norm(module, inputs[0], result) if len(inputs) == 1 else None
             if norm is None:
                 self.unknown_norms.append(name)
-                written, returned = _cut(result)
+                written, returned = cut(result)
                 self.others.append(Part(name, self.calls, written))
             else:
                 linear = norm.frozen(inputs[0])
                 if isinstance(bias := getattr(module, "bias", None), Tensor):
-                    written, constant = _cut(bias.expand_as(linear).to(linear.dtype))
+                    written, constant = cut(bias.expand_as(linear).to(linear.dtype))
                     self.biases.append(Part(name, self.calls, written))
                     linear = linear + constant
                 # The numbers of the model, with the gradient of the linear map.
@@ -100,12 +100,12 @@ class DirectPaths(RecordedRun):
             if input_width(module) is not None and len(inputs) == 1:
                 self.last_linear = ran
             del self.others[before.others :], self.biases[before.biases :]  # inside the module
-            written, returned = _cut(result)
+            written, returned = cut(result)
             self.others.append(Part(name, self.calls, written))
         return returned
 
 
-def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
+def cut(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x as a new leaf of the graph, and a copy that the model may change in place."""
     start = x.detach().requires_grad_()
     return start, start.clone()

@@ -246,10 +246,10 @@ def _layers_by_block(
 
     It returns None for a part before the first attention call.
     """
-    last_of = {_block(call.module): layer for layer, (_, call, _) in enumerate(reached)}
+    last_of = {block_of(call.module): layer for layer, (_, call, _) in enumerate(reached)}
 
     def layer_of(part: Part) -> int | None:
-        block = _block(part.module)
+        block = block_of(part.module)
         if block is not None and block in last_of:
             return last_of[block]
         before = [layer for layer, (number, _, _) in enumerate(reached) if number < part.calls]
@@ -258,7 +258,7 @@ def _layers_by_block(
     return layer_of
 
 
-def _block(module: str) -> str | None:
+def block_of(module: str) -> str | None:
     """Return the name of a module's block, up to the first number: model.layers.3."""
     parts = module.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]

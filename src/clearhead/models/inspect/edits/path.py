@@ -1,12 +1,14 @@
-"""The edit of one path: what a head writes is changed only as another head reads it."""
+"""The edit of one path: what a head or MLP writes is changed only as another head reads it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import nn
 
-from ....core.errors import BadType, BadValue, kind_of, whole_number
+from ....core.errors import BadType, BadValue, did_you_mean, kind_of, whole_number
 from ....core.problem.problem import Problem
 from ....nn.token_ids import run
 from ...follow.copies import fresh
@@ -19,9 +21,57 @@ from .patch import patch
 Receiver: TypeAlias = tuple[int, int]  # a layer and a head
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class _WithoutModule(Edit):
+    """The sender of a path that is a module: its output becomes zeros."""
+
+    needs_runs: ClassVar[bool] = True
+
+    module: str
+
+    def arguments(self) -> list[str]:
+        return [repr(self.module)]
+
+    def for_copy(self, batch: range) -> None:
+        return None
+
+    @contextmanager
+    def applied(self, model: nn.Module, received: Recording) -> Iterator[None]:
+        """Replace the output of the module inside the `with` block.
+
+        Raises `BadValue` if the model has no such module, or if it runs after the receiver, whose
+        call is then in `received`, never or several times.
+        """
+        modules, runs = dict(model.named_modules()), []
+        if self.module not in modules:
+            near = did_you_mean(self.module, modules)
+            raise self._refused(f"the model has no module of this name{near and f'; {near}'}")
+
+        def zero(module: nn.Module, args: object, output: Any) -> Any:
+            runs.append(len(received))
+            parts = output if isinstance(output, tuple) else (output,)
+            zeros = torch.zeros_like(parts[0])
+            return (zeros, *parts[1:]) if isinstance(output, tuple) else zeros
+
+        hook = modules[self.module].register_forward_hook(zero)
+        try:
+            yield
+        finally:
+            hook.remove()
+        if runs != [0]:
+            raise self._refused(f"it ran {runs.count(0)} times before the receiver")
+
+    def _refused(self, why: str) -> BadValue:
+        return BadValue(
+            f"path got the sender {self.module!r}, and {why}.",
+            "a sender that is a module runs once, before the call of the receiver.",
+            "pass for example 'model.layers.0.mlp', and a receiver in a later layer.",
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class path(Edit):
-    """Change what a head writes, only as another head reads it (path patching).
+    """Change what a head or an MLP writes, only as another head reads it (path patching).
 
     >>> sender = ch.edits.patch(other, layers=[0], heads=[7])  # doctest: +SKIP
     >>> ch.edits.path(sender, (1, 0), "query")  # as head 0 of layer 1 reads it  # doctest: +SKIP
@@ -47,7 +97,8 @@ class path(Edit):
 
     Args:
         sender: any edit: `patch`, `ablate`, `knock_out`, ... That of one path has one layer, named
-            by its number.
+            by its number. Or the name of a module that writes into the stream, such as an MLP: its
+            output becomes zeros, and all heads before the receiver keep theirs.
         receiver: the layer and the head that reads, (layer, head); for keys and values, a key head.
             A list names several; None means all heads in layers after the sender.
         of: what the receiver reads: "query", "key" or "value".
@@ -63,21 +114,25 @@ class path(Edit):
 
     needs_runs = True
 
-    sender: Edit
+    sender: Any  # an Edit after __post_init__, also for the name of a module
     receiver: Receiver | Sequence[Receiver] | None
     of: str
     layers: Sequence[int | str] | None = field(default=None, init=False)
     heads: Sequence[int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sender, Edit) or self.sender.needs_runs:
+        if isinstance(self.sender, str):
+            object.__setattr__(self, "sender", _WithoutModule(module=self.sender))
+        is_module = isinstance(self.sender, _WithoutModule)
+        if not isinstance(self.sender, Edit) or (self.sender.needs_runs and not is_module):
             raise BadType(
                 f"path got {kind_of(self.sender)} as its sender.",
-                "the sender is an edit, which is not itself a path.",
+                "the sender is an edit, which is not itself a path, or the name of a module.",
                 "pass for example clearhead.edits.ablate(layers=[0], heads=[7]).",
             )
         receivers = self.receivers or ()
-        sending = [layer for layer in self.sender.layers or () if isinstance(layer, int)]
+        named_layers: Sequence[int | str] = self.sender.layers or ()
+        sending = [layer for layer in named_layers if isinstance(layer, int)]
         for layer, _ in receivers:
             if sending and layer <= min(sending):
                 raise BadValue(
@@ -107,8 +162,13 @@ class path(Edit):
         return None if self.receiver is None else _pairs(self.receiver)
 
     def ends(self) -> tuple[int, Receiver]:
-        """Return the sender's layer, and the receiver. Raises `BadValue` for several of either."""
-        layers = self.sender.layers or ()
+        """Return the sender's layer, and the receiver. Raises `BadValue` for several of either.
+
+        The layer of a module is -1, so all heads before the receiver keep their output.
+        """
+        if isinstance(self.sender, _WithoutModule):
+            return -1, self.one_receiver()
+        layers: Sequence[int | str] = self.sender.layers or ()
         if len(layers) != 1 or isinstance(layers[0], str):
             raise BadValue(
                 f"path got the sender {self.sender!r}.",
@@ -192,10 +252,16 @@ def _without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list
         for one in group:
             if one.between:
                 changes.append(patch(unedited, layers=one.between, batch=one.batch))
-            changes.append(one.sender)
+            if not isinstance(one.sender, _WithoutModule):
+                changes.append(one.sender)
         layers = sorted({one.ends()[1][0] for one in group})
         recording = watch(model, stats=[], inputs=True, layers=layers)
-        with intervene(model, changes), recording as received:
+        with ExitStack() as stack:
+            stack.enter_context(intervene(model, changes))
+            received = stack.enter_context(recording)
+            for one in group:
+                if isinstance(one.sender, _WithoutModule):
+                    stack.enter_context(one.sender.applied(model, received))
             run(model, fresh(inputs))
         for one in group:
             calls = [call for call in received if call.layer == one.ends()[1][0]]

@@ -1,0 +1,243 @@
+"""What `why` returns: the parts of a score, and their sources.
+
+Letters: C components, T tokens, Tk keys.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.errors import BadValue, as_index
+from ...core.files.results import Savable, data_frame
+from ...core.formatting import ShownInNotebook, visible
+from ...core.torch_state import loadable, own_dtypes
+from .score_paths import Component
+
+if TYPE_CHECKING:
+    import pandas
+
+_LISTED = 6  # parts that are printed for each side
+
+
+@loadable
+class Terms(NamedTuple):
+    """Four terms that sum to the contrast.
+
+    With m + r for queries and n + t for keys, before rotation, these are m . n (a function of the
+    distance, with the position bias), r . n, m . t and r . t. m and n are the means over all
+    queries and keys of the head in this text, which is a convention. Positions that are written
+    into the stream (GPT-2) are components instead.
+    """
+
+    position: float
+    query_by_position: float
+    key_alone: float
+    match: float
+
+
+@loadable
+class Check(NamedTuple):
+    """What the weight becomes without a component, in the keys or the query of the head.
+
+    `frozen` follows from the parts, `edited` from a path edit (`edits.path` with a zero ablation,
+    and everything but heads in between recomputed). `agrees` is False if one of them raises the
+    weight and the other lowers it, or if they order the checked parts of this side differently.
+    """
+
+    component: Component
+    of: str
+    part: float
+    weight: float
+    frozen: float
+    edited: float
+    agrees: bool
+
+
+@loadable
+@dataclass(frozen=True, repr=False)
+class Why(ShownInNotebook, Savable):
+    """The parts of the contrast of a query with a key, or with its row if `key` is None.
+
+    Attributes:
+        layer, head, query, key, against: the arguments; all numbers count from 0.
+        tokens: the tokens of the keys, or None.
+        visible: the positions of the keys that the query may look at.
+        score: the score, with the position bias and before a soft cap; of a row, its mean under the
+            weights.
+        weight: the weight of the key; of a row, the largest weight.
+        contrast: the score minus that of what it is compared with.
+        components: what wrote the parts, C of them.
+        key_parts, query_parts: the parts of the contrast, by what wrote the keys, and by what wrote
+            the query, (C,) each. Both sum to `contrast`.
+        by_key: the score of each key by what wrote it, (C, Tk); 0 for keys that are not visible.
+        key_sources: the largest part of the keys by the token that its head read from, (T,); None
+            if no head wrote it. See `sources`.
+        weights: the weights of the query, (Tk,).
+        softcap: the soft cap that follows the sum, or None. Then the contrast is not that of
+            logarithms of weights.
+        terms: four terms; None if the rotation of the layer is not known, see `remarks`.
+        frequencies: the contrast without the position bias by rotary frequency, and at last what is
+            not rotated; None without a rotation.
+        remarks: what could not be computed, and the reason.
+        checks: what path edits show, with ``check=True``.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int | None
+    against: str | int
+    tokens: tuple[str, ...] | None
+    visible: Tensor
+    score: float
+    weight: float
+    contrast: float
+    components: tuple[Component, ...]
+    key_parts: Tensor
+    query_parts: Tensor
+    by_key: Tensor
+    key_sources: Tensor | None
+    weights: Tensor
+    softcap: float | None
+    terms: Terms | None
+    frequencies: Tensor | None
+    remarks: tuple[str, ...]
+    checks: tuple[Check, ...] = ()
+    _split: Any = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is saved: all but the run, from which sources and pairs are computed."""
+        return {**self.__dict__, "_split": None}
+
+    @own_dtypes()
+    def sources(self, layer: int, head: int, of: str = "key") -> Tensor:
+        """Split the part of an earlier head by the token that it read from, (T,).
+
+        Part t is the weight of that head on t times the value of t, as the keys read it: that of
+        the key minus those of the keys it is compared with. With ``of="query"`` it is what the
+        query reads. The parts sum to the head's part in `key_parts` or `query_parts`, except for
+        what an edit of its output changed.
+
+        Raises `BadValue` for a head that is not an earlier one, and for a loaded result.
+        """
+        if of not in ("key", "query"):
+            raise BadValue(
+                f"sources got of={of!r}.", 'of is "key" or "query".', "pass one of them."
+            )
+        rule = f"earlier layers are 0 to {self.layer - 1}."
+        layer = as_index("Layer", layer, self.layer, rule, "pass one of these.")
+        parts = self._with_run().sources(of, layer)
+        rule = f"heads are 0 to {len(parts) - 1}."
+        return parts[as_index("Head", head, len(parts), rule, "pass one of these.")].float()
+
+    @own_dtypes()
+    def pairs(self) -> Tensor:
+        """Compute the part of each pair of a query's and a key's component, (C, C).
+
+        The rows sum to `query_parts`, the columns to `key_parts`; a position bias is on the
+        diagonal. It takes two backward passes for each of the D features, and many pairs cancel.
+        Raises `BadValue` for a loaded result.
+        """
+        split = self._with_run()
+        pairs = split.run.problem.scale * split.query_factors() @ split.key_factors().T
+        if len(self.components) > len(pairs):
+            pairs = torch.block_diag(pairs, self.key_parts[-1:].to(pairs))
+        return pairs.float()
+
+    def _with_run(self) -> Any:
+        if self._split is None:
+            raise BadValue(
+                "This result was loaded from a file.",
+                "sources and pairs follow from the run of the model, which is not saved.",
+                "call why again.",
+            )
+        return self._split
+
+    def largest(self, of: str = "key", n: int = _LISTED) -> list[tuple[Component, float]]:
+        """Return the n largest parts by absolute value, with their components."""
+        parts = self.key_parts if of == "key" else self.query_parts
+        top = parts.abs().argsort(descending=True)[:n].tolist()
+        return [(self.components[x], float(parts[x])) for x in top]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with one row per component: its kind, layer, head and module, and its
+        parts in the keys and in the query. Raises `Missing` without pandas."""
+        return data_frame(
+            [
+                {**c._asdict(), "key_part": float(k), "query_part": float(q)}
+                for c, k, q in zip(self.components, self.key_parts, self.query_parts, strict=True)
+            ]
+        )
+
+    def sentence(self) -> str:
+        """Name the component that wrote the largest part of the key, or the distance if the term
+        `position` is larger and more than half of the contrast."""
+        best = int(self.key_parts.argmax())
+        reason, part = self._wrote(self.components[best]), float(self.key_parts[best])
+        if self.terms is not None and self.terms.position > max(part, self.contrast / 2):
+            reason, part = "of its distance", self.terms.position
+        return (
+            f"L{self.layer}H{self.head} at {self._named(self.query)} looks at {self._target()} "
+            f"because {reason}: {part:.1f} of {self.contrast:.1f}."
+        )
+
+    def _target(self) -> str:
+        if self.key is None:
+            return f"its keys, most at {self._named(int(self.weights.argmax()))},"
+        return self._named(self.key)
+
+    def _named(self, at: int) -> str:
+        if self.tokens is None or at >= len(self.tokens):
+            return f"position {at}"
+        return f"*{visible(self.tokens[at]).strip()}* ({at})"
+
+    def _wrote(self, component: Component) -> str:
+        if component.kind == "distance":
+            return "of its distance"
+        if component.kind == "mlp":
+            return f"the MLP of layer {component.layer} wrote there"
+        if component.kind != "head":
+            return f"of what {component.module or component.kind} wrote there"
+        who = f"layer {component.layer}, head {component.head} wrote there"
+        if self.key_sources is None or self.key is None:
+            return who
+        token = int(self.key_sources.argmax())
+        if token == self.key - 1:
+            return f"{who} which token came before"
+        return (
+            f"{who} which token it is"
+            if token == self.key
+            else f"{who} what it read at {self._named(token)}"
+        )
+
+    def __repr__(self) -> str:
+        against = self.against if isinstance(self.against, str) else self._named(self.against)
+        lines = [
+            self.sentence(),
+            f"weight {self.weight:.3f}, score {self.score:.2f}, contrast {self.contrast:.2f} "
+            f"against {against}",
+        ]
+        if self.softcap is not None:
+            lines[1] += f", before the soft cap {self.softcap:g}"
+        for of in ("key", "query"):
+            lines.append(f"what wrote the {of}:")
+            lines += [f"  {part:+8.2f}  {c}" for c, part in self.largest(of)]
+        if self.terms is not None:
+            named = zip(
+                ("position", "query x position", "key alone", "match"), self.terms, strict=True
+            )
+            terms = ", ".join(f"{name} {x:.2f}" for name, x in named)
+            lines.append(f"{terms} (around the means of this text)")
+        for c in self.checks:
+            mark = "" if c.agrees else "  <- disagrees"
+            lines.append(
+                f"without {c.component} in the {c.of}: weight {c.weight:.3f} -> {c.edited:.3f} by "
+                f"a path edit, {c.frozen:.3f} by its part{mark}"
+            )
+        if not self.checks:
+            lines.append(
+                "Parts of the score with the norms of this run, not effects; see check=True."
+            )
+        return "\n".join([*lines, *self.remarks])

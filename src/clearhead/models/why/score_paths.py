@@ -1,0 +1,272 @@
+"""Record one run of a model in which the scores of one attention call are sums of parts.
+
+The run cuts the graph of autograd at every module that writes into the residual stream, and takes
+the scales of the norms as constants, as `logit_attribution` does. Up to its queries and keys, the
+call is then linear in what was written: through norms, W_Q and W_K, norms of queries and keys,
+latent projections (MLA) and rotations. The part of a component in ``v . k_j`` is what it wrote
+times the gradient of ``v . k_j`` with respect to it.
+
+Letters: C components, H heads, G key heads, Tq queries, Tk keys, D head size, Dv value size, d
+model size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import BadValue, as_index
+from ...core.functional.ambient import FollowedCall
+from ...core.functional.matrix import Matrix
+from ...core.problem.problem import Problem, repeat_heads
+from ...core.torch_state import loadable
+from ...nn.token_ids import run_with_known_ids
+from ..follow.copies import fresh
+from ..follow.layers import no_attention_call
+from ..follow.random_numbers import no_random_numbers
+from ..follow.recorded_run import AttentionCall, ModuleRun
+from ..follow.run import ModelFollower
+from ..weights.direct_paths import DirectPaths, Part, cut
+from ..weights.logit_attribution import block_of
+from ..weights.norms import is_norm
+from .linear_graph import nonlinear_step
+
+Side = Literal["key", "query"]
+TOLERANCE = 1e-4  # of the absolute sum of the parts; larger in 16-bit types
+
+
+@loadable
+class Component(NamedTuple):
+    """What wrote a part of the residual stream.
+
+    `kind` is "embedding", "head", "mlp", "bias", or "distance" for a position bias of the call
+    (ALiBi, T5). `layer` is the attention call of a head, and for other modules that of their block;
+    None for an embedding. `module` is the name of the module that wrote.
+    """
+
+    kind: str
+    layer: int | None
+    head: int | None
+    module: str
+
+    def __str__(self) -> str:
+        if self.kind == "head":
+            return f"L{self.layer}H{self.head}"
+        if self.kind == "mlp":
+            return f"L{self.layer} MLP"
+        return f"{self.kind} {self.module}".strip()
+
+
+class ScorePaths(DirectPaths):
+    """Collects the parts of a run up to the attention call `layer`, in the module `name`."""
+
+    def __init__(self, model: nn.Module, layer: int, name: str) -> None:
+        super().__init__(model)
+        self.layer, self.prefix = layer, f"{name}." if name else ""
+        self.target: FollowedCall | None = None
+
+    def receive(self, call: FollowedCall) -> None:
+        number = self.calls
+        super().receive(call)
+        if self.calls > number == self.layer:
+            self.target = call
+
+    def after(self, ran: ModuleRun) -> Tensor | None:
+        """Cut the graph as `DirectPaths` does, but not between the stream and the target's call."""
+        constant = _is_table(ran.module) and ran.result.is_floating_point()
+        if constant and not ran.result.requires_grad:
+            written, returned = cut(ran.result)
+            self.others.append(Part(ran.name, self.calls, written))
+            return returned
+        projects = self.target is None and ran.name.startswith(self.prefix) and not ran.projects
+        if not projects or is_norm(ran.module) or isinstance(ran.module, nn.Embedding):
+            return super().after(ran)
+        bias = getattr(ran.module, "bias", None)
+        if not isinstance(bias, Tensor) or not ran.result.is_floating_point():
+            return None
+        written, returned = cut(bias.expand_as(ran.result))
+        self.biases.append(Part(ran.name, self.calls, written))
+        return ran.result + (returned - returned.detach())  # adds 0, with a gradient to the bias
+
+
+def _is_table(module: nn.Module) -> bool:
+    """Does the module write positions into the stream without parameters?"""
+    return "sinusoid" in type(module).__name__.lower() and not any(
+        True for _ in module.parameters()
+    )
+
+
+class _Calls(ModelFollower):
+    """Collects the module of each attention call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.modules: list[str] = []
+
+    def receive(self, call: FollowedCall) -> None:
+        if self.running.inside:
+            self.modules.append(self.running.next_call()[1])
+
+
+def record_scores(model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: int) -> "ScoreRun":
+    """Run the model twice: to find the module of the layer, and to record the parts.
+
+    Raises `BadValue` for a layer that does not exist, more than one text, and an operation between
+    the stream and the scores that is not linear.
+    """
+    calls = _Calls(model)
+    with no_random_numbers(model):
+        with torch.no_grad(), calls.followed():
+            run_with_known_ids(model, fresh(inputs))
+        if not calls.modules:
+            raise no_attention_call(model, "why reads an attention call of a model.")
+        count = len(calls.modules)
+        rule = f"the model makes {count} attention calls, 0 to {count - 1}."
+        layer = as_index("Layer", layer, count, rule, "pass one of these.")
+        paths = ScorePaths(model, layer, calls.modules[layer])
+        with paths.recorded():
+            run_with_known_ids(model, fresh(inputs))
+    assert paths.target is not None
+    problem, received = paths.target.problem, paths.target.inputs
+    if problem.B != 1:
+        raise BadValue(
+            f"why got {problem.B} texts.",
+            "it reads one score of one text.",
+            "call why once for each text, without padding.",
+        )
+    run = ScoreRun(model, paths, problem, received.q, received.k, received.v)
+    for of, x in ("queries", received.q), ("keys", received.k):
+        step = nonlinear_step(x, run.leaves) if x.requires_grad else "a cache, or a graph that ends"
+        if step is not None:
+            raise BadValue(
+                f"In the {type(model).__name__}, {step} is between the stream and the {of} of "
+                f"{calls.modules[layer]}.",
+                "only sums, products with constants, norms, linear modules and rotations may be.",
+                "no other score is a sum of parts; choose a layer without it, and pass no cache.",
+            )
+    return run
+
+
+@dataclass(eq=False)
+class ScoreRun:
+    """The target's queries (1, H, Tq, D) and keys (1, G, Tk, D), with graphs to the components."""
+
+    model: nn.Module
+    paths: ScorePaths
+    problem: Problem
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def __post_init__(self) -> None:
+        calls = [part.call for part in self.paths.heads]
+        self.modules = [call.module for call in calls]
+        self.leaves = [*(x.written for x in self.paths.heads), *(x.written for x in self._others)]
+        self.components = [
+            Component("head", layer, head, call.module)
+            for layer, call in enumerate(calls[: self.paths.layer])
+            for head in range(call.problem.H)
+        ]
+        self.components += [
+            Component("bias", layer, None, call.projection.module)
+            for layer, call in enumerate(calls[: self.paths.layer])
+            if call.projection.bias is not None
+        ]
+        self.components += [self._component(x) for x in self.paths.others]
+        self.components += [
+            Component("bias", self._layer(x), None, x.module) for x in self.paths.biases
+        ]
+
+    @property
+    def _others(self) -> list[Part]:
+        return [*self.paths.others, *self.paths.biases]
+
+    def _component(self, part: Part) -> Component:
+        module = self.model.get_submodule(part.module)
+        if not part.calls or isinstance(module, nn.Embedding) or _is_table(module):
+            return Component("embedding", None, None, part.module)
+        return Component("mlp", self._layer(part), None, part.module)
+
+    def _layer(self, part: Part) -> int | None:
+        """Return the attention call of a part's block: the last one before it, or else the first
+        one after it; without a block, the last call before it."""
+        block = block_of(part.module)
+        inside = [i for i, name in enumerate(self.modules) if block and block_of(name) == block]
+        before = [i for i in inside or range(part.calls) if i < part.calls]
+        return before[-1] if before else inside[0] if inside else None
+
+    def gradients(self, of: Side, direction: Tensor) -> Sequence[Tensor | None]:
+        """Compute the derivatives of ``sum(direction * queries)`` or keys by what was written."""
+        root = self.q if of == "query" else self.k
+        return torch.autograd.grad(
+            root, self.leaves, direction.to(root.dtype), retain_graph=True, allow_unused=True
+        )
+
+    def parts(self, of: Side, direction: Tensor, at: slice = slice(None)) -> Tensor:
+        """Compute each component's part of ``direction . x`` at each position, (C, n).
+
+        x are the queries or keys, and `direction` has their shape. `at` selects positions.
+        """
+        gradients = self.gradients(of, direction)
+        n = (self.q if of == "query" else self.k).shape[2]
+        with torch.no_grad():
+            rows, biases = [], []
+            count = len(range(n)[at])
+            zero = torch.zeros(count, dtype=torch.float64, device=direction.device)
+            for part, gradient in list(zip(self.paths.heads, gradients, strict=False))[
+                : self.paths.layer
+            ]:
+                call = part.call
+                if gradient is None:
+                    rows += [zero] * call.problem.H
+                else:
+                    z = call.z[0].double()[:, at]
+                    rows += (z * along(call, _by_position(gradient, n)[at])).sum(-1)
+                if (bias := call.projection.bias) is not None:
+                    biases.append(
+                        zero if gradient is None else _by_position(gradient, n)[at] @ bias.double()
+                    )
+            rows += biases
+            for other, gradient in zip(
+                self._others, gradients[len(self.paths.heads) :], strict=True
+            ):
+                if gradient is None:
+                    rows.append(zero)
+                else:
+                    written = _by_position(gradient, n) * _by_position(other.written, n)
+                    rows.append(written[at].sum(-1))
+            return torch.stack(rows)
+
+    def sources(self, of: Side, direction: Tensor, layer: int) -> Tensor:
+        """Split the parts of an earlier layer's heads by the token that they read from, (H, T).
+
+        Part t is sum_j A_jt (v_t W_O) . g_j, with the gradients g_j of `parts`.
+        """
+        gradient = self.gradients(of, direction)[layer]
+        call = self.paths.heads[layer].call
+        values = repeat_heads(call.inputs.v, call.problem.H)[0].double()
+        if gradient is None:
+            return torch.zeros(values.shape[:2], dtype=torch.float64)
+        with torch.no_grad():
+            to = along(call, _by_position(gradient, call.problem.Tq))
+            weights = Matrix(replace(call.problem, input_dims=4), call.inputs)
+            return (values * (weights.T @ to[None])[0].double()).nan_to_num(nan=0.0).sum(-1)
+
+
+def along(call: AttentionCall, gradient: Tensor) -> Tensor:
+    """Map gradients (n, d) with respect to what a layer wrote to its heads' outputs, (H, n, Dv)."""
+    return torch.einsum("hvd,td->htv", call.projection.weight.double(), gradient)
+
+
+def _by_position(x: Tensor, n: int) -> Tensor:
+    """Return what was written at each position, (n, d). Raises `BadValue` for other positions."""
+    rows = x.detach().reshape(-1, x.shape[-1])
+    if len(rows) != n:
+        raise BadValue(
+            f"A part of the stream has {len(rows)} positions, and the scores have {n}.",
+            "each position of the stream is a query or a key of its own.",
+            "pass a model whose layers read all positions, and inputs without a cache.",
+        )
+    return rows.double()
