@@ -22,6 +22,7 @@ from .serve import serve
 from .storyteller import ablate, measure, train
 from .survey import survey
 from .whatif import whatif
+from .why import why
 
 if TYPE_CHECKING:
     from clearhead.core.errors import AttentionError
@@ -37,6 +38,7 @@ COMMANDS = (
     survey,
     serve,
     whatif,
+    why,
     scale,
     train,
     measure,

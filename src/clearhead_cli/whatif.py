@@ -136,10 +136,10 @@ def _mask(edges: str, tokens: list[str]) -> "Mask":
 def _ends(edges: str, tokens: list[str]) -> tuple[list[int], list[int]] | None:
     """Return the positions of queries and keys of ``she -> queen``; None for a mask."""
     query, arrow, key = (part.strip() for part in edges.partition("->"))
-    return (_positions(query, tokens), _positions(key, tokens)) if arrow else None
+    return (positions_of(query, tokens), positions_of(key, tokens)) if arrow else None
 
 
-def _positions(token: str, tokens: list[str]) -> list[int]:
+def positions_of(token: str, tokens: list[str]) -> list[int]:
     """Return all positions of a token, or the position if `token` is a number."""
     from clearhead.core.errors import BadValue
     from clearhead.core.formatting import spellings, visible
