@@ -67,7 +67,7 @@ def why(
         )  # fmt: skip
 
     if key is None:
-        place = int(split(None, False).weights.argmax())
+        target = int(split(None, False).weights.argmax())
     else:
-        place = positions_of(key, tokens)[-1]
-    typer.echo(repr(split(place, check)))
+        target = positions_of(key, tokens)[-1]
+    typer.echo(repr(split(target, check)))
