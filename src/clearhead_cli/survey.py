@@ -68,15 +68,17 @@ def survey(
     threads: Annotated[int, typer.Option(min=1, help="Threads of a worker.")] = 1,
     seed: Annotated[int, typer.Option(help="The seed of the examples.")] = 0,
     shard: Annotated[
-        int, typer.Option("--shard-tokens", help="Tokens of a shard, which is computed at once.")
-    ] = 65536,
+        int | None,
+        typer.Option("--shard-tokens", help="Tokens of a shard; default: chosen from TEXTS."),
+    ] = None,
 ) -> None:
     """Measure what every head of a model does over many texts.
 
-    The same command continues an interrupted survey, and adds texts to it. Started by torchrun or
-    as a SLURM array, each process computes its part. `work OUT` computes missing shards of a
-    survey, and `merge OUT` writes its tables. `compare OUT OTHER` writes the page of a survey with
-    its differences from another one of the same texts.
+    The same command continues an interrupted survey, and adds texts to it. Several processes may
+    run it at the same time, on machines that share the folder: by torchrun, as a SLURM array, or by
+    hand. `work OUT` computes missing shards of a survey, and `merge OUT` writes its tables.
+    `compare OUT OTHER` writes the page of a survey with its differences from another one of the
+    same texts.
 
     \b
     Examples:
@@ -143,12 +145,11 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
 
 def _work(out: Path, model: Path | None, metrics: str | None) -> None:
     """Compute the shards of this rank, with the settings of the manifest."""
-    from clearhead.corpus.ranks import rank_of_environment
     from clearhead.corpus.steps import setup_of_manifest, work
     from clearhead.views.load import load_text_model
 
     setup: Setup = setup_of_manifest(load_text_model(model), out, metrics)
-    work(setup, out, rank=rank_of_environment())
+    work(setup, out)
 
 
 def _compare(folder: Path, other: Path) -> None:

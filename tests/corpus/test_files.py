@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import duckdb
@@ -160,9 +161,9 @@ def test_exchanged_states_are_computed_again(plain, tmp_path):
     out = copied(plain, tmp_path)
     one, other = sorted((out / "states").iterdir())[:2]
     exchange(one, other)
-    for use in (merge, ch.Survey.open):
-        with pytest.raises(ch.BadValue, match=rf"lacks 2 of \d shards: .*{one.name}' is missing"):
-            use(out)
+    with pytest.raises(ch.BadValue, match=rf"lacks 2 of \d shards: .*{one.name}' is missing"):
+        merge(out)
+    assert ch.Survey.open(out).digest() == plain.digest()  # which reads the tables alone
     with pytest.raises(ch.BadValue, match=rf"{one.name}' is damaged: it is the state of another"):
         plain.compare(ch.Survey(out, plain.manifest))
     assert survey_of(TEXTS, out).digest() == plain.digest()
@@ -266,15 +267,33 @@ def test_runs_with_different_texts_in_one_folder_do_not_mix(plain, tmp_path, mon
 
 
 def test_the_first_of_two_runs_that_begin_at_once_has_the_folder(tmp_path, monkeypatch):
-    """Both find an empty folder; the manifest of the other is written first."""
-    cut = steps.Cutter.cut
+    """The other waits until this one has cut its texts."""
+    cut, ended = steps.Cutter.cut, []
+
+    def another():
+        with pytest.raises(ch.BadValue, match="has other texts"):
+            survey_of(["The fox ran."], tmp_path / "out")
+        ended.append(True)
+
+    thread = threading.Thread(target=another)
 
     def while_another_begins(cutter, *arguments):
-        yield from cut(cutter, *arguments)
         monkeypatch.setattr(steps.Cutter, "cut", cut)
-        survey_of(["The fox ran."], tmp_path / "out")
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        yield from cut(cutter, *arguments)
 
     monkeypatch.setattr(steps.Cutter, "cut", while_another_begins)
-    with pytest.raises(ch.BadValue, match="has other texts"):
-        survey_of(TEXTS, tmp_path / "out")
-    assert len(names(ch.Survey.open(tmp_path / "out"))) == 1
+    survey_of(TEXTS, tmp_path / "out")
+    thread.join()
+    assert ended and len(names(ch.Survey.open(tmp_path / "out"))) == 3
+
+
+def test_texts_that_a_survey_has_are_not_cut_again(plain, tmp_path, monkeypatch):
+    out = copied(plain, tmp_path)
+    monkeypatch.setattr(steps.Cutter, "cut", lambda *arguments: pytest.fail("cut again"))
+    assert survey_of(TEXTS, out).digest() == plain.digest()
+    for texts, options in ((iter(TEXTS), {}), (TEXTS[:2], {}), (TEXTS, {"tokens": 30})):
+        with pytest.raises(pytest.fail.Exception, match="cut again"):
+            survey_of(texts, out, **options)

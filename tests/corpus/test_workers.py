@@ -13,7 +13,6 @@ from clearhead import demo
 from clearhead.corpus import Bins, steps
 from clearhead.corpus.basic import Entropy, First
 from clearhead.corpus.merge import merge
-from clearhead.corpus.ranks import VARIABLES, Rank, rank_of_environment
 from clearhead.corpus.tables import SCHEMA
 from examples.storyteller import story
 from tests.fresh_process import run_program
@@ -50,9 +49,8 @@ def test_any_number_of_workers_in_any_order(alone, tmp_path, world):
     random.Random(world).shuffle(ranks)
     for number in ranks:
         manifest = setup.must_fit(tmp_path)
-        own, _ = Rank(number, world).split(range(len(manifest.shards)))
-        for shard in reversed(own):
-            steps.compute_shard(setup, tmp_path, manifest, manifest.shards[shard])
+        for entry in reversed(manifest.shards[number::world]):
+            steps.compute_shard(setup, tmp_path, manifest, entry)
     merge(tmp_path)
     assert tables(tmp_path) == alone
 
@@ -108,25 +106,9 @@ def test_a_damaged_state_is_computed_again(alone, tmp_path):
     state = min((tmp_path / "states").iterdir())
     state.write_bytes(state.read_bytes()[:-7])
     with pytest.raises(ch.BadValue, match=r"lacks 1 of \d+ shards"):
-        ch.Survey.open(tmp_path)
+        merge(tmp_path)
     ch.survey(demo.load(), TEXTS, out=tmp_path, **OPTIONS)
     assert tables(tmp_path) == alone
-
-
-def test_ranks_of_torchrun_and_slurm(monkeypatch):
-    for name in [name for triple in VARIABLES for name in triple if name]:
-        monkeypatch.delenv(name, raising=False)
-    assert rank_of_environment() == Rank(0, 1)
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "5")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "3")
-    assert rank_of_environment() == Rank(4, 5)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert rank_of_environment() == Rank(1, 2)
-    monkeypatch.setenv("RANK", "2")
-    with pytest.raises(ch.BadValue, match="RANK is '2', and WORLD_SIZE '2'"):
-        rank_of_environment()
 
 
 def command(texts: Path, out: Path, *options: str) -> list[str]:
@@ -188,9 +170,8 @@ def test_a_killed_worker_loses_nothing(alone, tmp_path):
 def test_two_shells_and_torchrun(alone, tmp_path):
     texts, names = folder_of(tmp_path), set(SCHEMA) - {"texts"}
     children = []
-    for rank in ("0", "1"):
-        variables = {"CLEARHEAD_RANK": rank, "CLEARHEAD_WORLD_SIZE": "2"}
-        environment = os.environ | variables
+    for task in ("7", "9"):  # of any SLURM array
+        environment = os.environ | {"SLURM_ARRAY_TASK_ID": task}
         children.append(subprocess.Popen(command(texts, tmp_path / "shells"), env=environment))
     assert [child.wait() for child in children] == [0, 0]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

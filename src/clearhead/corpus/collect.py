@@ -19,7 +19,7 @@ from ..models.inspect.recording import Call
 from ..models.inspect.watcher import Watcher
 from .basic import Largest, fits_of
 from .corpus import Shard
-from .examples import EXAMPLE, HashOrder, LayerExamples
+from .examples import EXAMPLE, LayerExamples, Queries
 from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class
 from .metric import Batch, LayerCall, Metric
 from .reader import Reader
@@ -63,6 +63,7 @@ class Collector:
         self.texts = shard.texts.unique().long()
         self.layers: list[LayerState] = []
         self.examples: list[LayerExamples] = []
+        self.sampled = [number for number, metric in enumerate(metrics) if metric.examples]
         self.linked, self.tokens = Links(), Links()
         ends = np.cumsum([metric.bins.count for metric in self.metrics])
         self.bins = [slice(e - m.bins.count, e) for e, m in zip(ends, self.metrics, strict=True)]
@@ -74,8 +75,8 @@ class Collector:
             metric.begin(batch)
         self.requests = Requests([*self.metrics, TOP], batch)
         self.rows = torch.searchsorted(self.texts, torch.tensor(batch.texts))
-        self.order = HashOrder(self.seed, batch)
         self.classes = token_classes(batch.ids, batch.spelling, self.spaced)
+        self.queries = Queries(self.seed, batch, self.classes)
         self._uniform: list[tuple[Mask, _Uniform]] = []
         return self.requests.statistics
 
@@ -88,6 +89,7 @@ class Collector:
             self.add_layer(call, problem)
         layer, examples = self.layers[call.layer], self.examples[call.layer]
         top = cast(TopWeights, self.requests.results_of(TOP, call.statistics)["topk"])
+        examples.begin([uniform.counts[number] for number in self.sampled], self.queries, top)
         for number, metric in enumerate(self.metrics):
             results = self.requests.results_of(metric, call.statistics)
             of_metric = LayerCall(
@@ -95,10 +97,9 @@ class Collector:
             )
             values, counts = self.values(metric, of_metric), uniform.counts[number]
             self.check_shape(metric, values)
-            bins = metric.bins.of(values)
-            self.reduce(layer, number, values, bins, uniform, call)
+            self.reduce(layer, number, values, uniform, call)
             if metric.examples:
-                examples.add(number, values, bins, counts, self.batch, self.order, top)
+                examples.add(self.sampled.index(number), values, counts)
         examples.select()
         fits = fits_of(self.batch, top.keys)
         add_looks(layer.looks, self.rows, self.classes, fits, uniform.chooses)
@@ -122,11 +123,10 @@ class Collector:
             ) from error
 
     def reduce(
-        self, layer: LayerState, number: int, values: Tensor, bins: Tensor, uniform: "_Uniform",
-        call: Call,
-    ) -> None:  # fmt: skip
-        """Add the values of a metric and their bins, (B, H, T), to the sums and the histogram."""
-        counts = uniform.counts[number]
+        self, layer: LayerState, number: int, values: Tensor, uniform: "_Uniform", call: Call
+    ) -> None:
+        """Add the values of a metric, (B, H, T), to the sums and the histogram."""
+        counts, bins = uniform.counts[number], self.metrics[number].bins.of(values)
         sums = values.double().masked_fill(~counts.unsqueeze(1), 0.0).sum(-1)
         if not sums.isfinite().all():
             self.check_numbers(self.metrics[number], values, counts, call)
@@ -151,9 +151,10 @@ class Collector:
                 counts=torch.zeros(H, self.bins[-1].stop, dtype=torch.int64),
                 looks=torch.zeros(n, H, *SHAPE, dtype=torch.int32),
                 chances=torch.zeros(SHAPE[0], len(BEHAVIOURS), dtype=torch.float64),
+                sample=np.zeros(0),
             )
         )
-        self.examples.append(LayerExamples(call.layer, H, self.metrics))
+        self.examples.append(LayerExamples(call.layer, H, self.sampled))
 
     def uniform(self, problem: Problem, inputs: Inputs) -> "_Uniform":
         """Return what depends on the mask alone. It is computed once for layers with one mask."""
@@ -197,7 +198,9 @@ class Collector:
         )
 
     def state(self) -> State:
-        parts = [layer.examples for layer in self.examples]
+        for layer, own in zip(self.layers, self.examples, strict=True):
+            layer.sample = own.sample
+        parts = [own.largest for own in self.examples]
         return State(
             texts=self.texts,
             layers=self.layers,

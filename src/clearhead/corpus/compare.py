@@ -32,7 +32,7 @@ from .corpus import FOLDER, read_shard
 from .false_discovery import adjusted
 from .intervals import MOST_FREE, interval
 from .manifest import Manifest, machines_that_differ, must_have_read_the_same, read_manifest
-from .merge import bins_of, states, sums_of_texts
+from .merge import bins_of, sums_of_texts, totals
 from .state import LayerState
 from .tables import Table
 
@@ -95,7 +95,7 @@ def compare(one: Path, other: Path) -> Comparison:
     metrics = [[metric["metric"] for metric in manifest.metrics] for manifest in manifests]
     common = [name for name in metrics[0] if name in metrics[1]]
     at = [[own.index(name) for name in common] for own in metrics]
-    layers = [next(states(*x)).layers for x in zip(folders, manifests, strict=True)]
+    layers = [totals(*x, x[1].shards[0]).layers for x in zip(folders, manifests, strict=True)]
     sums = _Pairs(
         {name: _width(manifests[0].metrics[i]) for name, i in zip(common, at[0], strict=True)}
     )

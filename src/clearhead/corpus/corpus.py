@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from .metric import Batch
 from .reader import Reader
 from .texts import Text
 
-FOLDER = "corpus"
+FOLDER, AT_ONCE = "corpus", 64  # texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +152,10 @@ def pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 class Cutter:
-    """Cuts texts into shards. `skipped` has the texts without a token, with the reason."""
+    """Cuts texts into shards. `skipped` has the texts without a token, with the reason.
+
+    After `cut`, `digest` is that of the texts that were read (`texts.digest_of`).
+    """
 
     def __init__(self, reader: Reader, context: int, shard_tokens: int) -> None:
         self.reader, self.shard_tokens = reader, shard_tokens
@@ -175,8 +179,9 @@ class Cutter:
 
         With `most`, the contexts end after this number of tokens of texts.
         """
-        for text in texts:
-            ids = text.ids if text.content is None else self.reader.encode(text.content)
+        digest = hashlib.sha256(repr(most).encode())
+        for text, ids in self._encoded(texts):
+            digest.update(text.bytes)
             if most is not None:
                 ids = ids[: most - self.tokens]
             if ids:
@@ -193,8 +198,16 @@ class Cutter:
             self.texts += 1
             if self.tokens == most:
                 break
+        self.digest = digest.hexdigest()[:16]
         if self._contexts:
             yield self._shard()
+
+    def _encoded(self, texts: Iterator[Text]) -> Iterator[tuple[Text, Sequence[int]]]:
+        """Yield texts with their tokens; a tokenizer may divide some texts between its threads."""
+        while several := list(islice(texts, AT_ONCE)):
+            contents = [text.content for text in several if text.content is not None]
+            ids = iter(self.reader.encode(contents))
+            yield from ((x, x.ids if x.content is None else next(ids)) for x in several)
 
     def _shard(self) -> Shard:
         contexts, texts, numbers = zip(*self._contexts, strict=True)

@@ -1,12 +1,18 @@
-"""Select examples: for each head and metric, some queries of every range of values.
+"""Select examples: for each head and metric, a uniform sample of queries, and the largest values.
 
-The range of values is cut into `STRATA`. From each, the queries with the smallest hashes are
-stored: a uniform sample that does not depend on the order of the texts, and needs no first pass.
-The queries with the largest values are stored too. All orders are total, so the selection is
-unique.
+The sample has the `SAMPLE` queries with the smallest hashes, of those that a metric counts. It does
+not depend on the order of the texts, and samples of shards merge exactly. It is the same for all
+heads of a layer, so a query is stored once for all of them. Its values in order, cut into ten equal
+parts, are its deciles.
+
+The largest values of each head are stored by `BANDS` of positions, because a query with few keys
+has large weights in any head. All orders are total, so the selection is unique.
 
 An example is a reference: the query, and its `TOP_KEYS` largest weights.
 """
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,20 +21,40 @@ from torch import Tensor
 from ..core.stats import TopWeights
 from .basic import TOP_KEYS
 from .groups import first_of_groups, rank_in_group
-from .metric import Batch, Metric
+from .metric import Batch
 
-STRATA, LARGEST = 20, 20  # the last stratum, number 20, has the largest values
-IN_STRATUM, OF_LARGEST = 3, 8
+DECILES, IN_DECILE = 10, 20
+SAMPLE = DECILES * IN_DECILE
+LARGEST = DECILES  # the stratum of the largest values; those of each band are LARGEST + its number
+BANDS, OF_LARGEST = (0, 4, 16, 64, 256), 8  # the first query of each, and its largest values
 
+QUERY = np.dtype(
+    [
+        ("hash", "i8"), ("text", "i4"), ("context", "i4"), ("query", "i4"), ("token", "i4"),
+        ("token_class", "i1"),
+    ]
+)  # fmt: skip
+OF_QUERY = list(QUERY.names or ())
 EXAMPLE = np.dtype(
     [
-        ("layer", "i2"), ("head", "i2"), ("metric", "i2"), ("stratum", "i1"), ("hash", "i8"),
-        ("value", "f4"), ("text", "i4"), ("context", "i4"), ("query", "i4"),
+        ("layer", "i2"), ("head", "i2"), ("metric", "i2"), ("stratum", "i1"), ("value", "f4"),
+        *((name, QUERY[name]) for name in OF_QUERY),
         ("keys", "i4", TOP_KEYS), ("weights", "f4", TOP_KEYS),
     ]
 )  # fmt: skip
 GROUP = "stratum", "metric", "head", "layer"  # the fields of a group of examples
+ORDER = "query", "context", "text", "hash"  # the last one first
 _MOST = np.iinfo(np.int64).max
+
+
+def sample_type(heads: int, metrics: int) -> np.dtype:
+    """Return the type of a query of a layer's sample; a value is NaN if it does not count."""
+    return np.dtype(
+        [
+            *((name, QUERY[name]) for name in OF_QUERY), ("values", "f4", (heads, metrics)),
+            ("keys", "i4", (heads, TOP_KEYS)), ("weights", "f4", (heads, TOP_KEYS)),
+        ]
+    )  # fmt: skip
 
 
 def hashes(seed: int, texts: np.ndarray, contexts: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -49,115 +75,145 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def selected(examples: np.ndarray) -> np.ndarray:
-    """Select the examples to store, from any number of them, in the order of the tables."""
-    largest = examples["stratum"] == LARGEST
-    value = np.where(largest, -examples["value"], 0)
-    names = "query", "context", "text", "hash"
-    order = np.lexsort([*(examples[x] for x in names), value, *(examples[x] for x in GROUP)])
-    examples = examples[order]
-    rank = rank_in_group(first_of_groups(examples, GROUP))
-    return examples[rank < np.where(examples["stratum"] == LARGEST, OF_LARGEST, IN_STRATUM)]
+def sampled(sample: np.ndarray) -> np.ndarray:
+    """Select the queries that are among the first `SAMPLE` of a metric, in the order of hashes."""
+    sample = sample[np.lexsort([sample[name] for name in ORDER])]
+    counts = ~np.isnan(sample["values"][:, 0])
+    return sample[(counts & (counts.cumsum(0) <= SAMPLE)).any(1)]
 
 
-class HashOrder:
-    """The order of the queries of a batch by which samples are selected.
+def largest(examples: np.ndarray) -> np.ndarray:
+    """Select the largest values of each group, in their order."""
+    order = [*(examples[name] for name in ORDER), -examples["value"]]
+    examples = examples[np.lexsort([*order, *(examples[name] for name in GROUP)])]
+    return examples[rank_in_group(first_of_groups(examples, GROUP)) < OF_LARGEST]
+
+
+def rows_of_layer(
+    layer: int, sample: np.ndarray, of_largest: np.ndarray, metrics: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the examples of a layer for its table, and the rank of each in its stratum.
+
+    A decile is in the order of hashes. The largest values are those of all bands in turn.
+    """
+    parts = [of_largest[of_largest["layer"] == layer]]
+    in_band = rank_in_group(first_of_groups(parts[0], GROUP))
+    places = [np.lexsort([-parts[0]["value"], in_band]).argsort()]
+    for column, metric in enumerate(metrics):
+        own = sample[~np.isnan(sample["values"][:, 0, column])][:SAMPLE]
+        values = own["values"][..., column]
+        part = np.zeros(values.shape, EXAMPLE)
+        part["layer"], part["metric"], part["head"] = layer, metric, np.arange(values.shape[1])
+        part["value"], part["keys"], part["weights"] = values, own["keys"], own["weights"]
+        order = values.argsort(0, kind="stable").argsort(0)
+        part["stratum"] = order * DECILES // max(len(own), 1)
+        for name in OF_QUERY:
+            part[name] = own[name][:, None]
+        parts.append(part.ravel())
+        places.append(np.repeat(np.arange(len(own)), values.shape[1]))
+    rows = np.concatenate(parts)
+    rows["stratum"] = rows["stratum"].clip(max=LARGEST)
+    rows = rows[np.lexsort([np.concatenate(places), *(rows[name] for name in GROUP)])]
+    return rows, rank_in_group(first_of_groups(rows, GROUP))
+
+
+class Queries:
+    """The queries of a batch, in the order by which samples are selected.
 
     Attributes:
-        hash: the hash of each query, (B, T).
-        queries: the numbers of all queries, b T + t, from the smallest hash on.
-        rank: the place of each query in `queries`, (B, T).
+        records: the query, (B, T) of `QUERY`.
+        order: the numbers of all queries, b T + t, from the smallest hash on.
     """
 
-    def __init__(self, seed: int, batch: Batch) -> None:
+    def __init__(self, seed: int, batch: Batch, classes: Tensor) -> None:
         texts, contexts = (np.asarray(x)[:, None] for x in (batch.texts, batch.contexts))
-        self.hash = torch.from_numpy(hashes(seed, texts, contexts, np.arange(batch.ids.shape[1])))
-        self.queries = self.hash.flatten().argsort(stable=True)
-        self.rank = self.queries.argsort().view_as(self.hash)
+        at = np.arange(batch.ids.shape[1])
+        self.records = np.zeros(tuple(batch.ids.shape), QUERY)
+        columns = hashes(seed, texts, contexts, at), texts, contexts, at, batch.ids, classes
+        for name, column in zip(OF_QUERY, columns, strict=True):
+            self.records[name] = column
+        self.hash = torch.from_numpy(self.records["hash"].copy())
+        self.order = self.hash.flatten().argsort(stable=True)
 
 
 class LayerExamples:
-    """The examples of one layer, collected batch by batch."""
+    """The examples of one layer, of some metrics, collected batch by batch."""
 
-    def __init__(self, layer: int, heads: int, metrics: list[Metric]) -> None:
-        self.layer, self.heads, self.metrics = layer, heads, metrics
-        self.examples = np.zeros(0, EXAMPLE)
-        self._new: list[np.ndarray] = []
-        shape = len(metrics), heads
+    def __init__(self, layer: int, heads: int, metrics: Sequence[int]) -> None:
+        self.layer, self.metrics = layer, list(metrics)
+        self.sample = np.zeros(0, sample_type(heads, len(metrics)))
+        self.largest: np.ndarray = np.zeros(0, EXAMPLE)
+        self._largest: list[np.ndarray] = []
         # A query is a candidate if it precedes the last example that is stored.
-        self._hash = torch.full((*shape, STRATA), _MOST)  # the last of each stratum
-        self._value = torch.full(shape, -torch.inf)  # of the largest values, and its hash
+        self._hash = np.full(len(metrics), _MOST)
+        shape = len(metrics), heads, len(BANDS)
+        self._value = torch.full(shape, -torch.inf)
         self._value_hash = torch.full(shape, _MOST)
 
-    def add(
-        self,
-        metric: int,
-        values: Tensor,
-        bins: Tensor,
-        counts: Tensor,
-        batch: Batch,
-        order: HashOrder,
-        top: TopWeights,
-    ) -> None:
-        """Add the candidates of a batch: values and their bins, (B, H, T), counts, (B, T).
+    def begin(self, counts: Sequence[Tensor], queries: Queries, top: TopWeights) -> None:
+        """Begin a batch: choose its queries by the counts of each metric, (B, T)."""
+        self.queries, self.top = queries, top
+        chosen = torch.zeros(queries.order.shape, dtype=torch.bool)
+        for of_metric, last in zip(counts, self._hash.tolist(), strict=True):
+            own = queries.order[of_metric.flatten()[queries.order]][:SAMPLE]
+            chosen[own[queries.hash.flatten()[own] <= last]] = True
+        self._at = chosen.view_as(queries.hash).nonzero(as_tuple=True)
+        self._new: np.ndarray = np.zeros(len(self._at[0]), self.sample.dtype)
+        self._fill(self._new, self._at[0], slice(None), self._at[1])
 
-        Rows are built for the candidates alone, and of these for few of each batch.
-        """
-        (B, T), counts = counts.shape, counts.unsqueeze(1)
-        strata = bins * STRATA // self.metrics[metric].bins.count
-        hash = order.hash.unsqueeze(1)
-        limit = self._hash[metric].expand(B, -1, -1).gather(2, strata)
-        b, h, t = (counts & (hash < limit)).nonzero(as_tuple=True)
-        group, rank = _first(h * STRATA + strata[b, h, t], order.rank[b, t], B * T)
-        sample = order.queries[rank]
-        value, tied = (x[metric].unsqueeze(-1) for x in (self._value, self._value_hash))
-        # A context has at most `OF_LARGEST` of the largest values, without ties.
-        least = values.masked_fill(~counts, -torch.inf).topk(min(OF_LARGEST, T)).values[..., -1:]
-        precedes = (values > value) | ((values == value) & (hash < tied))
-        b, h, t = (counts & (values >= least) & precedes).nonzero(as_tuple=True)
-        if not len(sample) + len(b):
-            return
-        stratum = torch.cat([group % STRATA, torch.full_like(b, LARGEST)])
-        b, h, t = (
-            torch.cat(pair) for pair in ((sample // T, b), (group // STRATA, h), (sample % T, t))
-        )
-        new = np.zeros(len(b), EXAMPLE)
-        new["layer"], new["metric"], new["head"] = self.layer, metric, h
-        new["stratum"], new["hash"] = stratum, order.hash[b, t]
-        new["value"], new["query"] = values[b, h, t], t
-        new["text"] = np.asarray(batch.texts)[b.numpy()]
-        new["context"] = np.asarray(batch.contexts)[b.numpy()]
-        new["keys"] = -1  # a context may have fewer keys
-        new["keys"][:, : top.keys.shape[-1]] = top.keys[b, h, t]
-        new["weights"][:, : top.keys.shape[-1]] = top.weights[b, h, t]
-        self._new.append(new)
+    def _fill(self, rows: np.ndarray, b: Tensor, h: "Tensor | slice", t: Tensor) -> None:
+        of_query = self.queries.records[b.numpy(), t.numpy()]
+        for name in OF_QUERY:
+            rows[name] = of_query[name]
+        n = self.top.keys.shape[-1]
+        rows["keys"] = -1  # a context may have fewer keys
+        rows["keys"][..., :n] = self.top.keys[b, h, t]
+        rows["weights"][..., :n] = self.top.weights[b, h, t]
+
+    def add(self, column: int, values: Tensor, counts: Tensor) -> None:
+        """Add the values of a metric, (B, H, T), where they count, (B, T)."""
+        b, t = self._at
+        own = values[b, :, t].masked_fill(~counts[b, t].unsqueeze(-1), torch.nan)
+        self._new["values"][..., column] = own
+        numbers = values.masked_fill(~counts.unsqueeze(1), -torch.inf)
+        T = values.shape[-1]
+        for band, (first, end) in enumerate(pairwise([*BANDS, T])):
+            if first >= T:
+                break
+            part, hash = numbers[..., first:end], self.queries.hash[:, None, first:end]
+            least, tied = (x[column, :, band, None] for x in (self._value, self._value_hash))
+            # A context has at most `OF_LARGEST` of the largest values, without ties.
+            of_context = part.topk(min(OF_LARGEST, part.shape[-1])).values[..., -1:]
+            precedes = (part > least) | ((part == least) & (hash <= tied))
+            b, h, t = ((part > -torch.inf) & (part >= of_context) & precedes).nonzero(as_tuple=True)
+            new = np.zeros(len(b), EXAMPLE)
+            new["layer"], new["metric"], new["head"] = self.layer, self.metrics[column], h
+            new["stratum"], new["value"] = LARGEST + band, part[b, h, t]
+            self._fill(new, b, h, t + first)
+            self._largest.append(new)
 
     def select(self) -> None:
         """Select among the candidates of a batch."""
-        if not self._new:
-            return
-        self.examples = x = selected(np.concatenate([self.examples, *self._new]))
-        self._new.clear()
-        sample, largest = x[x["stratum"] < LARGEST], x[x["stratum"] == LARGEST]
-        _last(self._hash, sample, "hash", ("metric", "head", "stratum"), IN_STRATUM)
-        for limits, name in ((self._value, "value"), (self._value_hash, "hash")):
-            _last(limits, largest, name, ("metric", "head"), OF_LARGEST)
+        if len(self._new):
+            self.sample = sampled(np.concatenate([self.sample, self._new]))
+            self._hash = last_hashes(self.sample)
+        if any(map(len, self._largest)):
+            x = self.largest = largest(np.concatenate([self.largest, *self._largest]))
+            full = rank_in_group(first_of_groups(x, GROUP)) == OF_LARGEST - 1
+            last: np.ndarray = x[full]
+            index = tuple(
+                torch.from_numpy(at.astype(np.int64))
+                for at in (
+                    np.searchsorted(self.metrics, last["metric"]), last["head"],
+                    last["stratum"] - LARGEST,
+                )
+            )  # fmt: skip
+            self._value[index] = torch.from_numpy(last["value"].copy())
+            self._value_hash[index] = torch.from_numpy(last["hash"].copy())
+        self._largest.clear()
 
 
-def _first(groups: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `IN_STRATUM` queries of each group as groups and ranks, which are below
-    `count`."""
-    pairs = np.sort((groups * count + ranks).numpy())
-    group = pairs // count
-    first = np.ones(len(pairs), dtype=bool)
-    first[IN_STRATUM:] = group[IN_STRATUM:] != group[:-IN_STRATUM]
-    return torch.from_numpy(group[first]), torch.from_numpy(pairs[first] % count)
-
-
-def _last(limits: Tensor, x: np.ndarray, name: str, groups: tuple[str, ...], size: int) -> None:
-    """Store the field `name` of the last example of each full group in `limits`."""
-    index = np.ravel_multi_index([x[group] for group in groups], tuple(limits.shape))
-    known, first, count = np.unique(index, return_index=True, return_counts=True)
-    full = count == size
-    last = x[name][first[full] + size - 1]
-    limits.view(-1)[torch.from_numpy(known[full])] = torch.from_numpy(last.copy())
+def last_hashes(sample: np.ndarray) -> np.ndarray:
+    """Return the hash of the last query of each metric, (M,), beyond which none is sampled."""
+    own = [sample["hash"][counts] for counts in ~np.isnan(sample["values"][:, 0]).T]
+    return np.array([x[SAMPLE - 1] if len(x) >= SAMPLE else _MOST for x in own], dtype=np.int64)

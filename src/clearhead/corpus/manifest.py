@@ -7,6 +7,8 @@ error names the value that differs. Texts may be added after those that it has.
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
 
-FILE, FORMAT = "manifest.json", 6
+FILE, FORMAT = "manifest.json", 7
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 # Fixed values of the machine, which change how numbers are rounded.
 MACHINE = ("batch tokens", "threads of a worker", "device", "dtype", "instruction level",
@@ -31,7 +33,8 @@ OWN = "model", "seed", "metrics"
 
 
 class ShardEntry(NamedTuple):
-    """A shard in the manifest: its files, and the numbers of its tokens and contexts.
+    """A shard in the manifest: its files, its numbers of tokens and contexts, and the numbers of
+    the text and context with which it begins.
 
     The name of the file of its `state` has a digest of its contexts, and the name of its file in
     the `corpus` a digest of the names of its texts too.
@@ -41,9 +44,12 @@ class ShardEntry(NamedTuple):
     corpus: str
     tokens: int
     contexts: int
+    text: int
+    context: int
 
 
-class Manifest(NamedTuple):
+@dataclass(frozen=True)
+class Manifest:
     """What a survey depends on, and what it consists of.
 
     `fixed` cannot change: the model, the tokenizer, the settings, the metrics with their versions,
@@ -58,18 +64,22 @@ class Manifest(NamedTuple):
     requested: list[str] | None = None
 
     def write(self, out: Path) -> None:
-        value = self._asdict() | {"shards": [entry._asdict() for entry in self.shards]}
+        value = {field.name: getattr(self, field.name) for field in fields(self)}
         head = {"format": FORMAT, "digest": _digest(value)}
         atomic_io.write_json(out / FILE, head | value)
 
     def origin(self, shard: ShardEntry) -> str:
         """Return a digest of all on which the state of a shard depends."""
-        return _digest([self.fixed, self.metrics, shard.state])
+        return _digest([self._fixed, shard.state])
 
-    @property
+    @cached_property
+    def _fixed(self) -> str:
+        return _digest([self.fixed, self.metrics])
+
+    @cached_property
     def digest(self) -> str:
-        """A digest of all on which the numbers of the tables depend."""
-        return _digest([self.fixed, self.metrics, [entry.state for entry in self.shards]])
+        """A digest of all on which the tables depend."""
+        return _digest([self.fixed, self.metrics, [entry[:2] for entry in self.shards]])
 
 
 def fixed_values(
@@ -127,7 +137,7 @@ def read_manifest(out: Path) -> Manifest:
             raise ValueError(f"it has format {written}, and this version writes {FORMAT}")
         if value.pop("digest") != _digest(value):
             raise ValueError("it was changed after it was written")
-        shards = [ShardEntry(**entry) for entry in value.pop("shards")]
+        shards = [ShardEntry(*entry) for entry in value.pop("shards")]
         return Manifest(**value, shards=shards)
     except FileNotFoundError as error:
         raise BadValue(

@@ -1,7 +1,8 @@
 """Fold the states of all shards into the tables, in the order of the shards.
 
-The result does not depend on the order in which workers finished. The memory does not grow with the
-corpus: sums of texts are read shard by shard, twice, for means and for deviations from them.
+The result does not depend on the order in which workers finished. Each part of a state is read
+once: first the totals, then the sums of texts, for their deviations from the means. The memory does
+not grow with the corpus, and the time grows with the number of shards.
 """
 
 import math
@@ -19,13 +20,22 @@ from ..core.errors import BadValue
 from ..core.formatting import quantity
 from . import corpus, mixes, state
 from .corpus import read_shard
-from .examples import GROUP, selected
-from .groups import first_of_groups, rank_in_group
+from .examples import largest, last_hashes, rows_of_layer, sampled
+from .groups import Pile, first_of_groups
 from .intervals import interval
-from .manifest import Manifest, read_manifest
+from .manifest import Manifest, ShardEntry, read_manifest
 from .metric import Bins
-from .state import State, is_state_of, read_state
-from .tables import SCHEMA, Columns, write_table
+from .state import (
+    OF_SHARD,
+    TOTAL_OF_TEXTS,
+    LayerState,
+    State,
+    is_state_of,
+    read_sums,
+    read_totals,
+)
+from .tables import SCHEMA, Columns, digest_of_tables, write_table
+from .token_classes import NAMES as CLASS_NAMES
 from .token_counts import QUERY, merged
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -54,6 +64,11 @@ def must_be_finished(out: Path, manifest: Manifest) -> None:
         )
 
 
+def are_merged(out: Path, manifest: Manifest) -> bool:
+    """Return whether the tables are those of all shards."""
+    return read_manifest(out).digest == manifest.digest == digest_of_tables(out)
+
+
 def merge(out: Path, prepared: Manifest | None = None) -> Path:
     """Write the tables of a survey.
 
@@ -69,22 +84,25 @@ def merge(out: Path, prepared: Manifest | None = None) -> Path:
         )
     must_be_finished(out, manifest)
     folded, spelling = _fold(out, manifest)
+    moments = _Moments(folded.layers)
+    sizes = [len(layer.counts) for layer in folded.layers]
+    chances = torch.stack([layer.chances for layer in folded.layers])
+    chances = chances.repeat_interleave(torch.tensor(sizes), 0)
+    looks = np.concatenate([layer.looks[0].numpy() for layer in folded.layers])
+    of_texts = (moments.add(text) for text in sums_of_texts(out, manifest))
+    shares = mixes.shares_of(of_texts, looks, chances.numpy())
+    heads = [(layer, head) for layer, size in enumerate(sizes) for head in range(size)]
+    p = mixes.p_of_behaviours(shares)
     write = partial(write_table, out, manifest.digest)
     write("metrics", [_columns("metrics", manifest.metrics)])
     write("texts", _texts(out, manifest))
     write("tokens", _tokens(folded, spelling))
-    write("examples", _examples(folded, manifest))
+    write("examples", _examples(folded, manifest, spelling))
     write("histograms", _histograms(folded, manifest))
-    write("heads", _heads(out, manifest, folded))
-    _write_roles(out, manifest, folded)
+    write("heads", _heads(manifest, folded, moments))
+    write("mixes", [_columns("mixes", mixes.rows_of(heads, shares, p))])
+    write("roles", [_columns("roles", mixes.roles_rows(heads, mixes.tests_of(shares, p)))])
     return out
-
-
-def states(out: Path, manifest: Manifest) -> Iterator[State]:
-    """Yield the states of all shards, in their order."""
-    for entry in manifest.shards:
-        path = out / state.FOLDER / entry.state
-        yield read_state(path, manifest.origin(entry), manifest.fixed["seed"])
 
 
 class OfText(NamedTuple):
@@ -100,11 +118,10 @@ class OfText(NamedTuple):
 def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
     """Yield the sums of each text, also of one that continues in later shards."""
     last: OfText | None = None
-    for shard in states(out, manifest):
-        for row, text in enumerate(shard.texts.tolist()):
-            parts = [
-                [getattr(layer, name)[row] for layer in shard.layers] for name in OfText._fields[1:]
-            ]
+    for entry in manifest.shards:
+        path = out / state.FOLDER / entry.state
+        for text, layers in read_sums(path, manifest.origin(entry)):
+            parts = [list(part) for part in zip(*layers, strict=True)]
             if last is not None and last.text == text:
                 pairs = zip(last[1:], parts, strict=True)
                 parts = [[a + b for a, b in zip(*pair, strict=True)] for pair in pairs]
@@ -115,25 +132,37 @@ def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
         yield last
 
 
+def totals(out: Path, manifest: Manifest, entry: ShardEntry) -> State:
+    """Return the totals of a shard."""
+    path = out / state.FOLDER / entry.state
+    return read_totals(path, manifest.origin(entry), manifest.fixed["seed"])
+
+
 def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
-    """Return the states of all shards as one, without sums of texts; and the text of each token."""
+    """Return the totals of all shards as one; and the text of each token."""
     spelling: dict[int, str] = {}
     folded: State | None = None
-    for entry, shard in zip(manifest.shards, states(out, manifest), strict=True):
+    for entry in manifest.shards:
         spelling |= read_shard(out / corpus.FOLDER / entry.corpus).spelling
+        shard = totals(out, manifest, entry)
         if folded is None:
             folded = shard
+            examples = Pile(largest, shard.examples)
+            linked, tokens = Pile(merged, shard.linked), Pile(merged, shard.tokens)
             continue
         _must_have_layers(*([layer.module for layer in x.layers] for x in (folded, shard)))
         for known, new in zip(folded.layers, shard.layers, strict=True):
-            known.uniform += new.uniform
-            known.counts += new.counts
-            known.chances += new.chances
-        folded.examples = selected(np.concatenate([folded.examples, shard.examples]))
-        folded.linked = merged(np.concatenate([folded.linked, shard.linked]))
-        folded.tokens = merged(np.concatenate([folded.tokens, shard.tokens]))
+            for name in (*TOTAL_OF_TEXTS, *OF_SHARD):
+                getattr(known, name).add_(getattr(new, name))
+            near = new.sample["hash"] <= last_hashes(known.sample).max(initial=-1)
+            if near.any():
+                known.sample = sampled(np.concatenate([known.sample, new.sample[near]]))
+        examples.add(shard.examples)
+        linked.add(shard.linked)
+        tokens.add(shard.tokens)
     assert folded is not None
-    return folded, spelling
+    parts = examples.result(), linked.result(), tokens.result()
+    return State(folded.texts, folded.layers, *parts), spelling
 
 
 def _must_have_layers(known: list[str], modules: list[str]) -> None:
@@ -199,17 +228,20 @@ def _tokens(folded: State, spelling: dict[int, str]) -> Iterator[Columns]:
         }
 
 
-def _examples(folded: State, manifest: Manifest) -> Iterator[Columns]:
-    x = folded.examples
-    if not len(x):
-        return
+def _examples(folded: State, manifest: Manifest, spelling: dict[int, str]) -> Iterator[Columns]:
     names = [metric["metric"] for metric in manifest.metrics]
-    columns: dict[str, Any] = {
-        name: x[name] for name in SCHEMA["examples"] if name in (x.dtype.names or ())
-    }
-    columns["metric"] = [names[number] for number in x["metric"].tolist()]
-    columns["rank"] = rank_in_group(first_of_groups(x, GROUP)).astype(np.int8)
-    yield columns
+    metrics = [number for number, metric in enumerate(manifest.metrics) if metric["examples"]]
+    for layer, of_layer in enumerate(folded.layers):
+        x, rank = rows_of_layer(layer, of_layer.sample, folded.examples, metrics)
+        if len(x):
+            columns: dict[str, Any] = {
+                name: x[name] for name in SCHEMA["examples"] if name in (x.dtype.names or ())
+            }
+            columns["metric"] = [names[number] for number in x["metric"].tolist()]
+            columns["rank"] = rank
+            columns["token"] = [spelling[i] for i in x["token"].tolist()]
+            columns["token_class"] = [CLASS_NAMES[i] for i in x["token_class"].tolist()]
+            yield columns
 
 
 def _histograms(folded: State, manifest: Manifest) -> Iterator[Columns]:
@@ -240,9 +272,8 @@ def bins_of(metric: dict[str, Any]) -> Bins:
     return Bins(*ends, metric["bins"], metric["logarithmic"], bounds)
 
 
-def _heads(out: Path, manifest: Manifest, folded: State) -> Iterator[Columns]:
-    moments = _moments(out, manifest)
-    for layer, (folded_layer, of_layer) in enumerate(zip(folded.layers, moments, strict=True)):
+def _heads(manifest: Manifest, folded: State, moments: "_Moments") -> Iterator[Columns]:
+    for layer, folded_layer in enumerate(folded.layers):
         rows = []
         H = len(folded_layer.counts)
         for head in range(H):
@@ -252,82 +283,59 @@ def _heads(out: Path, manifest: Manifest, folded: State) -> Iterator[Columns]:
                 bins = bins_of(metric)
                 counts = folded_layer.counts[head, start : start + bins.count]
                 start += bins.count
-                queries = int(of_layer.queries[number])
+                queries = int(folded_layer.queries[0, number])
                 if not queries:
                     continue
                 row: dict[str, Any] = {"layer": layer, "head": head, "key_head": key_head}
                 row |= {"module": folded_layer.module, "metric": metric["metric"]}
-                row |= of_layer.numbers(head, number, bins) | quantiles(counts, bins)
+                row |= moments.numbers(layer, head, number, bins) | quantiles(counts, bins)
                 row["uniform"] = float(folded_layer.uniform[number]) / queries
                 rows.append(row)
         if rows:
             yield _columns("heads", rows)
 
 
-def _write_roles(out: Path, manifest: Manifest, folded: State) -> None:
-    """Write the tables `mixes` and `roles`."""
-    sizes = [len(layer.counts) for layer in folded.layers]
-    heads = [(layer, head) for layer, size in enumerate(sizes) for head in range(size)]
+class _Moments:
+    """Sums over texts, for each layer.
 
-    def looks() -> Iterator[np.ndarray]:
-        return (torch.cat(text.looks).numpy() for text in sums_of_texts(out, manifest))
+    Attributes:
+        texts: the number of texts with a query, (M,).
+        apart: the sum of (mean of a text - mean), and that of its squares, (2, H, M).
+        variance: the variance of the mean: the sum over texts of (mean without this text - mean)^2,
+            (H, M). Texts are clusters, and their lengths differ (Bell and McCaffrey 2002, Survey
+            Methodology 28: CR3).
+    """
 
-    chances = torch.stack([layer.chances for layer in folded.layers])
-    chances = chances.repeat_interleave(torch.tensor(sizes), 0)
-    shares = mixes.shares_of(looks, chances.numpy())
-    p = mixes.p_of_behaviours(shares)
-    tests = mixes.tests_of(shares, p)
-    write_table(out, manifest.digest, "mixes", [_columns("mixes", mixes.rows_of(heads, shares, p))])
-    write_table(out, manifest.digest, "roles", [_columns("roles", mixes.roles_rows(heads, tests))])
+    def __init__(self, layers: list[LayerState]) -> None:
+        self.sums, self.queries = [x.sums[0] for x in layers], [x.queries[0] for x in layers]
+        self.means = [a / n.clamp(min=1) for a, n in zip(self.sums, self.queries, strict=True)]
+        self.texts = [torch.zeros_like(x) for x in self.queries]
+        self.apart = [torch.zeros(2, *x.shape, dtype=x.dtype) for x in self.sums]
+        self.variance = [torch.zeros_like(x) for x in self.sums]
 
+    def add(self, text: OfText) -> np.ndarray:
+        """Add the sums of a text. Returns its looks, of all heads."""
+        for layer, (sums, queries) in enumerate(zip(text.sums, text.queries, strict=True)):
+            total, count, mean = self.sums[layer], self.queries[layer], self.means[layer]
+            self.texts[layer] += queries > 0
+            apart = (sums / queries.clamp(min=1) - mean) * (queries > 0)
+            self.apart[layer] += torch.stack([apart, apart**2])
+            self.variance[layer] += ((total - sums) / (count - queries) - mean) ** 2
+        return torch.cat(text.looks).numpy()
 
-class _Moments(NamedTuple):
-    """The sums of one layer over texts, (H, M); the numbers of queries and of texts, (M,)."""
-
-    sums: Tensor
-    queries: Tensor
-    texts: Tensor
-    means: Tensor  # the sum of the means of texts
-    # The variance of the mean: the sum over texts of (mean without this text - mean)^2. Texts are
-    # clusters, and their lengths differ (Bell and McCaffrey 2002, Survey Methodology 28: CR3).
-    variance: Tensor
-    mean_squares: Tensor  # the sum of (mean of a text - mean of these)^2
-
-    def numbers(self, head: int, metric: int, bins: Bins) -> dict[str, Any]:
-        queries, texts = int(self.queries[metric]), int(self.texts[metric])
-        mean = float(self.sums[head, metric]) / queries
+    def numbers(self, layer: int, head: int, metric: int, bins: Bins) -> dict[str, Any]:
+        queries, texts = int(self.queries[layer][metric]), int(self.texts[layer][metric])
+        mean = float(self.sums[layer][head, metric]) / queries
+        apart, squares = self.apart[layer][:, head, metric].tolist()
         low = high = sd = math.nan
         if texts > 1:
-            variance = float(self.variance[head, metric])
+            variance = float(self.variance[layer][head, metric])
             low, high = interval(mean, variance, texts, bins.limits)
-            sd = math.sqrt(float(self.mean_squares[head, metric]) / (texts - 1))
+            sd = math.sqrt(max(squares - apart**2 / texts, 0.0) / (texts - 1))
         return {
-            "mean": mean, "low": low, "high": high,
-            "mean_of_texts": float(self.means[head, metric]) / texts, "sd_of_texts": sd,
-            "queries": queries, "texts": texts,
+            "mean": mean, "low": low, "high": high, "mean_of_texts": mean + apart / texts,
+            "sd_of_texts": sd, "queries": queries, "texts": texts,
         }  # fmt: skip
-
-
-def _moments(out: Path, manifest: Manifest) -> list[_Moments]:
-    first: list[list[Tensor]] = []
-    for text in sums_of_texts(out, manifest):
-        for layer, (sums, queries) in enumerate(zip(text.sums, text.queries, strict=True)):
-            if layer == len(first):
-                first.append([torch.zeros_like(x) for x in (sums, queries, queries, sums)])
-            total, count, texts, means = first[layer]
-            total += sums
-            count += queries
-            texts += queries > 0
-            means += sums / queries.clamp(min=1)
-    second = [[torch.zeros_like(layer[0]) for _ in range(2)] for layer in first]
-    for text in sums_of_texts(out, manifest):
-        for layer, (sums, queries) in enumerate(zip(text.sums, text.queries, strict=True)):
-            total, count, texts, means = first[layer]
-            mean = total / count.clamp(min=1)
-            second[layer][0] += ((total - sums) / (count - queries) - mean) ** 2
-            of_text = sums / queries.clamp(min=1)
-            second[layer][1] += ((of_text - means / texts.clamp(min=1)) ** 2) * (queries > 0)
-    return [_Moments(*one, *two) for one, two in zip(first, second, strict=True)]
 
 
 def quantiles(counts: Tensor, bins: Bins) -> dict[str, float]:

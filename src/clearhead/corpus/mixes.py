@@ -24,7 +24,7 @@ Letters: N heads of all layers, C classes and then all queries, K kinds, V behav
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -65,26 +65,24 @@ class Shares(NamedTuple):
     chance: np.ndarray
 
 
-def shares_of(looks: Callable[[], Iterable[np.ndarray]], chances: np.ndarray) -> Shares:
-    """Compute the fractions from the counts of each text, (N, *looks.SHAPE), read twice.
+def shares_of(looks: Iterable[np.ndarray], total: np.ndarray, chances: np.ndarray) -> Shares:
+    """Compute the fractions from the counts of each text, (N, *looks.SHAPE), and their total.
 
     `chances` are the sums of uniform weights over the queries of all texts, (N, C, V).
     """
-    total, texts = np.zeros(0), np.zeros(0)
-    for counts in map(_with_all, looks()):
-        queries = counts.sum((-1, -2))
-        total = total + counts if total.size else counts
-        texts = texts + (queries > 0) if texts.size else (queries > 0).astype(np.int64)
+    total = _with_all(total)
     queries = total.sum((-1, -2))
     on_kind, alone = total.sum(-1), total[:, :, NUMBERS, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         share, of_alone = (x / queries[..., None] for x in (on_kind, alone))
         every = np.concatenate([chances, chances.sum(1, keepdims=True)], 1) / queries[..., None]
-    variance = np.zeros(share.shape)
+    variance, texts = np.zeros(share.shape), np.zeros(queries.shape, dtype=np.int64)
     covariance = np.zeros((len(total), len(BEHAVIOURS), len(CLASS_NAMES), len(CLASS_NAMES)))
-    for counts in map(_with_all, looks()):
-        left = (queries - counts.sum((-1, -2)))[..., None]
+    for counts in map(_with_all, looks):
+        own = counts.sum((-1, -2))
+        texts += own > 0
         with np.errstate(divide="ignore", invalid="ignore"):
+            left = (queries - own)[..., None]
             without = (on_kind - counts.sum(-1)) / left - share
             apart = (alone - counts[:, :, NUMBERS, 0]) / left - of_alone
         variance += without**2

@@ -96,7 +96,7 @@ class Needles:
         for text in read_texts(self.texts):
             if text.reason:
                 unread.append(text)
-            ids = iter(text.ids if text.content is None else reader.encode(text.content))
+            ids = iter(text.ids if text.content is None else reader.encode([text.content])[0])
             while left and len(piece := without_copies(ids, size)) == size:
                 left -= 1
                 yield piece

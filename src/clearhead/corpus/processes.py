@@ -1,11 +1,10 @@
 """Compute the shards of a survey in several processes of this machine.
 
-Each process is the command ``clearhead survey work OUT`` with its rank in the environment, as one
-would start it in a shell of any machine that has the folder. A process that ends early loses the
-shard that it computed; the others compute its shards.
+Each process is the command ``clearhead survey work OUT``, as one would start it in a shell of any
+machine that has the folder. A process that ends early loses the shard that it computed; another one
+computes it.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -34,12 +33,9 @@ def run_workers(setup: Setup, out: Path, workers: int, progress: bool | None) ->
     manifest = read_manifest(out)
     processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
     try:
-        for number in range(workers):
-            rank = {"CLEARHEAD_RANK": str(number), "CLEARHEAD_WORLD_SIZE": str(workers)}
+        for _ in range(workers):
             errors: IO[bytes] = tempfile.TemporaryFile()
-            child = subprocess.Popen(
-                command, env=os.environ | rank, stdin=subprocess.DEVNULL, stderr=errors
-            )
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)
             processes.append((child, errors))
         _wait([child for child, _ in processes], out, manifest, progress)
     finally:

@@ -41,16 +41,16 @@ class Reader:
     text_model: TextModel | None
     words: Sequence[str]
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without the tokens that the tokenizer adds around it."""
-        if self.tokenizer is not None:
-            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            return list(ids)
-        if not text.strip():
-            return []
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of texts, without the tokens that the tokenizer adds around a text."""
+        if self.tokenizer is not None and texts:
+            encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+            return [list(ids) for ids in encoded["input_ids"]]
+        return [self._ids(text) if text.strip() else [] for text in texts]
+
+    def _ids(self, text: str) -> list[int]:
         assert self.text_model is not None
-        _, inputs = self.text_model.tokens_and_inputs(text)
-        ids = inputs["input_ids"].flatten().tolist()
+        ids: list[int] = self.text_model.tokens_and_inputs(text)[1]["input_ids"].flatten().tolist()
         return ids
 
     @cached_property
@@ -58,7 +58,7 @@ class Reader:
         """The ids that the tokenizer adds before and after a text: [BOS], or [CLS] and [SEP]."""
         if self.tokenizer is None:
             return [], []
-        body = self.encode("a")
+        (body,) = self.encode(["a"])
         complete = list(self.tokenizer("a", verbose=False)["input_ids"])
         for start in range(len(complete) - len(body) + 1):
             if complete[start : start + len(body)] == body:

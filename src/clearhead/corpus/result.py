@@ -1,6 +1,7 @@
 """Read the tables of a survey: `Survey`."""
 
 import warnings
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 
 from ..core.errors import BadType, BadValue, as_count, as_path, did_you_mean, kind_of
 from ..core.formatting import quantity
-from . import cache_files, corpus, deciles, forgetting
+from . import cache_files, corpus, forgetting
 from .compare import Comparison, compare
 from .connection import must_be_one_select
 from .corpus import Shard, read_shard
 from .example_rows import weights_of
-from .examples import LARGEST
+from .examples import IN_DECILE, LARGEST
 from .headvis import export_headvis
 from .looks import BEHAVIOURS
 from .manifest import Manifest, read_manifest
@@ -51,8 +52,11 @@ class Survey:
         """
         path = as_path("Survey.open", folder)
         manifest = read_manifest(path)
-        must_be_finished(path, manifest)
-        return cls(path, manifest)
+        try:
+            return cls(path, manifest)
+        except BadValue:
+            must_be_finished(path, manifest)
+            raise
 
     def __repr__(self) -> str:
         fixed, counts = self.manifest.fixed, self.manifest.corpus
@@ -127,27 +131,47 @@ class Survey:
         return self.of_head("tokens", layer, head, order="side desc, lift desc")
 
     def examples(
-        self, layer: int, head: int, *, metric: str, decile: int | None = None, n: int = 8
+        self,
+        layer: int,
+        head: int,
+        *,
+        metric: str,
+        decile: int | None = None,
+        n: int = 8,
+        where: str = "true",
     ) -> Table:
         """Return references to queries of a head, chosen by the value of a metric.
 
-        `decile`, 0 to 9, selects values between two deciles of all queries, to the bins of the
-        histogram; their order is that of a hash, so they are a uniform sample. None selects the
-        largest values. `context` returns the tokens of an example.
+        `decile`, 0 to 9, returns a uniform sample of the queries in this decile of the values: the
+        survey has a uniform sample of 200 queries, whose values in order are cut into ten equal
+        parts. Several deciles have no query in common. None returns the largest values of each
+        range of positions in turn (`examples.BANDS`), because a query with few keys has large
+        weights in any head. `context` returns the tokens of an example.
+
+        `where` is a condition in SQL on the columns of `examples`, and on the `name` of the text.
+        It selects among the stored examples, 20 of a decile, so there may be fewer than n.
+
+        >>> survey.examples(  # doctest: +SKIP
+        ...     5, 3, metric="largest", where="query >= 64 and name like 'wiki/%'"
+        ... )
+
+        Raises `BadValue` for more than 20 examples.
         """
-        rule = "n is the number of examples, 1 or more."
-        n = as_count("n", n, rule, "pass for example n=8.", least=1)
+        rule = f"n is the number of examples, 1 to {IN_DECILE}."
+        n = as_count("n", n, rule, "pass for example n=8.", least=1, most=IN_DECILE)
         self.must_have(metric)
-        table = self.of_head("examples", layer, head, metric, "stratum, rank")
-        rows = table.to_pylist()
-        if decile is None:
-            chosen: deciles.Rows = [row for row in rows if row["stratum"] == LARGEST][:n]
-        else:
+        stratum = LARGEST
+        if decile is not None:
             rule = "deciles are numbered from 0, the smallest values, to 9."
-            part = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
-            bins = self.histogram(layer, head, metric).to_pylist()
-            chosen = deciles.sample_of_decile(rows, bins, part, n)
-        return Table(table.columns, tuple(tuple(row.values()) for row in chosen))
+            stratum = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
+        named = "(select e.*, name from examples e join texts using (text))"
+        condition = f"stratum = {stratum} and ({where})"
+        rows = self.of_head(named, layer, head, metric, f"rank limit {n}", condition)
+        columns = [rows.columns.index(name) for name in SCHEMA["examples"]]
+        chosen = [tuple(row[i] for i in columns) for row in rows.rows]
+        if decile is None:
+            chosen.sort(key=lambda row: -row[rows.columns.index("value")])
+        return Table(tuple(SCHEMA["examples"]), tuple(chosen))
 
     def example_rows(
         self,
@@ -289,14 +313,14 @@ class Survey:
 
     def _context(self, text: int, context: int) -> tuple[Shard, int]:
         """Return the shard of a context, and the index of the context in it."""
-        for entry in self.manifest.shards:
-            if entry.corpus not in self._shards:
-                path = self.folder / corpus.FOLDER / entry.corpus
-                self._shards[entry.corpus] = read_shard(path)
-            shard = self._shards[entry.corpus]
-            matches = (shard.texts == text) & (shard.contexts == context)
-            if matches.any():
-                return shard, int(matches.nonzero()[0])
+        at = bisect(self.manifest.shards, (text, context), key=lambda x: (x.text, x.context)) - 1
+        entry = self.manifest.shards[max(at, 0)]
+        if entry.corpus not in self._shards:
+            self._shards[entry.corpus] = read_shard(self.folder / corpus.FOLDER / entry.corpus)
+        shard = self._shards[entry.corpus]
+        matches = (shard.texts == text) & (shard.contexts == context)
+        if matches.any():
+            return shard, int(matches.nonzero()[0])
         raise BadValue(
             f"The survey has no context {context} of text {text}.",
             "texts and contexts are numbered from 0.",
@@ -310,10 +334,11 @@ class Survey:
         head: int,
         metric: str | None = None,
         order: str = "",
+        condition: str = "true",
     ) -> Table:
         """Return the rows of a head. Raises `BadValue` for a head or metric that does not exist."""
         parameters: list[Any] = [layer, head]
-        where = "layer = ? and head = ?"
+        where = f"{condition} and layer = ? and head = ?"
         if metric is not None:
             where, parameters = f"{where} and metric = ?", [*parameters, metric]
         last = f" order by {order}" if order else ""

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..core.errors import as_count, as_path
+from .claims import alone
 from .connection import connect, pattern_of
-from .merge import merge
+from .merge import are_merged, merge
 from .metric import Metric
 from .needles import Needles
 from .on_ray import work_on_ray
 from .processes import run_workers
-from .ranks import rank_of_environment
 from .repeats import RandomRepeats
 from .result import Survey
-from .steps import SHARD_TOKENS, make_setup, prepare, work
+from .steps import chosen_shard_tokens, make_setup, prepare, work
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
@@ -33,7 +33,7 @@ def survey(
     metrics: "str | Metric | Iterable[str | Metric]" = "basic",
     tokenizer: Any = None,
     threads: int = 1,
-    shard_tokens: int = SHARD_TOKENS,
+    shard_tokens: int | None = None,
     workers: int = 1,
     ray: "tuple[str, Callable[[Path | None], TextModel]] | None" = None,
     progress: bool | None = None,
@@ -48,8 +48,9 @@ def survey(
     text is as long as it is. The folder `out` has the tokens of the texts, the state of each
     shard, and the tables; the same call continues an interrupted survey, or adds texts to it.
 
-    With the environment of torchrun or SLURM, this process computes its part of the shards, and
-    those that no other process has finished.
+    Several processes may compute one survey, on any machines that share the folder: start the same
+    call in each, by torchrun, as any SLURM array, or by hand. A shard is computed by one of them
+    (`claims`), also if others end early.
 
     Args:
         model: a checkpoint folder or GGUF file, a `hf.Checkpoint`, the included model, or a module
@@ -63,7 +64,8 @@ def survey(
         seed: selects the examples.
         metrics: sets of metrics, and your own; see `clearhead.corpus.Metric`.
         threads: the threads of torch. Other threads give other rounding, so they are fixed.
-        shard_tokens: the tokens of a shard, at least; an interruption loses at most one.
+        shard_tokens: the tokens of a shard, at least; an interruption loses at most one. None means
+            65,536, or more for more than 1,024 shards.
         workers: the number of processes. More than one need a model that is loaded from a path, and
             metrics that are named.
         ray: the address of a Ray cluster ("local" starts one), and the function that loads the
@@ -76,16 +78,20 @@ def survey(
             on which a metric is NaN; a full disk. Shards that are finished stay valid.
     """
     connect().close()  # DuckDB is needed at the end, so that a fault of it is an error now
+    folder = as_path("survey", out)
+    if shard_tokens is None:
+        shard_tokens = chosen_shard_tokens(texts, folder, tokens)
     setup = make_setup(model, context, seed, metrics, tokenizer, threads, shard_tokens)
-    folder, rank = as_path("survey", out), rank_of_environment()
     workers = as_count("workers", workers, "a survey has workers.", "pass workers=2.", least=1)
     pattern_of(folder)
     manifest = prepare(setup, texts, folder, tokens=tokens)
     if ray is not None:
         work_on_ray(setup, folder, *ray, progress)
     elif workers == 1:
-        work(setup, folder, rank=rank, progress=progress)
+        work(setup, folder, progress=progress)
     else:
         run_workers(setup, folder, workers, progress)
-    merge(folder, manifest)  # each rank: the last one finds all shards, and the bytes are the same
+    with alone(folder, "merge"):
+        if not are_merged(folder, manifest):
+            merge(folder, manifest)
     return Survey(folder, manifest)

@@ -1,12 +1,15 @@
 """The state of a shard: sums, counts, examples and links, which merge exactly with other states.
 
 Its file is small: numbers are compressed, a sum of a text is rounded to float32 as its terms are,
-and the hash of an example is computed again from its text and position. It has a digest of its own,
-and the origin of its numbers, so that it is never taken for the state of another shard.
+and the hash of an example is computed again from its text and position. It has the origin of its
+numbers, so that it is never taken for the state of another shard, and two parts, each with a
+digest of its own: the totals of the shard, and the sums of its texts. A merge reads first the one,
+then the other.
 """
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +21,24 @@ from torch import Tensor
 
 from ..core.files import atomic_io
 from .damage import damaged
-from .examples import EXAMPLE, hashes
+from .examples import EXAMPLE, OF_QUERY, hashes, sample_type
 from .looks import SHAPE
 from .packing import packed, packed_records, unpacked, unpacked_records
 from .token_counts import LINK
 
 FOLDER = "states"
+TEXTS, TOTALS = "texts.", "totals."  # the names of the tensors of each part begin with it
+PLACE = [name for name in OF_QUERY if name != "hash"]
 STORED = {  # the fields of each array of records
     "examples": [name for name in EXAMPLE.names or () if name != "hash"],
     "linked": [*(LINK.names or ())],
     "tokens": ["token", "count"],
 }
-# The arrays of a layer, as they are stored.
-LAYER = {
-    "sums": np.float32, "queries": np.int64, "uniform": np.float64, "counts": np.int32,
-    "looks": np.int32, "chances": np.float64,
-}  # fmt: skip
+SAMPLE_FIELDS = [*PLACE, "values", "keys", "weights"]
+# The arrays of a layer, as they are stored: sums of texts, and what only has totals.
+OF_TEXTS = {"sums": np.float32, "queries": np.int64, "looks": np.int32}
+TOTAL_OF_TEXTS = {"sums": np.float64, "queries": np.int64, "looks": np.int64}
+OF_SHARD = {"uniform": np.float64, "counts": np.int64, "chances": np.float64}
 
 
 @dataclass(eq=False)
@@ -50,6 +55,7 @@ class LayerState:
         looks: which kinds of keys the queries of each text look at, (n, H, *looks.SHAPE) in int32.
         chances: the sum of uniform weights on the keys of each behaviour, by the class of the
             query, (C, behaviours) in float64; NaN if the survey has not all their metrics.
+        sample: the sampled queries, an array of `examples.sample_type`.
     """
 
     module: str
@@ -60,6 +66,7 @@ class LayerState:
     counts: Tensor
     looks: Tensor
     chances: Tensor
+    sample: np.ndarray
 
 
 @dataclass(eq=False)
@@ -68,8 +75,8 @@ class State:
 
     Attributes:
         texts: the numbers of the texts, (n,), in rising order.
-        layers: the sums of each layer.
-        examples: an array of `EXAMPLE`.
+        layers: the sums of each layer. In totals, those of all texts are one row.
+        examples: the largest values, an array of `EXAMPLE`.
         linked: an array of `LINK`, the number of links of each head and token.
         tokens: how often each token is a query with a choice, an array of `LINK` for layer 0.
     """
@@ -85,54 +92,91 @@ class State:
 
         The file has the `origin` of the state, that of `Manifest.origin`.
         """
-        tensors = {"texts": self.texts}
+        tensors = {f"{TEXTS}numbers": packed(self.texts.numpy())}
         for name, fields in STORED.items():
-            tensors |= packed_records(name, getattr(self, name), fields)
+            tensors |= packed_records(f"{TOTALS}{name}", getattr(self, name), fields)
         for number, layer in enumerate(self.layers):
-            for name, dtype in LAYER.items():
-                tensors[f"{number}.{name}"] = packed(getattr(layer, name).numpy().astype(dtype))
+            arrays = {name: getattr(layer, name).numpy() for name in (*OF_TEXTS, *OF_SHARD)}
+            for name, dtype in OF_TEXTS.items():
+                stored = arrays[name].astype(dtype)
+                tensors[f"{TEXTS}{number}.{name}"] = packed(stored)
+                arrays[name] = stored.sum(0, dtype=TOTAL_OF_TEXTS[name])
+            for name, dtype in (TOTAL_OF_TEXTS | OF_SHARD).items():
+                tensors[f"{TOTALS}{number}.{name}"] = packed(arrays[name].astype(dtype))
+            tensors |= packed_records(f"{TOTALS}{number}.sample", layer.sample, SAMPLE_FIELDS)
         modules = [layer.module for layer in self.layers]
         heads = [[len(layer.counts), layer.key_heads] for layer in self.layers]
-        about: dict[str, Any] = {"modules": modules, "heads": heads, "origin": origin}
-        return atomic_io.write(path, tensors, about | {"digest": _digest(tensors, about)})
+        metrics = [len(self.layers[0].uniform), self.layers[0].sample["values"].shape[-1]]
+        about: dict[str, Any] = {"modules": modules, "heads": heads, "metrics": metrics}
+        about["origin"] = origin
+        digests = {
+            part: _digest({n: x for n, x in tensors.items() if n.startswith(part)}, about)
+            for part in (TEXTS, TOTALS)
+        }
+        return atomic_io.write(path, tensors, about | {"digests": digests})
 
 
-def read_state(path: Path, origin: str, seed: int) -> State:
-    """Read the state of the shard with this origin, of a survey with this seed.
+def read_totals(path: Path, origin: str, seed: int) -> State:
+    """Read the totals of the shard with this origin, of a survey with this seed.
 
     Raises `BadValue` for a missing or damaged file, and for the state of another shard.
     """
-    tensors, about = atomic_io.read(path)
-    if about.get("origin") != origin:
-        raise damaged(path, "it is the state of another shard, or of another survey")
-    if about.pop("digest", None) != _digest(tensors, about):
-        raise damaged(path, "its contents do not have its digest")
-    texts = tensors["texts"]
+    tensors, about = _read(path, origin, TOTALS)
     layers = []
+    _, M = about["metrics"]
     for number, (module, (H, G)) in enumerate(zip(about["modules"], about["heads"], strict=True)):
-        sums, queries, uniform, counts, looks, chances = (
-            torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype)))
-            for name, dtype in LAYER.items()
-        )
-        M = len(uniform)
-        layers.append(
-            LayerState(
-                module,
-                G,
-                sums.double().view(len(texts), H, M),
-                queries.view(len(texts), M),
-                uniform,
-                counts.long().view(H, -1),
-                looks.view(len(texts), H, *SHAPE),
-                chances.view(SHAPE[0], -1),
-            )
-        )
+        arrays = {
+            name: torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype)))
+            for name, dtype in (TOTAL_OF_TEXTS | OF_SHARD).items()
+        }
+        shapes = {
+            "sums": (1, H, -1), "queries": (1, -1), "looks": (1, H, *SHAPE), "counts": (H, -1),
+            "uniform": (-1,), "chances": (SHAPE[0], -1),
+        }  # fmt: skip
+        shaped = {name: arrays[name].view(shape) for name, shape in shapes.items()}
+        sample = unpacked_records(f"{number}.sample", tensors, sample_type(H, M), SAMPLE_FIELDS)
+        layers.append(LayerState(module, G, **shaped, sample=_with_hashes(sample, seed)))
     examples, linked, tokens = (
         unpacked_records(name, tensors, dtype, STORED[name])
         for name, dtype in (("examples", EXAMPLE), ("linked", LINK), ("tokens", LINK))
     )
-    examples["hash"] = hashes(seed, examples["text"], examples["context"], examples["query"])
-    return State(texts, layers, examples, linked, tokens)
+    return State(torch.zeros(1), layers, _with_hashes(examples, seed), linked, tokens)
+
+
+def read_sums(path: Path, origin: str) -> Iterator[tuple[int, list[list[Tensor]]]]:
+    """Yield the number of each text, and its sums in each layer: the arrays of `OF_TEXTS`.
+
+    Raises `BadValue` as `read_totals`.
+    """
+    tensors, about = _read(path, origin, TEXTS)
+    texts = unpacked(tensors["numbers"], np.dtype(np.int64))
+    shapes = [((H, about["metrics"][0]), (-1,), (H, *SHAPE)) for H, _ in about["heads"]]
+    layers: list[list[Tensor]] = []
+    for number, of_layer in enumerate(shapes):
+        sums, queries, looks = (
+            torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype))).view(
+                len(texts), *shape
+            )
+            for (name, dtype), shape in zip(OF_TEXTS.items(), of_layer, strict=True)
+        )
+        layers.append([sums.double(), queries, looks])
+    for row, text in enumerate(texts.tolist()):
+        yield text, [[x[row] for x in layer] for layer in layers]
+
+
+def _read(path: Path, origin: str, part: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a part of a state, and check it."""
+    tensors, about = atomic_io.read(path, part)
+    if about.get("origin") != origin:
+        raise damaged(path, "it is the state of another shard, or of another survey")
+    if about.pop("digests", {}).get(part) != _digest(tensors, about):
+        raise damaged(path, "its contents do not have its digest")
+    return {name.removeprefix(part): x for name, x in tensors.items()}, about
+
+
+def _with_hashes(records: np.ndarray, seed: int) -> np.ndarray:
+    records["hash"] = hashes(seed, records["text"], records["context"], records["query"])
+    return records
 
 
 def is_state_of(path: Path, origin: str) -> bool:

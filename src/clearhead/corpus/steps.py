@@ -7,17 +7,21 @@
 All files are written in one move. A step that was interrupted continues where it was.
 """
 
+import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..core.errors import BadType, BadValue, as_count, writable_folder
+from ..core.errors import BadType, BadValue, as_count, is_iterable, writable_folder
 from ..core.formatting import quantity
 from . import corpus, state
+from .claims import POLL, alone, claimed
 from .collect import state_of
 from .corpus import Cutter, read_shard
 from .manifest import (
@@ -36,17 +40,18 @@ from .metric import Metric
 from .metric_sets import chosen_metrics, entries_of
 from .needles import Needles
 from .progress import token_progress
-from .ranks import ALONE, Rank
 from .reader import Reader, open_reader
 from .repeats import RandomRepeats
 from .state import is_state_of
-from .texts import read_texts
+from .texts import digest_of, read_texts, sizes_of
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
 
 CONTEXT = 1024  # tokens
 SHARD_TOKENS, BATCH_TOKENS = 65536, 4096
+MOST_SHARDS, MOST_SHARD_TOKENS = 1024, 2**22
+CHARACTERS = 4  # of a token, about
 
 
 class Setup(NamedTuple):
@@ -113,6 +118,25 @@ def make_setup(
     return Setup(reader, entries, chosen_metrics(entries, reader, size), settings, threads)
 
 
+def chosen_shard_tokens(
+    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
+    out: Path,
+    tokens: int | None,
+) -> int:
+    """Choose the tokens of a shard: those of the survey in `out`, or for `MOST_SHARDS` shards.
+
+    They are a power of 2 from `SHARD_TOKENS` to `MOST_SHARD_TOKENS`, because a worker that is lost
+    loses one shard.
+    """
+    if (out / FILE).exists():
+        return int(read_manifest(out).fixed["shard tokens"])
+    every = sizes_of(texts) // CHARACTERS
+    size = SHARD_TOKENS
+    while size * MOST_SHARDS < min(every, tokens or every) and size < MOST_SHARD_TOKENS:
+        size *= 2
+    return size
+
+
 def setup_of_manifest(
     model: "TextModel", out: Path, metrics: "str | Iterable[str | Metric] | None" = None
 ) -> Setup:
@@ -145,27 +169,43 @@ def prepare(
     *,
     tokens: int | None = None,
 ) -> Manifest:
-    """Cut the texts into shards; write these and the manifest. Ranks may do so at the same time.
+    """Cut the texts into shards; write these and the manifest.
+
+    If several processes do so at the same time, one begins, and the others find its work: texts
+    that the manifest has are read, and not cut again.
 
     Raises `BadValue` if a survey in `out` cannot be continued, and without a text that has tokens.
     """
     if tokens is not None:
         tokens = as_count("tokens", tokens, "a survey reads tokens.", "pass 1 or more.", least=1)
     writable_folder(out, "a survey is", "pass another folder as out=.")
-    if (out / FILE).exists():
-        setup.must_fit(out)
     for folder in (corpus.FOLDER, state.FOLDER):
         (out / folder).mkdir(exist_ok=True)
+    with alone(out, "prepare"):
+        return _prepared(setup, texts, out, tokens)
+
+
+def _prepared(
+    setup: Setup,
+    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
+    out: Path,
+    tokens: int | None,
+) -> Manifest:
+    old = setup.must_fit(out) if (out / FILE).exists() else None
     context, seed = setup.settings["context"], setup.settings["seed"]
     cutter = Cutter(setup.reader, context, setup.settings["shard tokens"])
     if isinstance(texts, (RandomRepeats, Needles)):
         read = texts.drawn(setup.reader, context, seed)
+    elif old is not None and _are_those_of(old, texts, out, tokens):
+        return old
     else:
         read = read_texts(texts)
     shards = []
     for shard in cutter.cut(read, tokens):
         shard.write(out)
-        shards.append(ShardEntry(shard.state_file, shard.file, len(shard.ids), len(shard.lengths)))
+        first = int(shard.texts[0]), int(shard.contexts[0])
+        sizes = len(shard.ids), len(shard.lengths)
+        shards.append(ShardEntry(shard.state_file, shard.file, *sizes, *first))
     if not shards:
         raise BadValue(
             f"There is no token in {quantity(cutter.texts, 'text')}."
@@ -177,6 +217,7 @@ def prepare(
         "texts": cutter.texts,
         "contexts": sum(shard.contexts for shard in shards),
         "tokens of texts": cutter.tokens,
+        "digest": cutter.digest,
         "skipped": len(cutter.skipped),
         "skipped texts": list(map(list, cutter.skipped[:MOST_SKIPPED])),
     }
@@ -185,29 +226,58 @@ def prepare(
     names = [entry for entry in setup.entries if isinstance(entry, str)]
     requested = names if len(names) == len(setup.entries) else None
     new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), shards, requested)
-    if (out / FILE).exists():  # which another run may have written since this one began
-        must_have_added(setup.must_fit(out), new, out)
+    if old is not None:
+        must_have_added(old, new, out)
     new.write(out)
     return new
 
 
-def work(setup: Setup, out: Path, *, rank: Rank = ALONE, progress: bool | None = None) -> None:
-    """Compute the states of the shards of a rank, and then those that no rank has finished.
+def _are_those_of(
+    old: Manifest, texts: "str | Path | Iterable[str | Path]", out: Path, tokens: int | None
+) -> bool:
+    """Return whether a survey was cut from these texts, and its files are complete."""
+    if is_iterable(texts) and iter(texts) is texts:  # it can be read once
+        return False
+    read, counts = read_texts(texts), old.corpus
+    digest = digest_of(islice(read, counts["texts"]), tokens)
+    ended = counts["tokens of texts"] == tokens or next(read, None) is None
+    if not ended or digest != counts["digest"]:
+        return False
+    try:
+        for entry in old.shards:
+            read_shard(out / corpus.FOLDER / entry.corpus)
+    except BadValue:
+        return False
+    return True
+
+
+def work(setup: Setup, out: Path, *, progress: bool | None = None) -> None:
+    """Compute the states of all shards that no other worker computes, until all are complete.
+
+    A worker begins at a random shard. It waits for those of the others, and computes the ones of
+    workers that are lost.
 
     Raises `BadValue` if the survey in `out` is of another model, or has other settings or versions.
     """
     manifest = setup.must_fit(out)
-    own, others = rank.split(range(len(manifest.shards)))
-    total = sum(manifest.shards[number].tokens for number in own)
-    missing = set(missing_shards(out, manifest))
-    waiting = [number for number in own if number in missing]
-    before = total - sum(manifest.shards[number].tokens for number in waiting)
+    missing = missing_shards(out, manifest)
+    total = sum(entry.tokens for entry in manifest.shards)
+    before = total - sum(manifest.shards[number].tokens for number in missing)
+    first = secrets.randbelow(len(missing) + 1)
+    waiting = [*missing[first:], *missing[:first]]
     with token_progress(total, progress, before) as advance, torch_threads(setup.threads):
-        for number in waiting:
-            compute_shard(setup, out, manifest, manifest.shards[number], advance)
-    with torch_threads(setup.threads):
-        for number in others:
-            compute_shard(setup, out, manifest, manifest.shards[number])
+        while waiting:
+            busy = []
+            for number in waiting:
+                entry = manifest.shards[number]
+                with claimed(out, entry.state) as mine:
+                    if mine:
+                        compute_shard(setup, out, manifest, entry, advance)
+                    else:
+                        busy.append(number)
+            if len(busy) == len(waiting):
+                time.sleep(POLL)
+            waiting = busy
 
 
 def compute_shard(

@@ -63,8 +63,8 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
         "layer": ("SMALLINT", "as in heads"),
         "head": ("SMALLINT", "as in heads"),
         "metric": ("VARCHAR", "as in heads"),
-        "stratum": ("TINYINT", "range of values, 0 to 19; 20 for the largest values"),
-        "rank": ("TINYINT", "order in the stratum: by hash, or from the largest value down"),
+        "stratum": ("TINYINT", "decile of the value in the sample, 0 to 9; 10: the largest values"),
+        "rank": ("SMALLINT", "order: by hash; the largest values: each range of positions in turn"),
         "value": ("FLOAT", "value of the metric for this query"),
         "text": ("INTEGER", "number of the text"),
         "context": ("INTEGER", "number of the context in the text"),
@@ -72,6 +72,8 @@ SCHEMA: dict[str, dict[str, tuple[str, str]]] = {
         "hash": ("BIGINT", "hash of seed, text, context and query"),
         "keys": ("INTEGER[]", "positions in the context of the largest weights"),
         "weights": ("FLOAT[]", "these weights, in falling order"),
+        "token": ("VARCHAR", "text of the query's token"),
+        "token_class": ("VARCHAR", "its class, of token_classes.CLASSES"),
     },
     "tokens": {
         "layer": ("SMALLINT", "as in heads"),
@@ -231,13 +233,13 @@ def open_tables(out: Path, digest: str) -> Any:
 
     Raises `BadValue` unless the tables are of the survey with this digest.
     """
-    connection, files = connect(), {name: out / FOLDER / f"{name}.parquet" for name in SCHEMA}
-    if any(_digest_in(connection, x) != f"{digest} {name}" for name, x in files.items()):
+    if digest_of_tables(out) != digest:
         raise BadValue(
             f"The tables of the survey in {str(out)!r} are not of all its texts.",
             "tables are written when all shards are finished.",
             f"run the same survey again, or: clearhead survey merge {out}",
         )
+    connection, files = connect(), {name: out / FOLDER / f"{name}.parquet" for name in SCHEMA}
     for name, file in files.items():
         path = quoted(pattern_of(file))
         connection.execute(
@@ -245,6 +247,16 @@ def open_tables(out: Path, digest: str) -> Any:
         )
     lock(connection, files.values())
     return connection
+
+
+def digest_of_tables(out: Path) -> str | None:
+    """Return the digest of the survey of all tables; None if they are not of one survey."""
+    connection = connect()
+    digests = {
+        (_digest_in(connection, out / FOLDER / f"{name}.parquet") or "").removesuffix(f" {name}")
+        for name in SCHEMA
+    }
+    return digests.pop() if len(digests) == 1 else None
 
 
 def _digest_in(connection: Any, file: Path) -> str | None:

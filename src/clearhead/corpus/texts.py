@@ -3,6 +3,7 @@
 A text that cannot be read is left out, and its name and the reason are reported.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,11 @@ class Text(NamedTuple):
     content: str | None
     reason: str = ""
     ids: Sequence[int] = ()
+
+    @property
+    def bytes(self) -> bytes:
+        """What a digest has of it."""
+        return json.dumps(self[:3]).encode()
 
 
 def read_texts(sources: "str | Path | Iterable[str | Path]") -> Iterator[Text]:
@@ -61,6 +67,26 @@ def read_texts(sources: "str | Path | Iterable[str | Path]") -> Iterator[Text]:
                     yield from _texts_of(file, _name_of(file.relative_to(path.parent)))
         else:
             yield from _texts_of(path, _name_of(Path(path.name)))
+
+
+def sizes_of(texts: object) -> int:
+    """Return the characters of strings and the bytes of files; 0 for what can be read once."""
+    if isinstance(texts, str):
+        return len(texts)
+    if isinstance(texts, Path):
+        files = texts.rglob("*") if texts.is_dir() else [texts]
+        return sum(file.stat().st_size for file in files if file.is_file())
+    if not is_iterable(texts) or iter(texts) is texts:
+        return 0
+    return sum(map(sizes_of, texts))
+
+
+def digest_of(texts: Iterable[Text], tokens: int | None) -> str:
+    """Return a digest of texts, of which this number of tokens is read."""
+    digest = hashlib.sha256(repr(tokens).encode())
+    for text in texts:
+        digest.update(text.bytes)
+    return digest.hexdigest()[:16]
 
 
 def _name_of(path: Path) -> str:

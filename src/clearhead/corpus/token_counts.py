@@ -7,12 +7,11 @@ the first token has few. Counts are exact, and merge by addition.
 import numpy as np
 from torch import Tensor
 
-from .groups import first_of_groups
+from .groups import Pile, first_of_groups
 from .metric import Batch
 
 LINK = np.dtype([("layer", "i2"), ("head", "i2"), ("side", "i1"), ("token", "i4"), ("count", "i8")])
 QUERY, KEY = 0, 1  # sides
-MOST_UNMERGED = 1_000_000  # entries
 
 
 def merged(counts: np.ndarray) -> np.ndarray:
@@ -29,8 +28,7 @@ class Links:
     """The links of all heads, collected batch by batch; and how often each token is a query."""
 
     def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-        self._unmerged = 0
+        self._pile = Pile(merged, np.zeros(0, LINK))
 
     def add(self, layer: int, keys: Tensor, chooses: Tensor, batch: Batch) -> None:
         """Add the queries that have a choice, (B, T); `keys` has those of their largest weights,
@@ -45,19 +43,15 @@ class Links:
             part = np.zeros(len(known), LINK)
             part["layer"], part["side"] = layer, side
             part["head"], part["token"], part["count"] = known >> 32, known & 0xFFFFFFFF, count
-            self._parts.append(part)
-            self._unmerged += len(part)
-        if self._unmerged > MOST_UNMERGED:
-            self._parts = [self.result()]
-            self._unmerged = 0
+            self._pile.add(part)
 
     def count(self, chooses: Tensor, batch: Batch) -> None:
         """Count the tokens of the queries that have a choice, (B, T)."""
         known, count = np.unique(batch.ids[chooses].numpy(), return_counts=True)
         part = np.zeros(len(known), LINK)
         part["token"], part["count"] = known, count
-        self._parts.append(part)
+        self._pile.add(part)
 
     def result(self) -> np.ndarray:
         """Return the counts so far."""
-        return merged(np.concatenate(self._parts or [np.zeros(0, LINK)]))
+        return self._pile.result()

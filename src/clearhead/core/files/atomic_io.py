@@ -54,15 +54,16 @@ def replace(path: Path, data: bytes) -> Path:
     return path
 
 
-def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the metadata of a file that `write` wrote.
+def read(path: str | Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors whose names begin so, and the metadata, of a file that `write` wrote.
 
     Raises `BadValue` for a missing or unreadable file.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
             about = {n: json.loads(value) for n, value in (file.metadata() or {}).items()}
-            return {name: file.get_tensor(name) for name in file.keys()}, about
+            names = [name for name in file.keys() if name.startswith(prefix)]
+            return {name: file.get_tensor(name) for name in names}, about
     except FileNotFoundError as error:
         raise BadValue(
             f"There is no file {str(path)!r}.",
