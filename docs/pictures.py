@@ -19,6 +19,7 @@ from playwright.sync_api import sync_playwright
 import clearhead as ch
 from clearhead import demo
 from clearhead.models.report import Report, summary
+from docs import witch
 from examples.book_and_code import files
 from examples.smollm2 import cached, fetch
 
@@ -152,6 +153,7 @@ def _is(peer: str, name: str) -> bool:
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
+    witch.PICTURE.write_text(witch.draw(), "utf-8")
     told = ch.report(demo.load(), STORY, effects=True, next_token=True, progress=False)
     explorer(told, PICTURES / "explorer.png")
     real = ch.report(fetch(), SENTENCE, next_token=True, progress=False)

@@ -17,6 +17,7 @@ WITH_LINKS = [
     *PAGES, *sorted((ROOT / "lessons").glob("*.md")), *sorted(ROOT.glob("*.md"))
 ]  # fmt: skip
 REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+BLOCK = r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?"
 
 
 def name_of(path):
@@ -31,11 +32,15 @@ def anchors(path):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_of_python_runs(page, tmp_path, monkeypatch, capsys):
-    """The blocks of a page follow each other in one namespace. What cannot run here is `text`."""
+    """The blocks of a page follow each other in one namespace. A block of `text` directly after one
+    is what it prints. What cannot run here is `text` too, after a sentence."""
     monkeypatch.chdir(tmp_path)
     names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+    for block, output in re.findall(BLOCK, page.read_text(), re.MULTILINE | re.DOTALL):
         exec(compile(block, name_of(page), "exec"), names)
+        printed = capsys.readouterr().out
+        if output:
+            assert printed == output
 
 
 @pytest.mark.parametrize("page", WITH_LINKS, ids=name_of)

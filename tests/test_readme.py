@@ -10,28 +10,56 @@ from pathlib import Path
 import torch
 
 import clearhead as ch
+from docs import witch
 from tests.fresh_process import run_program
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", README, re.DOTALL)
+MOST_WORDS = 700
 
 
-def test_every_block_runs_in_order(tmp_path, monkeypatch):
+def test_its_code_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, object] = {}
-    for block in BLOCKS:
-        if ">>>" in block:
-            test = doctest.DocTestParser().get_doctest(block, names, "README", "README.md", 0)
-            result = doctest.DocTestRunner(verbose=False).run(test, clear_globs=False)
-            assert result.attempted and not result.failed
-            names.update(test.globs)
-        else:
-            exec(block, names)
-    assert len(BLOCKS) == 7
-    assert names["seen"][0].entropy.shape == (1, 4, 5)
-    assert names["changed"][0].entropy.shape == (2, 8, 10)
-    assert {path.name for path in tmp_path.iterdir()} == {"model.html", "out"}
+    for block, output in BLOCKS:
+        exec(block, names)
+        printed = capsys.readouterr().out
+        assert not output or printed == output
+    assert len(BLOCKS) == 4 and BLOCKS[0][1]
+    assert names["changed"].shape == (1, 14, 286)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_its_first_picture_is_what_the_code_draws():
+    """`python -m docs.witch` writes it. Its numbers are also in the alt text."""
+    assert witch.PICTURE.read_text("utf-8") == witch.draw()
+    *_, weight, chances = witch.measure()
+    caption = re.search(r"!\[(.*?)\]\(docs/pictures/witch.svg\)", README)[1]
+    numbers = [f"{weight:.3f}", *(f"{100 * x:.0f}" for x in chances[-1][1:])]
+    assert re.findall(r"\d+(?:\.\d+)?", caption)[2:] == numbers  # after head and layer
+
+
+def test_it_is_short_and_results_come_before_limits():
+    assert len(README.split()) <= MOST_WORDS
+    order = ["witch.svg", "```python", "**Three numbers**", "make look", "## Who", "## Limits"]
+    places = [README.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_its_numbers_are_those_of_the_benchmarks():
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text()
+    for row in (
+        "| forward of 4096 tokens | 1.19 | 1.77 |",
+        '| `"entropy"` | 1.42 | 1.10 | 1.00 | 1.01 |',
+        "| memory of the report, at its peak | 1.2 GB |",
+        "| memory that 64 attention matrices would need | 275 GB |",
+        "| forward of 64 tokens | 1.00 | 1.04 |",
+    ):
+        assert row in benchmarks
+    for number in ("**1.01**", "**1.2 GB**", "275 GB", "**1.77**", "1.19"):
+        assert number in README
 
 
 def test_its_commands_exist():
@@ -39,9 +67,9 @@ def test_its_commands_exist():
     from clearhead_cli import app
 
     known = {command.callback.__name__ for command in app.registered_commands}
-    named = set(re.findall(r"\.venv/bin/clearhead (\w+)", README))
-    assert named and named <= known
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    named = set(re.findall(r"^ +(?:\.venv/bin/)?clearhead (\w+)", README, re.MULTILINE))
+    assert named <= known
+    makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make (\w+)", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 

@@ -22,7 +22,7 @@ MOST_WORDS, MOST_NUMBERS = 35, 3
 PHRASES = {
     r"(?<!there )(?<!there's )\b(?:is|are|was|were) no (?!(?:longer|more|less|other)\b)": "not a",
     r"(?-i:(?:^|[.!?] )Of )(?!course\b)(?=\w)": "begin with the subject",
-    r"(?-i:(?:^|[.!?;:] )Who )(?!\w+[^.]*\?)": "name the person: a reader, a user",
+    r"(?-i:(?:^|[.!?;:] )Who )(?!it is for|\w+[^.]*\?)": "name the person: a reader, a user",
     r"\b(?:for|to|by|of|from|with|what) who\b": "name the person: a reader, a user",
     r"\bthere and back\b": "forward and backward",
     r"\bway back\b": "backward pass",
