@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
+from tests import words
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -145,3 +146,24 @@ def test_the_table_of_errors_was_made_by_its_command():
         limits = [2.05 * float(x) for x in plain[1].split("|")]
         for row in ours:  # at most twice as much as plain torch, as printed
             assert all(float(x) <= y for x, y in zip(row.split("|"), limits, strict=True))
+
+
+@pytest.mark.parametrize("sentence, is_fault", [
+    ("The function asks for a mask.", True),
+    ("`look` says what it read.", True),
+    ("The engine is told which tile to use.", True),
+    ("An engine asked for by name never falls back.", True),
+    ("Read the file aloud, and ask a friend what it says.", True),
+    ("Ask yourself what the verb needs.", False),
+    ("The field says that a query attends to a key.", False),
+    ("The letter T stands for the number of tokens.", False),
+    ("What stands behind the mask changes nothing.", True),
+    ("The paper says more.", False),
+])  # fmt: skip
+def test_the_lint_of_words_lets_people_speak_and_not_code(
+    tmp_path, monkeypatch, sentence, is_fault
+):
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(sentence)
+    assert bool(words.faults_in(page)) == is_fault
