@@ -1,8 +1,9 @@
 """Sphinx: the pages of docs/ and the lessons, which `make docs` builds from the root."""
 
 import logging
+import re
 from functools import partial, partialmethod
-from importlib.metadata import version as installed
+from importlib.metadata import metadata, version as installed
 from typing import Any
 
 from docutils import nodes
@@ -52,6 +53,10 @@ html_math_renderer = "mathml"
 html_title = "clearhead"
 html_extra_path = ["llms.txt", "index.html"]
 html_show_sourcelink = False
+# The address of the site, which is set in pyproject.toml only.
+html_baseurl = dict(
+    entry.split(", ") for entry in metadata("clearhead").get_all("Project-URL", [])
+)["Documentation"]
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
 copybutton_prompt_text = ">>> |$ "
@@ -66,7 +71,13 @@ def formula(self: Any, node: nodes.math, display: str) -> None:
     raise nodes.SkipNode
 
 
+def link_to_notebooks(app: Sphinx, page: str, source: list[str]) -> None:
+    """Link to lessons that the site runs, where a forge shows `lessons/read/`."""
+    source[0] = re.sub(r"(\]\((?:[./]*lessons/)?)read/", r"\1", source[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", link_to_notebooks)
     app.add_html_math_renderer(
         "mathml",
         (partial(formula, display="inline"), None),

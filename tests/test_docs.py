@@ -8,17 +8,19 @@ import re
 from pathlib import Path
 
 import pytest
+from nbclient import NotebookClient
 
 import clearhead as ch
+from docs import outputs
 from tests import words
+from tests.outputs import difference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_LINKS = [
-    *PAGES, *sorted((ROOT / "lessons").glob("*.md")), *sorted(ROOT.glob("*.md"))
+    *PAGES, *sorted((ROOT / "lessons").rglob("*.md")), *sorted(ROOT.glob("*.md"))
 ]  # fmt: skip
 REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
-BLOCK = r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?"
 
 
 def name_of(path):
@@ -32,16 +34,11 @@ def anchors(path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_of_python_runs(page, tmp_path, monkeypatch, capsys):
-    """The blocks of a page follow each other in one namespace. A block of `text` directly after one
-    is what it prints. What cannot run here is `text` too, after a sentence."""
+def test_every_block_of_python_prints_what_the_page_shows(page, tmp_path, monkeypatch):
+    """`python -m docs.outputs PAGE` writes the outputs. What cannot run here is `text`."""
     monkeypatch.chdir(tmp_path)
-    names = {}
-    for block, output in re.findall(BLOCK, page.read_text(), re.MULTILINE | re.DOTALL):
-        exec(compile(block, name_of(page), "exec"), names)
-        printed = capsys.readouterr().out
-        if output:
-            assert printed == output
+    for block, printed in outputs.run(page):
+        assert not block[2] or difference(printed, block[3]) is None
 
 
 @pytest.mark.parametrize("page", WITH_LINKS, ids=name_of)
@@ -167,3 +164,22 @@ def test_the_lint_of_words_lets_people_speak_and_not_code(
     page = tmp_path / "page.md"
     page.write_text(sentence)
     assert bool(words.faults_in(page)) == is_fault
+
+
+def test_the_address_of_the_site_is_set_in_one_place():
+    """`[project.urls]` of pyproject.toml; no page has an address of the project."""
+    address = re.search(r'^Documentation = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    host = re.match(r"https?://[^/]+", address)[0]
+    assert not [name_of(page) for page in WITH_LINKS if host in page.read_text()]
+
+
+def test_the_site_links_to_the_lessons_that_it_runs(monkeypatch):
+    """A forge shows the pages of `lessons/read/`; the site runs the lessons instead."""
+    pytest.importorskip("latex2mathml")
+    monkeypatch.setattr(NotebookClient, "__init__", NotebookClient.__init__)  # conf.py changes it
+    from docs.conf import link_to_notebooks
+
+    for link in ("](read/02-one.md#a)", "](../lessons/read/02-one.md#a)", "](../read/02.md)"):
+        source = [f"[x{link}"]
+        link_to_notebooks(None, "docs/page", source)
+        assert ("/read/" in source[0]) == link.startswith("](../read")

@@ -15,8 +15,11 @@ import jupytext
 import numpy as np
 import pytest
 from jupyter_client import AsyncKernelManager
-from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
+
+from examples.smollm2 import cached
+from lessons.render import READ, page, run
+from tests.outputs import DIGITS, difference
 
 FOLDER = Path(__file__).parents[1] / "lessons"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]-*.md"))
@@ -24,6 +27,9 @@ CASES = {
     case["id"]: case
     for case in json.loads((Path(__file__).parent / "data" / "figures.json").read_text())["cases"]
 }
+NOT_COMPARED = (
+    r'xlink:href="data:.*?"|#[0-9a-f]{6}|id="\w+"|#\w+'  # in a figure: pixels, colours, ids
+)
 NUMBER = re.compile(r"-?(?:inf\b|\d+\.?\d*(?:e[-+]?\d+)?)")
 
 
@@ -125,17 +131,7 @@ LONG = ("15-a-real-model", "16-many-machines", "17-what-a-head-carries")
 def test_lesson(path, kernel):
     before = set(FOLDER.iterdir())
     notebook = with_odd_attempts(jupytext.read(path))
-    notebook.cells.insert(0, new_code_cell("%reset -f"))  # each lesson begins with no names
-    client = NotebookClient(
-        notebook,
-        km=kernel,
-        timeout=100,
-        coalesce_streams=True,
-        resources={"metadata": {"path": str(FOLDER)}},
-        extra_arguments=["--log-level=ERROR"],  # each kernel warns that it is not encrypted
-    )
-    client.execute()
-    client.kc.stop_channels()
+    run(notebook, kernel)
     assert set(FOLDER.iterdir()) == before
 
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -161,6 +157,28 @@ def test_lesson(path, kernel):
     assert len(answers["odd"]) == len(answers["checker"])
     for answer in answers["odd"]:
         assert answer == "a sentence each time"
+
+    notebook.cells = [cell for cell in notebook.cells if "odd" not in tags(cell)]
+    rendered = page(notebook, path.stem)
+    committed = (READ / path.name).read_text("utf-8")
+    assert difference(compared(rendered.text), compared(committed)) is None  # render it again
+    for file, figure in rendered.figures.items():
+        assert same_picture(figure, (READ / "pictures" / file).read_text("utf-8")), file
+
+
+def compared(page_text):
+    """Return a page without outputs that depend on the machine, or on a file that is missing."""
+    left_out = "measured" if cached().is_file() else "measured|smollm2"
+    return re.sub(rf"<!-- ({left_out}) -->.*?<!-- end -->", "", page_text, flags=re.DOTALL)
+
+
+def same_picture(figure, committed):
+    """Compare words and lines to a unit of a 72nd inch; colours and pixels may be rounded."""
+    ours, theirs = (re.sub(NOT_COMPARED, "", x, flags=re.DOTALL) for x in (figure, committed))
+    numbers, others = DIGITS.findall(ours), DIGITS.findall(theirs)
+    return re.split(DIGITS, ours) == re.split(DIGITS, theirs) and all(
+        abs(float(x) - float(y)) < 1 for x, y in zip(numbers, others, strict=True)
+    )
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -189,5 +207,39 @@ def test_a_figure_is_missed():
 
 
 def test_the_index_names_every_lesson():
-    named = re.findall(r"\((\d\d-[^)]*\.md)\)", (FOLDER / "index.md").read_text())
+    named = re.findall(r"\(read/(\d\d-[^)#]*\.md)\): ", (FOLDER / "index.md").read_text())
     assert named == [path.name for path in LESSONS]
+
+
+def test_a_page_that_differs_is_noticed():
+    assert difference("x\na 0.123 b 3e-07", "x\na 0.124 b 5e-08") is None
+    assert difference("x\na 0.123", "x\na 0.128") == ("a 0.123", "a 0.128")
+    assert difference("a 3", "a 4")
+    assert difference("a 0.123", "b 0.123")
+    assert difference("a", "a\nb")
+    assert compared("a <!-- measured -->3<!-- end --> b") == "a  b"
+
+
+def test_every_lesson_has_a_page_and_no_page_is_left():
+    assert sorted(path.name for path in READ.glob("*.md")) == [path.name for path in LESSONS]
+    shown = re.findall(
+        r"!\[([^]]+)\]\(pictures/([\w-]+\.svg)\)",
+        "".join(path.read_text("utf-8") for path in READ.glob("*.md")),
+    )
+    assert sorted(file for _, file in shown) == sorted(x.name for x in READ.glob("pictures/*"))
+    assert all(len(words.split()) >= 8 for words, _ in shown)
+    assert not [path.name for path in READ.glob("*.md") if " at 0x" in path.read_text("utf-8")]
+    assert sum(path.stat().st_size for path in READ.rglob("*.*")) < 3e6
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_names_what_it_covers_of_the_documents(path):
+    """Both ways: the documents that it names, and those whose sections the index finds in it."""
+    line = re.search(r"^\*(?:Of the|This lesson goes beyond the)[^*]*\*$", path.read_text(), re.M)[
+        0
+    ]
+    index = (FOLDER / "index.md").read_text()
+    _, *sections = re.split(r"^### ([a-e])\. .*$", index, flags=re.M)
+    listed = {a for a, rows in zip(sections[::2], sections[1::2], strict=True) if path.name in rows}
+    named = set(re.findall(r"(?<=[ ;])([a-e])(?=,| and [a-e],)", line.replace("\n", " ")))
+    assert "beyond" in line or listed <= named
