@@ -3,8 +3,8 @@
     python -m docs.outputs docs/how-to/intervene.md
 
 A block of Python shows its output if a block of text, which may be empty, comes directly after it;
-what depends on the machine is not shown. The blocks of a page run in order, in one namespace and an empty folder. `tests/test_docs.py` runs
-them too, and compares the outputs.
+what depends on the machine is not shown. The blocks of a page run in order, in one namespace and an
+empty folder. `tests/test_docs.py` runs them too, and compares the outputs.
 """
 
 import contextlib
