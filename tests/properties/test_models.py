@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,14 @@ def entropy(weights: Tensor) -> Tensor:
     return -(weights * weights.clamp(min=1e-30).log()).sum(-1)
 
 
+def is_nowhere(edit: Edit, calls: Calls) -> bool:
+    """Has no layer of the edit a query at its rows?"""
+    of_all = replace(edit, heads=None, batch=None)
+    own = [call for call in calls.values() if call.has(edit)]
+    queries = [call.where(of_all)[:, 0, :, 0] & call.real for call in own]
+    return bool(own) and not any(bool(at.any()) for at in queries)
+
+
 def effects(case: Case) -> None:
     other, edits = other_text(case)
     groups = [[edit] for edit in case.edits]
@@ -182,6 +191,10 @@ def effects(case: Case) -> None:
         heads = [(layer, head) for layer in calls for head in range(HEADS)]
         groups = [[Edit("ablate", layers=(layer,), heads=(head,))] for layer, head in heads]
     inputs = case.inputs()
+    if any(is_nowhere(edit, calls) for edit in case.edits):
+        with running(case) as model, pytest.raises(ch.BadValue, match="names positions"):
+            ch.effects(model, inputs, case.measure, edits, estimate=False)
+        return
     with running(case) as model:
         found = ch.effects(
             model,
