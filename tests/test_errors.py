@@ -463,8 +463,6 @@ def wrong_kinds():
         "a size in letters": (lambda: ch.explain_text("a b", size="8"), "size='8'"),
         "half a seed": (lambda: ch.explain_text("a b", seed=1.5), "seed=1.5"),
         "heads that do not divide": (lambda: ch.explain_text("a b", heads=3), "size=8 and heads=3"),
-        "half a head size": (lambda: ch.why_scale(4.5), "size=4.5"),
-        "one key": (lambda: ch.why_scale(4, keys=1), "keys=1"),
         "tokens that are a number": (lambda: ch.explain(x, x, x, tokens=5), "tokens is 5"),
         "why of a letter": (lambda: ch.causal.why("a", 1), "q='a'"),
         "why of half a place": (lambda: ch.causal.why(1.5, 1), "q=1.5"),

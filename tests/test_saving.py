@@ -53,7 +53,6 @@ RESULTS = {
     "recording in a folder": lambda path: recorded(path, to=path / "calls"),
     "trace": explained,
     "plan": planned,
-    "scaling": lambda _: ch.why_scale(),
     "effects": effects,
     "report": lambda _: ch.report(load(None), "She danced in the castle.", progress=False),
 }

@@ -37,7 +37,6 @@ from .core.functional.look import Look, look
 from .core.functional.matrix import Matrix, matrix
 from .core.functional.plan import Plan, plan
 from .core.functional.trace import Step, Trace
-from .core.functional.why_scale import why_scale
 from .core.masks import (
     Causal,
     Mask as Mask,
@@ -74,7 +73,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why", "circuits",
     "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "survey", "Survey",
     "load", "plan", "Plan", "causal", "Causal", "window", "prefix", "lengths", "documents", "dense",
-    "everything", "alibi", "bias", "why_scale", "nn", "distributed", "compat", "hf", "views",
+    "everything", "alibi", "bias", "nn", "distributed", "compat", "hf", "views",
     "AttentionError", "BadValue", "BadType",
 ]  # fmt: skip
 

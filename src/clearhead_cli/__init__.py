@@ -17,7 +17,6 @@ from .explain import explain
 from .look import look
 from .output import say
 from .plan import plan
-from .scale import scale
 from .serve import serve
 from .storyteller import ablate, measure, train
 from .survey import survey
@@ -39,7 +38,6 @@ COMMANDS = (
     serve,
     whatif,
     why,
-    scale,
     train,
     measure,
     ablate,

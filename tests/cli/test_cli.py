@@ -66,7 +66,6 @@ def test_look_fits_a_narrow_terminal(run, tmp_path):
             "--seed 4 was passed without --dropout.",
             "pass --dropout 0.1 with",
         ),
-        (["scale", "--keys", 0], "--keys 0.", "pass a number in between."),
         (["plan", "--mask", "window(2", "--keys", 9], "The mask 'window(2'", "write for example"),
     ],
 )
@@ -125,8 +124,6 @@ def test_pictures_and_page_are_written(run, tmp_path):
     for name in ("heads.png", "look.html"):
         assert str(tmp_path / "deep" / "out" / name) in err
         assert (tmp_path / "deep" / "out" / name).stat().st_size > 1000
-    assert run("scale", "--png", tmp_path / "s.svg")[0] == 0
-    assert "<svg" in (tmp_path / "s.svg").read_text()
 
 
 def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, tmp_path):
@@ -313,8 +310,7 @@ def test_dropout_and_seed_are_reproducible(run):
     *(([*verb, option, f"/nowhere/a{option}"], f"The file '/nowhere/a{option}' cannot be written: "
       "there is no folder '/nowhere'.\n  Rule: a result is written to a file, in an existing "
       "folder with write permission.\n  Hint: create the folder first, or name another file.")
-      for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"),
-                           (["scale"], "--png"))),
+      for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"))),
     (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
      "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
      "files; a GGUF file is also accepted.\n  Hint: check the path; a model on the hub must be "
@@ -372,14 +368,14 @@ def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected)
 
 
 @pytest.mark.parametrize("arguments, gave, rule, command", [
-    (["explan", "a b"], "'explan'", "the commands are explain, look, survey, serve, whatif, scale, "
+    (["explan", "a b"], "'explan'", "the commands are explain, look, survey, serve, whatif, why, "
      "train, measure, ablate, plan, bench, doctor.", "clearhead"),
     (["--foo"], "--foo", "the commands are explain, ", "clearhead"),
     (["look", "--foo"], "--foo", "usage: clearhead look [OPTIONS] [TEXT]...", "clearhead look"),
     (["look", "a b", "--model"], "--model", "an option that takes a value is followed by it.",
      "clearhead look"),
-    (["scale", "a"], "(a)", "usage: clearhead scale [OPTIONS]", "clearhead scale"),
-    (["scale", "--keys", "many"], "--keys", "usage: clearhead scale [OPTIONS]", "clearhead scale"),
+    (["doctor", "a"], "(a)", "usage: clearhead doctor [OPTIONS]", "clearhead doctor"),
+    (["plan", "--keys", "many"], "--keys", "usage: clearhead plan [OPTIONS]", "clearhead plan"),
     (["explain", "a b", "--head", "-1"], "--head", "usage: clearhead explain", "clearhead explain"),
     (["bench", "tiny", "--rounds", "0"], "--rounds", "usage: clearhead bench [OPTIONS] [GROUP]...",
      "clearhead bench"),
@@ -396,28 +392,16 @@ def test_an_error_of_usage_gets_three_parts_too(run, arguments, gave, rule, comm
 @pytest.mark.parametrize("verb", [
     ("plan", "--mask", "causal & window(before=511)", "--grad", "--dropout", 0.1, "--heads", 4),
     ("plan", "--queries", 4096, "--dtype", "float64", "--engine", "sdpa", "--mask", "causal"),
-    ("scale",),
 ])  # fmt: skip
 def test_lines_fit_the_terminal(run, monkeypatch, verb, columns):
-    """80 columns where there is no terminal; the table of `scale` needs 75."""
+    """80 columns where there is no terminal."""
     whole = run(*verb)[1]
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns or 80, 24)))
     code, out, _ = run(*verb)
     assert code == 0 and out.split() == whole.split()
-    longest = max(len(line) for line in out.splitlines() if "  " not in line.strip())
-    assert longest <= (columns or 80)
-    if verb[0] == "plan":
-        assert max(map(len, out.splitlines())) <= (columns or 80)
-        wrapped = [line for line in out.splitlines()[1:] if line[:3] == "   "]
-        assert all(line[:16].isspace() and line[16] != " " for line in wrapped)
-
-
-def test_a_narrow_terminal_does_not_break_the_table_of_scale(run, monkeypatch):
-    table = run("scale")[1].split("\n\n")[1]
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 24)))
-    title, narrow, *sentences = run("scale")[1].split("\n\n")
-    assert narrow == table and len(table.splitlines()) == 7
-    assert all(len(line) <= 40 for block in (title, *sentences) for line in block.splitlines())
+    assert max(map(len, out.splitlines())) <= (columns or 80)
+    wrapped = [line for line in out.splitlines()[1:] if line[:3] == "   "]
+    assert all(line[:16].isspace() and line[16] != " " for line in wrapped)
 
 
 def test_a_real_shell_and_a_real_pipe(tmp_path):

@@ -11,7 +11,6 @@ import torch
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.core.functional.scaling import Scaling
 from clearhead.core.functional.trace import Step, Trace
 from clearhead.models.report import Report
 from clearhead.views import plot, text
@@ -156,46 +155,6 @@ def test_grids_are_drawn_into_a_given_figure():
     assert len(upper.axes) == 5 and len(lower.axes) == 4
 
 
-REPORT = Scaling(
-    keys=3,
-    sizes=[4, 64, 256],
-    variance_raw=[4.0, 64.0, 256.0],
-    variance_scaled=[1.0, 1.1, 0.9],
-    gradient_raw=[0.3, 0.1, 0.01],
-    gradient_scaled=[0.3, 0.29, 0.31],
-    entropy_raw=[2.0, 1.0, 0.1],
-    entropy_scaled=[3.0, 3.1, 3.2],
-    size=256,
-    weights_raw=torch.tensor([0.0, 0.98, 0.02]),
-    weights_scaled=torch.tensor([0.3, 0.5, 0.2]),
-)
-
-
-def test_why_divide_by_the_root_shows_both_in_four_pictures(tmp_path):
-    figure = plot.scaling(REPORT)
-    variance, softmax, entropy, gradient = figure.axes
-    for ax, name in ((variance, "variance"), (entropy, "entropy"), (gradient, "gradient")):
-        raw, scaled = ax.lines
-        assert list(raw.get_xdata()) == list(scaled.get_xdata()) == REPORT.sizes
-        assert list(raw.get_ydata()) == getattr(REPORT, name + "_raw")
-        assert list(scaled.get_ydata()) == getattr(REPORT, name + "_scaled")
-        assert labels(ax.xaxis) == ["4", "64", "256"] and name in ax.get_title()
-    raw, scaled = softmax.containers
-    assert [bar.get_height() for bar in raw] == pytest.approx([0.98, 0.02, 0.0])
-    assert [bar.get_height() for bar in scaled] == pytest.approx([0.5, 0.3, 0.2])
-    assert "d = 256" in softmax.get_title()
-    assert plot.save(figure, tmp_path / "why.png").stat().st_size > 10_000
-
-
-def test_why_divide_by_the_root_draws_on_given_axes():
-    figure = Figure()
-    axes = figure.subplots(1, 5)
-    assert plot.scaling(REPORT, axes[:4]) is figure
-    assert len(axes[3].lines) == 2 and not axes[4].lines
-    with pytest.raises(ch.BadValue, match="got 5 axes"):
-        plot.scaling(REPORT, axes)
-
-
 @pytest.mark.parametrize(
     ("name", "magic"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml"), ("c.PDF", b"%PDF")]
 )
@@ -237,7 +196,7 @@ def test_nan_is_drawn_without_a_warning(tmp_path):
 
 def test_no_figure_is_kept_and_no_window_opened():
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    plot.heads(trace()), plot.steps(trace()), plot.scaling(REPORT)
+    plot.heads(trace()), plot.steps(trace())
     assert pyplot.get_fignums() == []
 
 
@@ -264,7 +223,6 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
         lambda: plot.heatmap(trace()),
         lambda: plot.heads(trace()),
         lambda: plot.steps(trace()),
-        lambda: plot.scaling(REPORT),
         lambda: plot.save(None, "a.png"),
     ):
         with pytest.raises(ch.BadValue) as error:
@@ -350,8 +308,8 @@ def test_figures_of_a_report_are_vectors(tmp_path, suffix):
 @pytest.mark.parametrize("free", [False, True], ids=["in a grid", "anywhere"])
 @pytest.mark.parametrize("draw", [
     lambda ax: plot.heads(trace(), ax=ax), lambda ax: plot.steps(trace(), ax=ax),
-    lambda ax: plot.scaling(REPORT, ax=ax), lambda ax: plot.model(findings(), ax=ax),
-], ids=["heads", "steps", "scaling", "model"])  # fmt: skip
+    lambda ax: plot.model(findings(), ax=ax),
+], ids=["heads", "steps", "model"])  # fmt: skip
 def test_grids_replace_an_ax_and_return_it(draw, free, tmp_path):
     figure = Figure(figsize=(12, 6))
     ax = figure.add_axes((0.5, 0.1, 0.4, 0.8)) if free else figure.add_subplot(1, 2, 2)

@@ -11,7 +11,6 @@ MOST_DENSE_CELLS = 2**27  # a matrix of weights: 512 MB in float32
 MOST_TILE_CELLS = 2**20  # exact weights that are shown cell by cell
 MOST_LESSON_TOKENS = 2048  # `explain_text` holds every matrix
 MOST_LESSON_FEATURES = 4096  # then the matrix of a projection has 64 MB
-MOST_HEAD_SIZE = 2**16  # the head size of `why_scale`
 MOST_COMPARED_TOKENS = 1024  # `whatif` holds all attention matrices twice
 MOST_PLANNED_SIZE = 2**25  # `clearhead plan` counts key ranges, in a few seconds and GB
 

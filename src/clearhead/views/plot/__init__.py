@@ -5,9 +5,8 @@ from .canvas import can_draw
 from .effects import effects
 from .figures import heads, heatmap, save, steps, suffix_of
 from .report import entropy_by_layer, model, received
-from .scaling import scaling
 
 __all__ = [
     "attribution", "can_draw", "effects", "entropy_by_layer", "heads", "heatmap", "model",
-    "received", "save", "scaling", "steps", "suffix_of",
+    "received", "save", "steps", "suffix_of",
 ]  # fmt: skip
