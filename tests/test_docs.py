@@ -118,6 +118,26 @@ def test_no_docstring_of_the_reference_has_a_bar_that_sphinx_replaces():
         assert not re.search(r"(?<![^\s(])\|\S", text), name
 
 
+# Results, which calls return and nobody constructs, and two functions that raise nothing.
+WITHOUT_ERRORS = {
+    "Trace", "Step", "Look", "Matrix", "Recording", "Intervention", "Effects", "Effect",
+    "LogitAttribution", "Why", "Circuits", "Report", "Survey", "Plan", "Shard", "Support",
+    "can_draw", "in_notebook",
+}  # fmt: skip
+
+
+def test_what_a_user_calls_states_its_errors():
+    views = ch.views.plot, ch.views.text, ch.views.html
+    silent = set()
+    for part in (ch, ch.nn, ch.distributed, ch.edits, ch.hf, *views):
+        for name, thing in ((name, getattr(part, name)) for name in part.__all__):
+            is_error = inspect.isclass(thing) and issubclass(thing, Exception)
+            text = f"{inspect.getdoc(thing)} {inspect.getdoc(getattr(thing, '__init__', None))}"
+            if callable(thing) and not is_error and not re.search(r"\b[Rr]aises?\b", text):
+                silent.add(name)
+    assert silent == WITHOUT_ERRORS
+
+
 @pytest.mark.parametrize("level, heading", [("avx512", "## AVX-512"), ("avx2", "## AVX2")])
 def test_the_tables_of_benchmarks_are_whole(level, heading):
     """Every case that was measured, ours and torch's share of the ceiling as they were."""

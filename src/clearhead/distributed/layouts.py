@@ -152,7 +152,7 @@ class Layout:
 
 def contiguous(length: int, world: int) -> Layout:
     """Give each rank one range, as `torch.chunk` and `Shard` of DTensor do. The last ranges may be
-    shorter, or empty.
+    shorter, or empty. Raises `BadValue` if `length` is negative or `world` below 1.
 
     >>> contiguous(7, 3)
     Layout(0:3; 3:6; 6:7)
@@ -162,7 +162,8 @@ def contiguous(length: int, world: int) -> Layout:
 
 def head_tail(length: int, world: int) -> Layout:
     """Give rank r the chunks r and 2 * world - 1 - r of 2 * world chunks, so that all ranks have
-    the same work under a causal mask. This layout is also called zigzag.
+    the same work under a causal mask. This layout is also called zigzag. Raises `BadValue` if
+    `length` is negative or `world` below 1.
 
     >>> head_tail(12, 3)
     Layout(0:2, 10:12; 2:4, 8:10; 4:8)
@@ -175,7 +176,8 @@ def by_document(ids: Tensor | Sequence[int], world: int) -> Layout:
     """Give each rank whole documents, so that under a mask of documents no key is sent.
 
     The longest document comes first, and each goes to the rank with the fewest tokens. `ids` names
-    the document of each position, (T,).
+    the document of each position, (T,). Raises `BadType` unless they are numbers, and `BadValue`
+    for other dimensions, or `world` below 1.
 
     >>> by_document([0, 0, 0, 1, 1, 2], 2)
     Layout(0:3; 3:6)
@@ -217,6 +219,9 @@ def balanced(mask: Mask, length: int, world: int, *, B: int = 1, H: int = 1) -> 
     (query, key) pairs that the mask allows, for self-attention (Tq = Tk = length). The chunk with
     the most work comes first, and each goes to the rank with the least work that has fewer than 16
     chunks.
+
+    Raises `BadType` unless `mask` is a mask, and `BadValue` if it does not fit `length`, or if a
+    number is out of range.
     """
     if not isinstance(mask, Mask):
         raise BadType(

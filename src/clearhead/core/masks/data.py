@@ -24,6 +24,9 @@ class documents(CachedRanges):
 
     `ids` has the document of each key, (Tk,) or (B, Tk). `queries` has the document of each query;
     None means the same ids (self-attention, Tq = Tk).
+
+    Raises `BadType` unless ids are whole numbers, and `BadValue` if they have other dimensions, or
+    in a call of other sizes.
     """
 
     ids: "Tensor | Iterable[int]"

@@ -102,7 +102,8 @@ class Causal(Aligned):
 
     `align` is the position of query 0 among the keys: a number, or one per batch (B,). ``"start"``
     means key 0 (torch's `is_causal`), and ``"end"`` that the last query is at the last key (a
-    cache). None is allowed only if Tq = Tk.
+    cache). None is allowed only if Tq = Tk: otherwise the call raises `BadValue`, and so does any
+    other text. Raises `BadType` if `align` is not a whole number.
     """
 
     align: Align = None
@@ -249,6 +250,9 @@ class prefix(OneRange):
 
     `n` is one number, or one per batch (B,). ``causal | prefix(n)`` is the mask of a prefix
     language model.
+
+    Raises `BadValue` if n is negative or has more than one dimension, and in a call of another
+    batch size; `BadType` if it is not a whole number.
     """
 
     n: Ints
@@ -289,6 +293,9 @@ class lengths(OneRange):
 
     Both are one number, or one per batch (B,), and not larger than the size of the call; None means
     all. A query beyond its length is fully masked, and its output is 0.
+
+    Raises `BadValue` if both are None, if a length is negative, and in a call of another batch size
+    or with fewer keys or queries; `BadType` if a length is not a whole number.
     """
 
     keys: "Ints | None" = None

@@ -157,6 +157,9 @@ class mass(GroupStatistic):
     left, or the oldest key in a cache that drops keys. In `watch`, positions count from the first
     token of each text if the call has its padding; ids, as in `documents`, are those of all columns
     also there, with any id for padding.
+
+    Raises `BadType` unless `groups` is a dict with at least one group, and `BadValue` if a group is
+    neither a mask nor a span, or does not fit the sizes of a call.
     """
 
     groups: Groups
@@ -176,6 +179,9 @@ class weighted(GroupStatistic):
     Args:
         by: n, one number for every key: (Tk,), (H, Tk) or (B, H, Tk), without a gradient.
         groups: masks or spans (lo, hi) of keys, by name.
+
+    Raises the errors of `mass`; `BadType` if `by` is not a tensor of real numbers, and `BadValue`
+    if it has another shape.
     """
 
     by: Numbers
@@ -203,6 +209,9 @@ class value_weighted(GroupStatistic):
         groups: masks or spans (lo, hi) of keys, by name, as in `mass`.
         by: other numbers n, 0 or more, for every key. "value" means the norms, and "relative_value"
             those of differences from the value of the first token, both in `watch` only.
+
+    Raises the errors of `mass`; `BadType` if `by` is not a tensor of real numbers, and `BadValue`
+    if it has a negative number or another shape, or is a name outside `watch`.
     """
 
     groups: Groups

@@ -97,6 +97,9 @@ class topk(RowStatistic):
     With it, the statistic finds the largest products of weight and number, and `weights` holds the
     products. In `watch`, "value" means the norms of the values after the output projection, and
     "relative_value" those of their differences from the value of the first token.
+
+    Raises `BadType` if n is not a whole number, or `by` not a tensor. Raises `BadValue` if n is
+    below 1 or above Tk, or if `by` has a negative number or another shape.
     """
 
     n: int

@@ -22,6 +22,9 @@ class received(WeightStatistic):
     `received(by=n)` multiplies it by a number for every key, (Tk,), (H, Tk) or (B, H, Tk), without
     a gradient. In `watch`, "value" means the norms of the values after the output projection.
     Without `by`, write "received".
+
+    Raises `BadType` if `by` is not a tensor of real numbers, and `BadValue` if it has another shape
+    or is a name outside `watch`.
     """
 
     by: Numbers = None
@@ -56,6 +59,9 @@ class pooled(WeightStatistic):
     `by` is a number for every key, (Tk,), (H, Tk) or (B, H, Tk), that multiplies the weights,
     without a gradient. In `watch`, "value" means the norms of the values after the output
     projection.
+
+    Raises `BadValue` if `rows` or `cols` is below 1, `BadType` if they are not whole numbers, and
+    for `by` the errors of `received`.
     """
 
     rows: int
@@ -109,7 +115,11 @@ class pooled(WeightStatistic):
 
 @dataclass(frozen=True, repr=False)
 class exact_rows(WeightStatistic):
-    """The exact weights of some queries, in their order; -1 is the last query."""
+    """The exact weights of some queries, in their order; -1 is the last query.
+
+    Raises `BadType` unless `queries` is a list of whole numbers, and `BadValue` in a call that has
+    no such query.
+    """
 
     queries: Sequence[int]
 

@@ -67,6 +67,9 @@ def heads(
     The scale of weights is their square root, from 0 to 1, or in a part of a larger matrix the
     range of `text.heat`. Other numbers have a scale around 0. Returns the figure, or `ax` if
     passed, which the drawing replaces.
+
+    Raises `Missing` without matplotlib, `BadType` unless `trace` is a `Trace`, and `BadValue` if it
+    has no such step, or the step no numbers.
     """
     must_draw("heads", trace, Trace, "explain(...)")
     _panel(trace, step, 0)  # raises for a step without numbers
@@ -104,7 +107,8 @@ def steps(
 ) -> "Figure | SubFigure | Axes":
     """Draw the steps of one head, from the scores to the output, side by side.
 
-    Returns the figure, or `ax` if passed, which the drawing replaces.
+    Returns the figure, or `ax` if passed, which the drawing replaces. Raises the errors of `heads`,
+    and `BadValue` if there is no such head.
     """
     must_draw("steps", trace, Trace, "explain(...)")
     names = trace.names

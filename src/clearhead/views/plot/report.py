@@ -20,7 +20,8 @@ POINT = f"{ACCENT}40"  # transparent, so that overlapping dots are visible
 def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     """Draw the mean entropy of every head as a dot, by layer, and a line through the means.
 
-    The dashed line is the entropy of uniform weights, the largest that the mask allows.
+    The dashed line is the entropy of uniform weights, the largest that the mask allows. Raises
+    `Missing` without matplotlib, and `BadType` unless `report` is a `Report`.
     """
     must_draw("entropy_by_layer", report, Report, "report(...)")
     if ax is None:
@@ -81,7 +82,7 @@ def model(
     """Draw every head's map in one figure: a row per layer, a column per head.
 
     The scale of weights is their square root, from 0 to 1, as on the page. Returns the figure, or
-    `ax` if passed, which the drawing replaces.
+    `ax` if passed, which the drawing replaces. Raises the errors of `entropy_by_layer`.
     """
     must_draw("model", report, Report, "report(...)")
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)

@@ -11,6 +11,7 @@ def to_json(trace: Trace) -> dict[str, object]:
     Tokens of a vocabulary also have their spelling there and their ids.
 
     Strict JSON has no infinity, so numbers that are not finite are strings: "inf", "-inf", "nan".
+    Raises `BadType` unless `trace` is a `Trace`.
     """
     must_be("to_json", trace, Trace, "explain(...)")
     settings = {

@@ -39,6 +39,9 @@ class Edit:
             is the last token of the text in a call. Padding does not count if the call carries it
             (see `clearhead.edits`). For `patch` of keys or values, positions of keys.
         batch: a range of rows of the batch; -1 is the last. Rows beyond the batch are ignored.
+
+    Raises `BadType` for an empty list, for items of another kind, and if `batch` is not a range.
+    `intervene` raises `BadValue` for layers or heads that the model does not have.
     """
 
     # Edits of a call apply in the order of their stages: 0 changes the problem, 1 the weights, 2

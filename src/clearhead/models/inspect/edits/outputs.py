@@ -90,7 +90,7 @@ def zero_ablate(
     positions: Sequence[int] | None = None,
     batch: range | None = None,
 ) -> ablate:
-    """Replace the output of the heads by zeros: another name of ``ablate()``."""
+    """Replace the output of the heads by zeros: another name of ``ablate()``. Raises its errors."""
     return ablate(layers=layers, heads=heads, positions=positions, batch=batch)
 
 
@@ -105,7 +105,8 @@ def mean_ablate(
     """Replace the output of the heads by their mean: ``ablate(by="mean", over=over)``.
 
     Each head has one mean vector, over all positions of all texts in the recording. Padding and
-    fully masked queries do not count. `over` is recorded by ``watch(model, outputs=True)``.
+    fully masked queries do not count. `over` is recorded by ``watch(model, outputs=True)``. Raises
+    the errors of `ablate`.
     """
     return ablate(
         by="mean", over=over, layers=layers, heads=heads, positions=positions, batch=batch

@@ -36,7 +36,8 @@ class knock_out(Edit):
     applies to the columns of that batch. Keys count from the first of the text, even if a cache
     has dropped it, and if the text is padded on the left.
 
-    If no visible edge was removed, the `Intervention` reports it.
+    If no visible edge was removed, the `Intervention` reports it. Raises `BadType` unless `mask` is
+    a mask, and `BadValue` in a call of other sizes.
     """
 
     mask: Mask
@@ -116,7 +117,7 @@ def _counts_differ(problem: Problem, edited: Mask) -> bool:
 class keep_only(knock_out):
     """Remove all edges except those that `mask` allows.
 
-    The same as ``knock_out(~mask)``, with its rules for `align` and T x T masks.
+    The same as ``knock_out(~mask)``, with its rules for `align` and T x T masks. Raises its errors.
     """
 
     def removed(self) -> Mask:
