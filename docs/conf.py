@@ -36,6 +36,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_ipywidgets_js = {}  # a page with widgets would load scripts from other hosts
 # Without this, each kernel logs its start, and warns that its connection is not encrypted.
 logging.getLogger("traitlets").setLevel(logging.WARNING)
 NotebookClient.__init__ = partialmethod(

@@ -4,10 +4,12 @@ import re
 from itertools import zip_longest
 
 DIGITS = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+NEGATIVE_ZERO = re.compile(r"-(?=0\.0+(?![\d.e]))")  # its sign is an error of rounding
 
 
 def difference(text, shown):
     """Return the first two lines that differ in more than the last digits of decimals, or None."""
+    text, shown = (NEGATIVE_ZERO.sub("", x) for x in (text, shown))
     for ours, theirs in zip_longest(text.split("\n"), shown.split("\n"), fillvalue=""):
         numbers = zip(DIGITS.findall(ours), DIGITS.findall(theirs), strict=False)
         same_words = re.split(DIGITS, ours) == re.split(DIGITS, theirs)
