@@ -2,11 +2,15 @@
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 import torch
 
 import clearhead as ch
@@ -72,6 +76,35 @@ def test_its_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make (\w+)", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_its_extras_exist():
+    known = set(metadata.metadata("clearhead").get_all("Provides-Extra"))
+    named = re.findall(r"pip install '\.\[([\w,]+)\]'", README)
+    assert named and {extra for extras in named for extra in extras.split(",")} <= known
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_its_two_commands_run(tmp_path):
+    """As the Makefile has them, in this environment and not in `.venv`; of the tests one runs."""
+    targets = re.findall(r"^ {4}make (\w+)", README, re.MULTILINE)
+    assert targets == ["look", "test"]
+    outer = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
+    one = {"PYTEST_ADDOPTS": f"{__file__}::{test_the_version_is_one.__name__}"}
+    printed = {}
+    for target, folder in zip(targets, (tmp_path, ROOT), strict=True):
+        command = ["make", "-f", ROOT / "Makefile", "-o", f".venv/{target}", target]
+        command.append(f"BIN={Path(sys.executable).parent}")
+        done = subprocess.run(
+            command, cwd=folder, env=outer | one, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed[target] = done.stdout
+    assert "storyteller: 2 layers, 16 heads" in printed["look"]
+    written = {path.name for path in tmp_path.glob("out/*")}
+    assert written >= {"storyteller.html", "storyteller-maps.png"}
+    assert "1 passed" in printed["test"]
 
 
 def test_docstring_examples():
