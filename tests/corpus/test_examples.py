@@ -118,7 +118,7 @@ def skewed(tmp_path_factory):
     words = sorted(tok.get_vocab())[3:]
     texts = [" ".join(words[(i * 5 + k) % len(words)] for k in range(19)) for i in range(90)]
     surveys = []
-    for seed in range(5):
+    for seed in range(3):
         out = tmp_path_factory.mktemp("skewed")
         metrics = [Skewed(), First()]
         surveys.append(

@@ -10,7 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.corpus import Mass
+from clearhead.corpus import Mass, steps
 from clearhead.corpus.basic import Entropy, First
 from clearhead.corpus.texts import read_texts
 
@@ -67,8 +67,9 @@ def test_no_text_is_refused(tmp_path):
         ch.survey(demo.load(), ["", " "], out=tmp_path)
 
 
-def test_nan_weights_name_the_head_and_keep_finished_shards(tmp_path):
+def test_nan_weights_name_the_head_and_keep_finished_shards(tmp_path, monkeypatch):
     torch.manual_seed(3)
+    monkeypatch.setattr(steps.secrets, "randbelow", lambda end: 0)  # from the first shard on
     model = MODELS["gpt2"](attn_implementation="clearhead").eval()
     options = {"out": tmp_path, "tokenizer": tokenizer(), "context": 19, "shard_tokens": 100}
 

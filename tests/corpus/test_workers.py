@@ -32,13 +32,15 @@ def alone(tmp_path_factory) -> dict[str, bytes]:
     return tables(out)
 
 
-def folder_of(tmp_path: Path) -> Path:
-    """A folder with a text file for each of TEXTS, in their order."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[Path, dict[str, bytes]]:
+    """A folder with a file for each of TEXTS, and the tables of its survey: they have its names."""
+    folder = tmp_path_factory.mktemp("files")
     for number, text in enumerate(TEXTS):
         (folder / f"{number:02}.txt").write_text(text)
-    return folder
+    out = tmp_path_factory.mktemp("alone")
+    ch.survey(demo.load(), folder, out=out, **OPTIONS)
+    return folder, tables(out)
 
 
 @pytest.mark.parametrize("world", [2, 5])
@@ -119,16 +121,15 @@ def command(texts: Path, out: Path, *options: str) -> list[str]:
 @pytest.mark.outside
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_processes_of_the_command_line(alone, tmp_path):
-    texts = folder_of(tmp_path)
+def test_processes_of_the_command_line(files, tmp_path):
+    texts, alone = files
     subprocess.run(command(texts, tmp_path / "two", "--workers", "2"), check=True)
-    names = set(SCHEMA) - {"texts"}  # which has the names of the files
-    assert {n: tables(tmp_path / "two")[n] for n in names} == {n: alone[n] for n in names}
+    assert tables(tmp_path / "two") == alone
 
 
 KILLED = """
 import os, random, signal, sys, time
-import clearhead_cli, clearhead.demo, clearhead.survey, duckdb  # each command is forked with them
+import clearhead_cli, clearhead.demo, clearhead.corpus, duckdb  # each command is forked with them
 
 *command, timed, out = sys.argv[1:]
 
@@ -152,24 +153,22 @@ for _ in range(20):
 
 @pytest.mark.outside
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_killed_worker_loses_nothing(alone, tmp_path):
+@pytest.mark.timeout(900)
+def test_a_killed_worker_loses_nothing(files, tmp_path):
     """SIGKILL at 20 random moments; then the command is run once more."""
-    texts, out = folder_of(tmp_path), tmp_path / "killed"
+    (texts, alone), out = files, tmp_path / "killed"
     options = "survey", texts, "--shard-tokens", 200
     ended = run_program(KILLED, *options, tmp_path / "timed", out)
     assert ended.returncode == 0, ended.stderr
     subprocess.run(command(texts, out), check=True)
-    names = set(SCHEMA) - {"texts"}
-    assert {n: tables(out)[n] for n in names} == {n: alone[n] for n in names}
+    assert tables(out) == alone
 
 
 @pytest.mark.outside
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_shells_and_torchrun(alone, tmp_path):
-    texts, names = folder_of(tmp_path), set(SCHEMA) - {"texts"}
-    children = []
+def test_two_shells_and_torchrun(files, tmp_path):
+    (texts, alone), children = files, []
     for task in ("7", "9"):  # of any SLURM array
         environment = os.environ | {"SLURM_ARRAY_TASK_ID": task}
         children.append(subprocess.Popen(command(texts, tmp_path / "shells"), env=environment))
@@ -178,14 +177,14 @@ def test_two_shells_and_torchrun(alone, tmp_path):
     launcher += ["--nproc-per-node=2", "--no-python"]
     subprocess.run([*launcher, *command(texts, tmp_path / "torchrun")], check=True)
     for out in ("shells", "torchrun"):
-        assert {n: tables(tmp_path / out)[n] for n in names} == {n: alone[n] for n in names}
+        assert tables(tmp_path / out) == alone
 
 
 @pytest.mark.outside
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_actors_of_ray(alone, tmp_path):
+def test_two_actors_of_ray(files, tmp_path):
     pytest.importorskip("ray", reason="ray is not installed")
-    texts, names = folder_of(tmp_path), set(SCHEMA) - {"texts"}
+    texts, alone = files
     subprocess.run(command(texts, tmp_path / "ray", "--ray", "local"), check=True)
-    assert {n: tables(tmp_path / "ray")[n] for n in names} == {n: alone[n] for n in names}
+    assert tables(tmp_path / "ray") == alone
