@@ -79,3 +79,19 @@ def test_the_working_folder_may_change(survey, tmp_path, monkeypatch):
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     assert relative.digest() == survey.digest()
+
+
+def test_the_folder_describes_its_tables(survey):
+    text = (survey.folder / "README.md").read_text(encoding="utf-8")
+    for name, columns in SCHEMA.items():
+        described = survey.query(f"describe {name}").rows
+        assert [row[:2] for row in described] == [(c, type) for c, (type, _) in columns.items()]
+        path = str(survey.folder / FOLDER / f"{name}.parquet")
+        about = dict(
+            connect().execute("select key, value from parquet_kv_metadata(?)", [path]).fetchall()
+        )
+        for column, (type, meaning) in columns.items():
+            assert about[column.encode()] == meaning.encode()
+            assert f"| `{column}` | {type} | {meaning} |" in text
+    for row in survey.metrics.to_pylist():
+        assert f"- `{row['metric']}`: {row['formula']}\n" in text

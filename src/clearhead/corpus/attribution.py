@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from ..core.errors import AttentionError, BadValue
 from ..models.effects.digest import weights_digest
 from ..models.weights.logit_attribution import logit_attribution
-from .metric import Batch, Bins, LayerCall, Metric
+from .metric import Batch, Bins, LayerCall, Metric, WithoutBaseline
 from .reader import Reader
 
 
@@ -36,7 +36,7 @@ class Parts:
         return logit_attribution(self.predictor, ids, center=True).heads
 
 
-class TowardNext(Metric):
+class TowardNext(WithoutBaseline):
     """What a head writes toward the logit of the next token, minus that toward the mean logit.
 
     The mean is over the queries whose next token is of the text, and not one that the tokenizer
@@ -64,9 +64,6 @@ class TowardNext(Metric):
         T = uniform.batch.ids.shape[1]
         following = torch.arange(1, T + 1)
         return ((following >= self.before) & (following < T - self.after)).view(1, 1, T)
-
-    def baseline(self, uniform: LayerCall) -> None:
-        return None  # what a head writes depends on the values
 
 
 class NextShare(TowardNext):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.masks import Mask, dense, duplicate_keys, induction_keys, prefix, window
 from ..core.stats import Statistic, mass, topk
-from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric
+from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric, WithoutBaseline
 
 RECENT = (4, 16, 64, 256)
 TOP_KEYS = 4  # of each query, in examples
@@ -164,7 +164,7 @@ def doublings(low: int, high: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in parts if a < b]
 
 
-class LooksAt(Metric):
+class LooksAt(WithoutBaseline):
     """Whether the largest weight of a query is on a key of one kind.
 
     A key has the first kind of `KINDS` that fits, so the fractions of all kinds sum to 1.
@@ -182,9 +182,6 @@ class LooksAt(Metric):
     def values(self, call: LayerCall) -> Tensor:
         kind = kinds_of(call.batch, call["topk"].keys)
         return (kind == list(KINDS).index(self.kind)).float()
-
-    def baseline(self, uniform: LayerCall) -> None:
-        return None  # the largest of equal weights is not defined
 
 
 # The kinds of keys, from the first that fits on.
@@ -249,19 +246,7 @@ def basic(context: int) -> list[Metric]:
         Distances(f"distance_{low}_{high - 1}", low, high) for low, high in doublings(2, context)
     ]
     return [
-        Entropy(context),
-        Evenness(),
-        Support(context),
-        Largest(),
-        First(),
-        Distances("self", 0, 1),
-        Distances("previous", 1, 2),
-        Next(),
-        Separators(),
-        Duplicate(),
-        Induction(),
-        *recent,
-        *bands,
-        Ahead(),
-        *map(LooksAt, KINDS),
-    ]
+        Entropy(context), Evenness(), Support(context), Largest(), First(), Distances("self", 0, 1),
+        Distances("previous", 1, 2), Next(), Separators(), Duplicate(), Induction(), *recent,
+        *bands, Ahead(), *map(LooksAt, KINDS),
+    ]  # fmt: skip

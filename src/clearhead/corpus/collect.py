@@ -1,7 +1,6 @@
 """Compute the state of a shard: run the model on its batches, and reduce every attention call."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -20,13 +19,14 @@ from ..models.inspect.watcher import Watcher
 from .basic import Largest, fits_of
 from .corpus import Shard
 from .examples import EXAMPLE, LayerExamples, Queries
+from .groups import Pile
 from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class
-from .metric import Batch, LayerCall, Metric
+from .metric import Batch, LayerCall, Metric, slices_of
 from .reader import Reader
 from .requests import Requests
 from .state import LayerState, State
 from .token_classes import token_classes
-from .token_counts import Links
+from .token_counts import LINK, links_of, merged, tokens_of
 
 TOP = Largest()  # requests the largest weights, for examples and links
 
@@ -64,9 +64,8 @@ class Collector:
         self.layers: list[LayerState] = []
         self.examples: list[LayerExamples] = []
         self.sampled = [number for number, metric in enumerate(metrics) if metric.examples]
-        self.linked, self.tokens = Links(), Links()
-        ends = np.cumsum([metric.bins.count for metric in self.metrics])
-        self.bins = [slice(e - m.bins.count, e) for e, m in zip(ends, self.metrics, strict=True)]
+        self.linked, self.tokens = (Pile(merged, np.zeros(0, LINK)) for _ in range(2))
+        self.bins = slices_of([metric.bins for metric in metrics])
 
     def begin(self, batch: Batch) -> tuple[Statistic, ...]:
         """Begin a batch. Returns the statistics to compute."""
@@ -88,7 +87,8 @@ class Collector:
         if call.layer == len(self.layers):
             self.add_layer(call, problem)
         layer, examples = self.layers[call.layer], self.examples[call.layer]
-        top = cast(TopWeights, self.requests.results_of(TOP, call.statistics)["topk"])
+        top = self.requests.results_of(TOP, call.statistics)["topk"]
+        assert isinstance(top, TopWeights)
         examples.begin([uniform.counts[number] for number in self.sampled], self.queries, top)
         for number, metric in enumerate(self.metrics):
             results = self.requests.results_of(metric, call.statistics)
@@ -96,7 +96,6 @@ class Collector:
                 call.layer, self.batch, uniform.allowed, results, problem, inputs, output
             )
             values, counts = self.values(metric, of_metric), uniform.counts[number]
-            self.check_shape(metric, values)
             self.reduce(layer, number, values, uniform, call)
             if metric.examples:
                 examples.add(self.sampled.index(number), values, counts)
@@ -104,15 +103,15 @@ class Collector:
         fits = fits_of(self.batch, top.keys)
         add_looks(layer.looks, self.rows, self.classes, fits, uniform.chooses)
         layer.chances += uniform.chances
-        self.linked.add(call.layer, top.keys[..., 0], uniform.chooses, self.batch)
+        self.linked.add(links_of(call.layer, top.keys[..., 0], uniform.chooses, self.batch))
         if call.layer == 0:
-            self.tokens.count(uniform.chooses, self.batch)
+            self.tokens.add(tokens_of(uniform.chooses, self.batch))
 
     def values(self, metric: Metric, call: LayerCall) -> Tensor:
-        """Compute a metric. Raises `BadValue` if it raises an error."""
+        """Compute a metric. Raises `BadValue` for an error, and for numbers of another shape."""
         try:
             values = metric.values(call)
-            return (values if values.is_floating_point() else values.double()).contiguous()
+            values = (values if values.is_floating_point() else values.double()).contiguous()
         except AttentionError:
             raise
         except Exception as error:  # which would look like an error of the model
@@ -121,6 +120,14 @@ class Collector:
                 "a metric computes a number for every query of any context, also of one token.",
                 "correct its method `values`; shards that are finished stay valid.",
             ) from error
+        B, T = self.batch.ids.shape
+        if values.shape[:1] != (B,) or values.shape[2:] != (T,):
+            raise BadValue(
+                f"The metric {metric.name} returned numbers of shape {tuple(values.shape)}.",
+                f"a metric has one number for each context, head and query: ({B}, H, {T}).",
+                "check what its method `values` returns.",
+            )
+        return values
 
     def reduce(
         self, layer: LayerState, number: int, values: Tensor, uniform: "_Uniform", call: Call
@@ -141,19 +148,16 @@ class Collector:
 
     def add_layer(self, call: Call, problem: Problem) -> None:
         n, H, M = len(self.texts), problem.H, len(self.metrics)
+        number, count = torch.float64, torch.int64
         self.layers.append(
             LayerState(
-                module=call.module,
-                key_heads=problem.G,
-                sums=torch.zeros(n, H, M, dtype=torch.float64),
-                queries=torch.zeros(n, M, dtype=torch.int64),
-                uniform=torch.zeros(M, dtype=torch.float64),
-                counts=torch.zeros(H, self.bins[-1].stop, dtype=torch.int64),
+                call.module, problem.G, sums=torch.zeros(n, H, M, dtype=number),
+                queries=torch.zeros(n, M, dtype=count), uniform=torch.zeros(M, dtype=number),
+                counts=torch.zeros(H, self.bins[-1].stop, dtype=count),
                 looks=torch.zeros(n, H, *SHAPE, dtype=torch.int32),
-                chances=torch.zeros(SHAPE[0], len(BEHAVIOURS), dtype=torch.float64),
-                sample=np.zeros(0),
+                chances=torch.zeros(SHAPE[0], len(BEHAVIOURS), dtype=number), sample=np.zeros(0),
             )
-        )
+        )  # fmt: skip
         self.examples.append(LayerExamples(call.layer, H, self.sampled))
 
     def uniform(self, problem: Problem, inputs: Inputs) -> "_Uniform":
@@ -174,16 +178,6 @@ class Collector:
                 "pass the part of the model that does this, such as its encoder or decoder.",
             )
 
-    def check_shape(self, metric: Metric, values: Tensor) -> None:
-        """Raise `BadValue` for numbers of another shape."""
-        B, T = self.batch.ids.shape
-        if values.shape[:1] != (B,) or values.shape[2:] != (T,):
-            raise BadValue(
-                f"The metric {metric.name} returned numbers of shape {tuple(values.shape)}.",
-                f"a metric has one number for each context, head and query: ({B}, H, {T}).",
-                "check what its method `values` returns.",
-            )
-
     def check_numbers(self, metric: Metric, values: Tensor, counts: Tensor, call: Call) -> None:
         """Raise `BadValue` for NaN and infinity."""
         if not (wrong := ~values.isfinite() & counts.unsqueeze(1)).any():
@@ -200,14 +194,9 @@ class Collector:
     def state(self) -> State:
         for layer, own in zip(self.layers, self.examples, strict=True):
             layer.sample = own.sample
-        parts = [own.largest for own in self.examples]
-        return State(
-            texts=self.texts,
-            layers=self.layers,
-            examples=np.concatenate(parts or [np.zeros(0, EXAMPLE)]),
-            linked=self.linked.result(),
-            tokens=self.tokens.result(),
-        )
+        parts = [np.zeros(0, EXAMPLE), *(own.largest for own in self.examples)]
+        linked, tokens = self.linked.result(), self.tokens.result()
+        return State(self.texts, self.layers, np.concatenate(parts), linked, tokens)
 
 
 class _Uniform:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..core.errors import BadValue
@@ -31,7 +32,7 @@ from ..models.roles.role_tests import t_tail
 from .corpus import FOLDER, read_shard
 from .false_discovery import adjusted
 from .intervals import MOST_FREE, interval
-from .manifest import Manifest, machines_that_differ, must_have_read_the_same, read_manifest
+from .manifest import Manifest, read_manifest
 from .merge import bins_of, sums_of_texts, totals
 from .state import LayerState
 from .tables import Table
@@ -83,7 +84,7 @@ def compare(one: Path, other: Path) -> Comparison:
     """
     folders = one, other
     manifests = [read_manifest(folder) for folder in folders]
-    must_have_read_the_same(*manifests)
+    manifests[0].must_have_read_the_same(manifests[1])
     _must_spell_alike(folders, manifests)
     counts = manifests[0].corpus
     if counts["texts"] - counts["skipped"] < 2:
@@ -113,13 +114,9 @@ def compare(one: Path, other: Path) -> Comparison:
             "compare models of one architecture, with the same metrics.",
         )
     heads, by = len({row[:2] for row in rows}), len({row[2] for row in rows})
-    return Comparison(
-        COLUMNS,
-        tuple(rows),
-        f"{quantity(heads, 'head')}, by {quantity(by, 'metric')}",
-        tuple(left_out),
-        tuple(machines_that_differ(*manifests)),
-    )
+    compared = f"{quantity(heads, 'head')}, by {quantity(by, 'metric')}"
+    machines = manifests[0].machines_that_differ(manifests[1])
+    return Comparison(COLUMNS, tuple(rows), compared, tuple(left_out), tuple(machines))
 
 
 def _must_spell_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
@@ -183,25 +180,16 @@ class _Pairs:
 
     def __init__(self, widths: Mapping[str, float | None]) -> None:
         self.metrics, self.widths = list(widths), widths
-        self._sums: dict[
-            int, np.ndarray
-        ] = {}  # (7, H, M): texts, means, others, d, and their squares
+        # (7, H, M): texts, means, others, d, and the squares of these three
+        self._sums: dict[int, np.ndarray] = {}
         self._differ: dict[int, np.ndarray] = {}  # (M,): whether a text has other queries
 
     def add(self, layer: int, a: Tensor, n_a: Tensor, b: Tensor, n_b: Tensor) -> None:
         mean, other = (x / n.clamp(min=1) for x, n in ((a, n_a), (b, n_b)))
-        d = mean - other
-        terms = [
-            (n_a > 0).expand(d.shape).double(),
-            mean,
-            other,
-            d,
-            mean * mean,
-            other * other,
-            d * d,
-        ]
-        stacked = np.stack([x.numpy() for x in terms])
-        self._sums[layer] = self._sums.get(layer, 0.0) + stacked
+        values = torch.stack([mean, other, mean - other])
+        texts = (n_a > 0).expand(1, *mean.shape).double()
+        terms = torch.cat([texts, values, values**2]).numpy()
+        self._sums[layer] = self._sums.get(layer, 0.0) + terms
         self._differ[layer] = self._differ.get(layer, False) | (n_a != n_b).numpy()
 
     def left_out(self) -> list[str]:

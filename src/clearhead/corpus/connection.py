@@ -11,10 +11,7 @@ def connect() -> Any:
     """Return a connection of DuckDB with one thread. Raises `Missing` without DuckDB."""
     with needs("survey", "tables of a survey are read and written with DuckDB."):
         import duckdb
-    connection = duckdb.connect()
-    connection.execute("set threads = 1")
-    connection.execute("set preserve_insertion_order = true")
-    return connection
+    return duckdb.connect(config={"threads": 1, "preserve_insertion_order": True})
 
 
 def lock(connection: Any, files: Iterable[Path]) -> None:

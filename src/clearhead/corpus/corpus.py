@@ -21,7 +21,6 @@ from torch import Tensor
 from ..core.errors import BadValue
 from ..core.files import atomic_io
 from ..models.roles import role_keys
-from .damage import damaged
 from .metric import Batch
 from .reader import Reader
 from .texts import Text
@@ -104,13 +103,8 @@ class Shard:
     def batch(self, indices: list[int]) -> Batch:
         """Return contexts of equal length as a batch."""
         ids = torch.stack([self.context(index) for index in indices])
-        return Batch(
-            ids=ids,
-            texts=self.texts[indices].tolist(),
-            contexts=self.contexts[indices].tolist(),
-            spelling=self.spelling,
-            separators=self._is_separator[ids],
-        )
+        texts, contexts = self.texts[indices].tolist(), self.contexts[indices].tolist()
+        return Batch(ids, texts, contexts, self.spelling, self._is_separator[ids])
 
     def write(self, out: Path) -> Path:
         """Write the shard, if the folder does not have it, or only a damaged one."""
@@ -121,6 +115,15 @@ class Shard:
         tensors = {n: getattr(self, n) for n in ("ids", "lengths", "texts", "contexts")}
         about = {"number": self.number, "names": self.names, "spelling": self.spelling}
         return atomic_io.write(path, tensors, {"shard": about})
+
+
+def damaged(path: Path, why: str) -> BadValue:
+    """Return the error for a file whose contents are not those that were written."""
+    return BadValue(
+        f"{str(path)!r} is damaged: {why}.",
+        "a file of a survey has the contents that were written, which its digest shows.",
+        "delete the file, and run the same survey again, which writes it.",
+    )
 
 
 def read_shard(path: Path) -> Shard:
@@ -139,16 +142,6 @@ def read_shard(path: Path) -> Shard:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"it is not that of a shard ({error})") from error
     raise damaged(path, "its contents do not have the digest in its name")
-
-
-def pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Cut a list into pieces of `size`; the last one has the rest.
-
-    >>> list(pieces([1, 2, 3, 4, 5], 2))
-    [[1, 2], [3, 4], [5]]
-    """
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
 
 
 class Cutter:
@@ -188,7 +181,8 @@ class Cutter:
                 self._names[self.texts] = text.name
             else:
                 self.skipped.append((text.name, text.reason or "it has no token"))
-            for number, piece in enumerate(pieces(ids, self.size)):
+            for number, start in enumerate(range(0, len(ids), self.size)):
+                piece = ids[start : start + self.size]
                 context = [*self.before, *piece, *self.after]
                 self._contexts.append((context, self.texts, number))
                 self._filled += len(context)
@@ -211,16 +205,12 @@ class Cutter:
 
     def _shard(self) -> Shard:
         contexts, texts, numbers = zip(*self._contexts, strict=True)
-        ids = torch.tensor([i for context in contexts for i in context], dtype=torch.int32)
-        shard = Shard(
-            number=self.shards,
-            ids=ids,
-            lengths=torch.tensor([len(ids) for ids in contexts], dtype=torch.int32),
-            texts=torch.tensor(texts, dtype=torch.int32),
-            contexts=torch.tensor(numbers, dtype=torch.int32),
-            names=self._names,
-            spelling={i: str(self.reader.words[i]) for i in ids.unique().tolist()},
-        )
+        ids = [i for context in contexts for i in context]
+        lengths = [*map(len, contexts)]
+        parts = {"ids": ids, "lengths": lengths, "texts": texts, "contexts": numbers}
+        tensors = {name: torch.tensor(part, dtype=torch.int32) for name, part in parts.items()}
+        spelling = {i: str(self.reader.words[i]) for i in sorted({*ids})}
+        shard = Shard(self.shards, **tensors, names=self._names, spelling=spelling)
         self.shards += 1
         self._contexts, self._names, self._filled = [], {}, 0
         return shard

@@ -147,8 +147,8 @@ class LayerExamples:
         # A query is a candidate if it precedes the last example that is stored.
         self._hash = np.full(len(metrics), _MOST)
         shape = len(metrics), heads, len(BANDS)
-        self._value = torch.full(shape, -torch.inf)
-        self._value_hash = torch.full(shape, _MOST)
+        self._value = np.full(shape, -np.inf, np.float32)
+        self._value_hash = np.full(shape, _MOST)
 
     def begin(self, counts: Sequence[Tensor], queries: Queries, top: TopWeights) -> None:
         """Begin a batch: choose its queries by the counts of each metric, (B, T)."""
@@ -176,12 +176,12 @@ class LayerExamples:
         own = values[b, :, t].masked_fill(~counts[b, t].unsqueeze(-1), torch.nan)
         self._new["values"][..., column] = own
         numbers = values.masked_fill(~counts.unsqueeze(1), -torch.inf)
-        T = values.shape[-1]
+        T, bounds = values.shape[-1], (self._value, self._value_hash)
         for band, (first, end) in enumerate(pairwise([*BANDS, T])):
             if first >= T:
                 break
             part, hash = numbers[..., first:end], self.queries.hash[:, None, first:end]
-            least, tied = (x[column, :, band, None] for x in (self._value, self._value_hash))
+            least, tied = (torch.from_numpy(x[column, :, band, None]) for x in bounds)
             # A context has at most `OF_LARGEST` of the largest values, without ties.
             of_context = part.topk(min(OF_LARGEST, part.shape[-1])).values[..., -1:]
             precedes = (part > least) | ((part == least) & (hash <= tied))
@@ -201,15 +201,9 @@ class LayerExamples:
             x = self.largest = largest(np.concatenate([self.largest, *self._largest]))
             full = rank_in_group(first_of_groups(x, GROUP)) == OF_LARGEST - 1
             last: np.ndarray = x[full]
-            index = tuple(
-                torch.from_numpy(at.astype(np.int64))
-                for at in (
-                    np.searchsorted(self.metrics, last["metric"]), last["head"],
-                    last["stratum"] - LARGEST,
-                )
-            )  # fmt: skip
-            self._value[index] = torch.from_numpy(last["value"].copy())
-            self._value_hash[index] = torch.from_numpy(last["hash"].copy())
+            column = np.searchsorted(self.metrics, last["metric"])
+            at = column, last["head"], last["stratum"] - LARGEST
+            self._value[at], self._value_hash[at] = last["value"], last["hash"]
         self._largest.clear()
 
 

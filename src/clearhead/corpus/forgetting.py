@@ -126,6 +126,9 @@ def key_heads(survey: "Survey", recent: int = RECENT) -> list[KeyHead]:
 def budgets(survey: "Survey", keep: float) -> Budgets:
     """Divide a fraction `keep` of all keys among the key heads.
 
+    >>> with ch.intervene(model, survey.budgets(0.25).edits()):  # doctest: +SKIP
+    ...     model(ids)
+
     A key head with a retrieval score of more than `COPIES` keeps all keys: it needs a text that it
     copies wherever it is, and its error is small, because it seldom copies. The other keys are
     divided so that the sum of errors is least. Between two windows, and between the largest and the

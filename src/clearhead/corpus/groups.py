@@ -12,10 +12,8 @@ def first_of_groups(records: np.ndarray, names: Sequence[str]) -> np.ndarray:
     >>> first_of_groups(letters, ["letter"]).tolist()
     [True, False, True]
     """
-    first = np.ones(len(records), dtype=bool)
-    for name in names:
-        change = records[name][1:] != records[name][:-1]
-        first[1:] = change if name == names[0] else first[1:] | change
+    fields, first = records[list(names)], np.ones(len(records), dtype=bool)
+    first[1:] = fields[1:] != fields[:-1]
     return first
 
 

@@ -7,28 +7,35 @@ survey stores no matrices; distances and tokens are those of the whole corpus.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import writable_folder
-from .deciles import Rows, sample_of_decile
+from .examples import DECILES, IN_DECILE
 
 if TYPE_CHECKING:
     from . import Survey
 
-INTERVALS, PER_INTERVAL = 10, 20
 SEQUENCES_BY = "largest"  # the metric whose examples are the sequences
+Rows = Sequence[Mapping[str, Any]]
 DISTANCE = re.compile(r"distance_(\d+)(?:_(\d+))?")
 PATTERN = "L{layer}H{head}.json"
 PLOTS = {"qk_distance_histogram": "Q-K distance", "histogram": "Largest weight of a query"}
+STATISTICS = {
+    "queries": ("queries", "Queries"),
+    "texts": ("texts", "Texts"),
+    "mean_largest": ("mean", "Mean of the largest weight"),
+}
 TABLES = {"top_query_tokens": "Top query tokens", "top_key_tokens": "Top key tokens"}
 
 
 def export_headvis(survey: "Survey", folder: str | Path) -> Path:
-    """Write the folder, and return its path. Raises `BadValue` if it cannot be created."""
+    """Write the survey as a folder that the viewer HeadVis reads, and return its path.
+
+    Raises `BadValue` if it cannot be created."""
     out = writable_folder(folder, "an export is")
     (out / "heads").mkdir(exist_ok=True)
     (out / "attributions").mkdir(exist_ok=True)
@@ -47,7 +54,7 @@ def export_headvis(survey: "Survey", folder: str | Path) -> Path:
     examples = survey.by_metric("examples", "stratum, rank")
     for (layer, head), metrics in heads.items():
         name, key = PATTERN.format(layer=layer, head=head), (layer, head, SEQUENCES_BY)
-        sequences = list(_sequences(survey, examples.get(key, []), histograms[key]))
+        sequences = list(_sequences(survey, examples.get(key, [])))
         tokens = survey.tokens(layer, head).to_pylist()
         _write(out / "heads" / name, _head(sequences, metrics, tokens, histograms[key]))
     for name in ("server_config.json", "attributions/manifest.json"):
@@ -62,7 +69,7 @@ def _config(survey: "Survey", heads: list[tuple[int, int]]) -> dict[str, Any]:
         "heads": [list(layer_head) for layer_head in heads],
         "n_layers": len({layer for layer, _ in heads}),
         "n_heads": max(head for _, head in heads) + 1,
-        "n_intervals": INTERVALS,
+        "n_intervals": DECILES,
         "metrics": [row["metric"] for row in metrics],
         "metric_descriptions": {row["metric"]: row["formula"] for row in metrics},
         "head_data_pattern": PATTERN,
@@ -71,9 +78,7 @@ def _config(survey: "Survey", heads: list[tuple[int, int]]) -> dict[str, Any]:
         "custom_plots": [{"key": key, "label": label} for key, label in PLOTS.items()],
         "custom_tables": [{"key": key, "label": label} for key, label in TABLES.items()],
         "statistics_display": {
-            "queries": {"label": "Queries", "format": "default"},
-            "texts": {"label": "Texts", "format": "default"},
-            "mean_largest": {"label": "Mean of the largest weight", "format": "default"},
+            name: {"label": label, "format": "default"} for name, (_, label) in STATISTICS.items()
         },
     }
 
@@ -97,21 +102,18 @@ def _head(
             "bin_values": [row["count"] for row in histogram],
         },
         "statistics": {
-            "queries": metrics[SEQUENCES_BY]["queries"],
-            "texts": metrics[SEQUENCES_BY]["texts"],
-            "mean_largest": metrics[SEQUENCES_BY]["mean"],
+            name: metrics[SEQUENCES_BY][column] for name, (column, _) in STATISTICS.items()
         },
     }
 
 
-def _sequences(survey: "Survey", examples: Rows, histogram: Rows) -> Iterable[dict[str, Any]]:
-    for decile in range(INTERVALS):
-        sample = sample_of_decile(examples, histogram, decile, PER_INTERVAL)
-        for number, row in enumerate(sample):
+def _sequences(survey: "Survey", examples: Rows) -> Iterable[dict[str, Any]]:
+    for row in examples:
+        if row["stratum"] < DECILES:
             tokens = survey.context(row["text"], row["context"])
             yield {
-                "sequence_id": PER_INTERVAL * decile + number,
-                "interval": decile + 1,
+                "sequence_id": IN_DECILE * row["stratum"] + row["rank"],
+                "interval": row["stratum"] + 1,
                 "tokens": tokens,
                 "attention_indices": [row["query"] * len(tokens) + key for key in row["keys"]],
                 "attention_values": [round(weight, 4) for weight in row["weights"]],

@@ -18,7 +18,7 @@ from ..core.masks import Mask, induction_keys, prefix, window
 from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Statistic, topk
 from .basic import NEAR, TOP_KEYS
-from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric
+from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric, WithoutBaseline
 from .reader import Reader
 
 SINKS = 4
@@ -39,7 +39,7 @@ class Outside(Mass):
         return outside(self.size)
 
 
-class Error(Metric):
+class Error(WithoutBaseline):
     """How far the output z of a head is from its output over the other keys alone.
 
     z' is the output of the same call with the keys of `Outside` masked, so the weights on the
@@ -73,9 +73,6 @@ class Error(Metric):
     def counts(self, uniform: LayerCall) -> Tensor:
         return self.mass.counts(uniform)
 
-    def baseline(self, uniform: LayerCall) -> None:
-        return None  # the output depends on the values
-
 
 class Copied(Mass):
     """The mass of the keys that a copying head looks at: earlier copies of the actual next token.
@@ -91,7 +88,7 @@ class Copied(Mass):
         return copies(batch)
 
 
-class Retrieval(Metric):
+class Retrieval(WithoutBaseline):
     """Whether the largest weight of a query is on an earlier copy of the actual next token.
 
     The mean is over the queries of `Copied`. The text has the token; whether the model would
@@ -118,9 +115,6 @@ class Retrieval(Metric):
 
     def counts(self, uniform: LayerCall) -> Tensor:
         return self.copied.counts(uniform)
-
-    def baseline(self, uniform: LayerCall) -> None:
-        return None  # the largest of equal weights is not defined
 
 
 @lru_cache(maxsize=16)  # metrics that read the same group share its mask

@@ -22,9 +22,9 @@ from ..core.formatting import quantity
 from .corpus import FOLDER, read_shard
 from .metric import Metric
 from .reader import Reader
+from .tables import SCHEMA
 
 FILE, FORMAT = "manifest.json", 7
-MOST_SKIPPED = 1000  # texts left out that the manifest names
 # Fixed values of the machine, which change how numbers are rounded.
 MACHINE = ("batch tokens", "threads of a worker", "device", "dtype", "instruction level",
            "torch uses", "versions")  # fmt: skip
@@ -81,6 +81,82 @@ class Manifest:
         """A digest of all on which the tables depend."""
         return _digest([self.fixed, self.metrics, [entry[:2] for entry in self.shards]])
 
+    def must_continue(
+        self, fixed: dict[str, Any], metrics: list[dict[str, Any]], out: Path
+    ) -> None:
+        """Raise `BadValue` if this survey, in `out`, cannot be continued with these values.
+
+        Its metrics have the same order and bins too: the states of shards are arrays of these.
+        """
+        known, new = (
+            _flat(values | {f"metric {i}": row for i, row in enumerate(rows, 1)})
+            for values, rows in ((self.fixed, self.metrics), (fixed, metrics))
+        )
+        for name in {**known, **new}:
+            if known.get(name) != new.get(name):
+                raise BadValue(
+                    f"The survey in {str(out)!r} has {name} {known.get(name, 'missing')!r}, and "
+                    f"this run {new.get(name, 'missing')!r}.",
+                    "one survey has one model, tokenizer, set of settings and versions, so that "
+                    "its numbers belong together.",
+                    "use the same value, or another folder as out=.",
+                )
+
+    def must_have_added(self, new: "Manifest", out: Path) -> None:
+        """Raise `BadValue` if the texts of this survey are not the first ones of the new texts."""
+        last = len(self.shards) - 1
+        known, states = ([entry.state for entry in manifest.shards] for manifest in (self, new))
+        same = len(states) > last and known[:last] == states[:last]
+        if same:
+            before, after = (
+                read_shard(out / FOLDER / manifest.shards[last].corpus).ids
+                for manifest in (self, new)
+            )
+            same = before.equal(after[: len(before)])
+        if not same:
+            raise BadValue(
+                f"The survey in {str(out)!r} has other texts.",
+                "texts can be added after those of a survey, and not changed or left out.",
+                "pass the same texts first, or another folder as out=.",
+            )
+
+    def must_have_read_the_same(self, other: "Manifest") -> None:
+        """Raise `BadValue` unless two surveys have the same contexts, and versions of metrics.
+
+        The settings of metrics that both have are the same too. Names of texts may differ.
+        """
+        pairs: list[tuple[str, Any, Any]] = [
+            (name, value, other.fixed[name])
+            for name, value in self.fixed.items()
+            if name in other.fixed and name not in (*MACHINE, *OWN) and "digest" not in name
+        ]
+        a, b = (
+            {x["metric"]: (x["version"], x["formula"]) for x in s.metrics} for s in (self, other)
+        )
+        pairs += [(f"the metric {name}", a[name], b[name]) for name in a if name in b]
+        for name, value, theirs in pairs:
+            if value != theirs:
+                raise BadValue(
+                    f"One survey has {name} {value!r}, and the other {theirs!r}.",
+                    "a difference between surveys is one between models.",
+                    "survey both models with the same settings.",
+                )
+        states, theirs = ([entry.state for entry in manifest.shards] for manifest in (self, other))
+        if states != theirs:  # their names have digests of the contexts
+            raise BadValue(
+                f"The surveys have {quantity(self.corpus['texts'], 'text')} and "
+                f"{quantity(other.corpus['texts'], 'text')}, and their tokens are not the same.",
+                "two surveys are compared text by text.",
+                "survey the same texts, in the same order, with two models of one tokenizer.",
+            )
+
+    def machines_that_differ(self, other: "Manifest") -> list[str]:
+        """Return the values of the machines of two surveys that differ, with their names."""
+        a, b = (_flat({name: survey.fixed[name] for name in MACHINE}) for survey in (self, other))
+        return [
+            f"{name} {value!r} and {b[name]!r}" for name, value in a.items() if value != b[name]
+        ]
+
 
 def fixed_values(
     reader: Reader, metrics: Sequence[Metric], settings: dict[str, Any], threads: int
@@ -112,20 +188,9 @@ def fixed_values(
 
 def describe(metric: Metric) -> dict[str, Any]:
     """Return what the tables state about a metric."""
-    bins = metric.bins
-    return {
-        "metric": metric.name,
-        "formula": metric.formula,
-        "source": metric.source,
-        "version": metric.version,
-        "low": bins.low,
-        "high": bins.high,
-        "bins": bins.count,
-        "logarithmic": bins.log,
-        "least": bins.limits[0],
-        "most": bins.limits[1],
-        "examples": metric.examples,
-    }
+    about, bins = (metric.name, metric.formula, metric.source, metric.version), metric.bins
+    of_bins = bins.low, bins.high, bins.count, bins.log, *bins.limits
+    return dict(zip(SCHEMA["metrics"], (*about, *of_bins, metric.examples), strict=True))
 
 
 def read_manifest(out: Path) -> Manifest:
@@ -151,81 +216,6 @@ def read_manifest(out: Path) -> Manifest:
             "the manifest of a survey is written by this version of clearhead.",
             "use another folder, or the version that wrote it.",
         ) from error
-
-
-def must_continue(
-    old: Manifest, fixed: dict[str, Any], metrics: list[dict[str, Any]], out: Path
-) -> None:
-    """Raise `BadValue` if a survey in `out` cannot be continued with these values.
-
-    Its metrics have the same order and bins too, because the states of shards are arrays of these.
-    """
-    known, new = (
-        _flat(values | {f"metric {i}": row for i, row in enumerate(rows, 1)})
-        for values, rows in ((old.fixed, old.metrics), (fixed, metrics))
-    )
-    for name in {**known, **new}:
-        if known.get(name) != new.get(name):
-            raise BadValue(
-                f"The survey in {str(out)!r} has {name} {known.get(name, 'missing')!r}, and this "
-                f"run {new.get(name, 'missing')!r}.",
-                "one survey has one model, tokenizer, set of settings and versions, so that its "
-                "numbers belong together.",
-                "use the same value, or another folder as out=.",
-            )
-
-
-def must_have_added(old: Manifest, new: Manifest, out: Path) -> None:
-    """Raise `BadValue` if the texts of a survey are not the first ones of the new texts."""
-    last = len(old.shards) - 1
-    known, states = ([entry.state for entry in manifest.shards] for manifest in (old, new))
-    same = len(states) > last and known[:last] == states[:last]
-    if same:
-        before, after = (
-            read_shard(out / FOLDER / manifest.shards[last].corpus).ids for manifest in (old, new)
-        )
-        same = before.equal(after[: len(before)])
-    if not same:
-        raise BadValue(
-            f"The survey in {str(out)!r} has other texts.",
-            "texts can be added after those of a survey, and not changed or left out.",
-            "pass the same texts first, or another folder as out=.",
-        )
-
-
-def must_have_read_the_same(one: Manifest, other: Manifest) -> None:
-    """Raise `BadValue` unless two surveys have the same contexts, and one version of each metric.
-
-    The settings of metrics that both have are the same too. Names of texts may differ.
-    """
-    pairs: list[tuple[str, Any, Any]] = [
-        (name, value, other.fixed[name])
-        for name, value in one.fixed.items()
-        if name in other.fixed and name not in (*MACHINE, *OWN) and "digest" not in name
-    ]
-    a, b = ({x["metric"]: (x["version"], x["formula"]) for x in s.metrics} for s in (one, other))
-    pairs += [(f"the metric {name}", a[name], b[name]) for name in a if name in b]
-    for name, value, theirs in pairs:
-        if value != theirs:
-            raise BadValue(
-                f"One survey has {name} {value!r}, and the other {theirs!r}.",
-                "a difference between surveys is one between models.",
-                "survey both models with the same settings.",
-            )
-    states, theirs = ([entry.state for entry in manifest.shards] for manifest in (one, other))
-    if states != theirs:  # their names have digests of the contexts
-        raise BadValue(
-            f"The surveys have {quantity(one.corpus['texts'], 'text')} and "
-            f"{quantity(other.corpus['texts'], 'text')}, and their tokens are not the same.",
-            "two surveys are compared text by text.",
-            "survey the same texts, in the same order, with two models of one tokenizer.",
-        )
-
-
-def machines_that_differ(one: Manifest, other: Manifest) -> list[str]:
-    """Return the values of the machines of two surveys that differ, with their names."""
-    a, b = (_flat({name: survey.fixed[name] for name in MACHINE}) for survey in (one, other))
-    return [f"{name} {value!r} and {b[name]!r}" for name, value in a.items() if value != b[name]]
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BadValue
+from ..core.files import atomic_io
 from ..core.formatting import quantity
 from . import corpus, mixes, state
 from .corpus import read_shard
@@ -24,21 +25,17 @@ from .examples import largest, last_hashes, rows_of_layer, sampled
 from .groups import Pile, first_of_groups
 from .intervals import interval
 from .manifest import Manifest, ShardEntry, read_manifest
-from .metric import Bins
-from .state import (
-    OF_SHARD,
-    TOTAL_OF_TEXTS,
-    LayerState,
-    State,
-    is_state_of,
-    read_sums,
-    read_totals,
-)
-from .tables import SCHEMA, Columns, digest_of_tables, write_table
+from .metric import Bins, slices_of
+from .state import LayerState, State
+from .tables import DESCRIPTION, QUANTILES, SCHEMA, Columns, digest_of_tables, write_table
 from .token_classes import NAMES as CLASS_NAMES
 from .token_counts import QUERY, merged
 
-QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+# A text may continue in later shards.
+TEXTS = (
+    "select text, any_value(name) as name, sum(contexts)::int as contexts, "
+    "sum(tokens)::bigint as tokens from rows group by text order by text"
+)
 MOST_TOKENS = 100  # rows of a head and side in the table of tokens, by lift and by count
 LEAST_COUNT = 5  # links of a token with a lift
 
@@ -48,7 +45,7 @@ def missing_shards(out: Path, manifest: Manifest) -> list[int]:
     return [
         number
         for number, entry in enumerate(manifest.shards)
-        if not is_state_of(out / state.FOLDER / entry.state, manifest.origin(entry))
+        if not state.is_state_of(out / state.FOLDER / entry.state, manifest.origin(entry))
     ]
 
 
@@ -95,13 +92,16 @@ def merge(out: Path, prepared: Manifest | None = None) -> Path:
     p = mixes.p_of_behaviours(shares)
     write = partial(write_table, out, manifest.digest)
     write("metrics", [_columns("metrics", manifest.metrics)])
-    write("texts", _texts(out, manifest))
+    write("texts", _texts(out, manifest), TEXTS)
     write("tokens", _tokens(folded, spelling))
     write("examples", _examples(folded, manifest, spelling))
     write("histograms", _histograms(folded, manifest))
     write("heads", _heads(manifest, folded, moments))
-    write("mixes", [_columns("mixes", mixes.rows_of(heads, shares, p))])
+    write("mixes", [mixes.columns_of(heads, shares, p)])
     write("roles", [_columns("roles", mixes.roles_rows(heads, mixes.tests_of(shares, p)))])
+    metrics = "".join(f"- `{row['metric']}`: {row['formula']}\n" for row in manifest.metrics)
+    about = f"# A survey of {manifest.fixed['model']}\n\n{DESCRIPTION}{metrics}"
+    atomic_io.replace(out / "README.md", about.encode())
     return out
 
 
@@ -120,7 +120,7 @@ def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
     last: OfText | None = None
     for entry in manifest.shards:
         path = out / state.FOLDER / entry.state
-        for text, layers in read_sums(path, manifest.origin(entry)):
+        for text, layers in state.read_sums(path, manifest.origin(entry)):
             parts = [list(part) for part in zip(*layers, strict=True)]
             if last is not None and last.text == text:
                 pairs = zip(last[1:], parts, strict=True)
@@ -135,7 +135,7 @@ def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
 def totals(out: Path, manifest: Manifest, entry: ShardEntry) -> State:
     """Return the totals of a shard."""
     path = out / state.FOLDER / entry.state
-    return read_totals(path, manifest.origin(entry), manifest.fixed["seed"])
+    return state.read_totals(path, manifest.origin(entry), manifest.fixed["seed"])
 
 
 def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
@@ -152,7 +152,7 @@ def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
             continue
         _must_have_layers(*([layer.module for layer in x.layers] for x in (folded, shard)))
         for known, new in zip(folded.layers, shard.layers, strict=True):
-            for name in (*TOTAL_OF_TEXTS, *OF_SHARD):
+            for name in (*state.TOTAL_OF_TEXTS, *state.OF_SHARD):
                 getattr(known, name).add_(getattr(new, name))
             near = new.sample["hash"] <= last_hashes(known.sample).max(initial=-1)
             if near.any():
@@ -179,20 +179,13 @@ def _columns(name: str, rows: list[dict[str, Any]]) -> Columns:
 
 
 def _texts(out: Path, manifest: Manifest) -> Iterator[Columns]:
-    rows: dict[int, dict[str, Any]] = {}
+    """Yield the texts of each shard; the name of a text is where it begins."""
     for entry in manifest.shards:
         shard = read_shard(out / corpus.FOLDER / entry.corpus)
-        for text, length in zip(shard.texts.tolist(), shard.lengths.tolist(), strict=True):
-            if text not in rows:
-                new = {"text": text, "name": shard.names[text], "contexts": 0, "tokens": 0}
-                rows[text] = new
-            rows[text]["contexts"] += 1
-            rows[text]["tokens"] += length
-        last = max(rows)
-        if done := [row for text, row in rows.items() if text < last]:
-            yield _columns("texts", done)
-        rows = {last: rows[last]}
-    yield _columns("texts", list(rows.values()))
+        texts, at, contexts = np.unique(shard.texts, return_inverse=True, return_counts=True)
+        tokens = np.bincount(at, shard.lengths)
+        names = [shard.names.get(text) for text in texts.tolist()]
+        yield {"text": texts, "name": names, "contexts": contexts, "tokens": tokens}
 
 
 def _tokens(folded: State, spelling: dict[int, str]) -> Iterator[Columns]:
@@ -214,18 +207,13 @@ def _tokens(folded: State, spelling: dict[int, str]) -> Iterator[Columns]:
         best = np.argsort(-np.nan_to_num(frequent, nan=-1.0), kind="stable")[:MOST_TOKENS]
         most = np.argsort(-group["count"], kind="stable")[:MOST_TOKENS]
         chosen = np.unique(np.concatenate([best, most]))
-        n = len(chosen)
+        own = group[chosen]
         yield {
-            "layer": group["layer"][chosen],
-            "head": group["head"][chosen],
-            "side": ["query" if group["side"][0] == QUERY else "key"] * n,
-            "token": group["token"][chosen],
-            "spelling": [spelling[i] for i in group["token"][chosen].tolist()],
-            "count": group["count"][chosen],
-            "total": np.full(n, total),
-            "corpus": in_corpus[chosen],
-            "lift": lift[chosen],
-        }
+            "layer": own["layer"], "head": own["head"], "token": own["token"],
+            "side": ["query" if own["side"][0] == QUERY else "key"] * len(own),
+            "spelling": [spelling[i] for i in own["token"].tolist()], "count": own["count"],
+            "total": np.full(len(own), total), "corpus": in_corpus[chosen], "lift": lift[chosen],
+        }  # fmt: skip
 
 
 def _examples(folded: State, manifest: Manifest, spelling: dict[int, str]) -> Iterator[Columns]:
@@ -245,25 +233,18 @@ def _examples(folded: State, manifest: Manifest, spelling: dict[int, str]) -> It
 
 
 def _histograms(folded: State, manifest: Manifest) -> Iterator[Columns]:
-    every = [bins_of(metric) for metric in manifest.metrics]
-    names = [metric["metric"] for metric in manifest.metrics]
     # What the columns of `counts` are: the histograms of all metrics, one after the other.
-    metric = np.repeat(np.arange(len(every)), [bins.count for bins in every])
-    bin = np.concatenate([np.arange(bins.count) for bins in every])
-    low = np.concatenate([bins.edges()[:-1] for bins in every])
-    high = np.concatenate([bins.edges()[1:] for bins in every])
-    for layer, counts in enumerate(x.counts for x in folded.layers):
-        head, column = (x.numpy() for x in counts.nonzero(as_tuple=True))
+    every = [
+        (metric["metric"], bin, *ends)
+        for metric in manifest.metrics
+        for bin, ends in enumerate(pairwise(bins_of(metric).edges()))
+    ]
+    columns = [np.array(x) for x in zip(*every, strict=True)]
+    for layer, counts in enumerate(x.counts.numpy() for x in folded.layers):
+        head, at = counts.nonzero()
         if len(head):
-            yield {
-                "layer": np.full(len(head), layer),
-                "head": head,
-                "metric": [names[number] for number in metric[column].tolist()],
-                "bin": bin[column],
-                "low": low[column],
-                "high": high[column],
-                "count": counts.numpy()[head, column],
-            }
+            own = [np.full(len(head), layer), head, *(x[at] for x in columns), counts[head, at]]
+            yield dict(zip(SCHEMA["histograms"], own, strict=True))
 
 
 def bins_of(metric: dict[str, Any]) -> Bins:
@@ -273,24 +254,18 @@ def bins_of(metric: dict[str, Any]) -> Bins:
 
 
 def _heads(manifest: Manifest, folded: State, moments: "_Moments") -> Iterator[Columns]:
-    for layer, folded_layer in enumerate(folded.layers):
+    every = [bins_of(metric) for metric in manifest.metrics]
+    slices = slices_of(every)
+    for number, layer in enumerate(folded.layers):
         rows = []
-        H = len(folded_layer.counts)
-        for head in range(H):
-            key_head = head // (H // folded_layer.key_heads)
-            start = 0
-            for number, metric in enumerate(manifest.metrics):
-                bins = bins_of(metric)
-                counts = folded_layer.counts[head, start : start + bins.count]
-                start += bins.count
-                queries = int(folded_layer.queries[0, number])
-                if not queries:
-                    continue
-                row: dict[str, Any] = {"layer": layer, "head": head, "key_head": key_head}
-                row |= {"module": folded_layer.module, "metric": metric["metric"]}
-                row |= moments.numbers(layer, head, number, bins) | quantiles(counts, bins)
-                row["uniform"] = float(folded_layer.uniform[number]) / queries
-                rows.append(row)
+        group = len(layer.counts) // layer.key_heads
+        for head, counts in enumerate(layer.counts.numpy()):
+            for m, (bins, own) in enumerate(zip(every, slices, strict=True)):
+                if queries := int(layer.queries[0, m]):
+                    row: dict[str, Any] = {"layer": number, "head": head, "key_head": head // group}
+                    row |= {"module": layer.module, "metric": manifest.metrics[m]["metric"]}
+                    row |= moments.numbers(number, head, m, bins) | quantiles(counts[own], bins)
+                    rows.append(row | {"uniform": float(layer.uniform[m]) / queries})
         if rows:
             yield _columns("heads", rows)
 
@@ -338,30 +313,25 @@ class _Moments:
         }  # fmt: skip
 
 
-def quantiles(counts: Tensor, bins: Bins) -> dict[str, float]:
+def quantiles(counts: np.ndarray, bins: Bins) -> dict[str, float]:
     """Return quantiles from a histogram, interpolated in their bins, and the width of the median's.
 
     They are NaN for a metric that is 0 or 1, and in a bin that has values beyond it too.
 
-    >>> quantiles(torch.tensor([1, 1, 0, 2]), Bins(0, 4, 4))["q50"]
+    >>> quantiles(np.array([1, 1, 0, 2]), Bins(0, 4, 4))["q50"]
     2.0
     """
     if bins.count < 3:  # of yes or no
-        return {**dict.fromkeys(QUANTILES, math.nan), "bin_width": math.nan}
-    edges, cumulative = bins.edges(), counts.cumsum(0).tolist()
-    least, most = bins.limits
-    is_open = {
-        0: least is None or least < bins.low,
-        bins.count - 1: most is None or most > bins.high,
-    }
-    result: dict[str, float] = {}
-    for name, fraction in QUANTILES.items():
-        target = fraction * cumulative[-1]
-        index = next(i for i, total in enumerate(cumulative) if total >= target and counts[i])
-        before = cumulative[index] - int(counts[index])
-        within = (target - before) / int(counts[index])
-        low, high = math.nan if is_open.get(index) else edges[index], edges[index + 1]
-        result[name] = low + within * (high - low)
-        if name == "q50":
-            result["bin_width"] = high - low
-    return result
+        return dict.fromkeys([*QUANTILES, "bin_width"], math.nan)
+    edges, (least, most) = np.array(bins.edges()), bins.limits
+    if least is None or least < bins.low:
+        edges[0] = math.nan
+    if most is None or most > bins.high:
+        edges[-1] = math.nan
+    upto = counts.cumsum()
+    targets = np.array([*QUANTILES.values()]) * upto[-1]
+    at = upto.searchsorted(targets)
+    widths = np.diff(edges)[at]
+    numbers = edges[at] + (targets - upto[at] + counts[at]) / counts[at] * widths
+    width = widths[[*QUANTILES].index("q50")]
+    return dict(zip([*QUANTILES, "bin_width"], [*numbers.tolist(), float(width)], strict=True))

@@ -15,6 +15,7 @@ Letters: B contexts, H query heads, T tokens of a context.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -62,6 +63,12 @@ class Bins:
     @property
     def _ends(self) -> tuple[float, float]:
         return (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+
+
+def slices_of(every: "Sequence[Bins]") -> list[slice]:
+    """Return the part of each metric in an array of all bins, one after the other."""
+    ends = [*accumulate(bins.count for bins in every)]
+    return [slice(end - bins.count, end) for end, bins in zip(ends, every, strict=True)]
 
 
 FRACTION = Bins()
@@ -168,6 +175,13 @@ class Metric:
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.formula} ({self.source}; version {self.version})"
+
+
+class WithoutBaseline(Metric):
+    """A metric that is not defined for uniform weights."""
+
+    def baseline(self, uniform: LayerCall) -> None:
+        return None
 
 
 class Mass(Metric):

@@ -195,33 +195,23 @@ def _least_variance(shares: Shares) -> np.ndarray:
         return fraction * (1 - fraction) / queries
 
 
-def rows_of(
-    heads: Sequence[tuple[int, int]], shares: Shares, p: np.ndarray
-) -> list[dict[str, Any]]:
-    """Return the rows of the table `mixes`; `heads` has layer and head of each."""
-    rows = []
-    for n, (layer, head) in enumerate(heads):
-        for c, name in enumerate(CLASS_NAMES):
-            if not shares.queries[n, c]:
-                continue
-            texts = int(shares.texts[n, c])
-            for k, kind in enumerate(KINDS):
-                mean, low, high = float(shares.share[n, c, k]), math.nan, math.nan
-                if texts > 1:
-                    low, high = interval(mean, float(shares.variance[n, c, k]), texts, (0.0, 1.0))
-                v = NUMBERS.index(k) if k in NUMBERS else None
-                alone, chance, of_behaviour = (
-                    math.nan if v is None else float(x[n, c, v])
-                    for x in (shares.alone, shares.chance, p)
-                )
-                rows.append(
-                    {
-                        "layer": layer, "head": head, "token_class": name, "kind": kind,
-                        "share": mean, "low": low, "high": high, "alone": alone, "chance": chance,
-                        "p": of_behaviour, "queries": int(shares.queries[n, c]), "texts": texts,
-                    }
-                )  # fmt: skip
-    return rows
+def columns_of(heads: Sequence[tuple[int, int]], shares: Shares, p: np.ndarray) -> dict[str, Any]:
+    """Return the columns of the table `mixes`; `heads` has layer and head of each."""
+    n, c, k = at = np.nonzero(np.broadcast_to(shares.queries[..., None] > 0, shares.share.shape))
+    texts, share, variance = shares.texts[n, c], shares.share[at], shares.variance[at]
+    ends = np.full((len(n), 2), np.nan)
+    for i in np.flatnonzero(texts > 1):
+        ends[i] = interval(float(share[i]), float(variance[i]), int(texts[i]), (0.0, 1.0))
+    of_behaviour = np.full((3, *shares.share.shape), np.nan)
+    of_behaviour[..., NUMBERS] = shares.alone, shares.chance, p
+    alone, chance, of_p = of_behaviour[:, n, c, k]
+    layer, head = np.array(heads)[n].T
+    return {
+        "layer": layer, "head": head, "token_class": np.array(CLASS_NAMES)[c],
+        "kind": np.array([*KINDS])[k], "share": share, "low": ends[:, 0], "high": ends[:, 1],
+        "alone": alone, "chance": chance, "p": of_p, "queries": shares.queries[n, c],
+        "texts": texts,
+    }  # fmt: skip
 
 
 def roles_rows(heads: Sequence[tuple[int, int]], tests: Sequence[HeadTest]) -> list[dict[str, Any]]:

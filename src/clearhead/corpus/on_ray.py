@@ -7,7 +7,7 @@ repeats its shard.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import BadType, BadValue, needs
 from .manifest import ShardEntry, read_manifest
@@ -72,7 +72,8 @@ def work_on_ray(
         actors = [actor.remote(load, path, out.resolve(), setup.entries) for _ in range(count)]
         total = sum(entry.tokens for entry in entries)
         with token_progress(total, progress) as advance:
-            for tokens in ActorPool(actors).map_unordered(_compute, entries):
+            pool = ActorPool(actors)
+            for tokens in pool.map_unordered(lambda a, entry: a.compute.remote(entry), entries):
                 advance(tokens)
     except (ConnectionError, ray.exceptions.RayError) as error:
         cause = getattr(error, "cause", None)
@@ -86,7 +87,3 @@ def work_on_ray(
     finally:
         if own:
             ray.shutdown()
-
-
-def _compute(actor: Any, entry: ShardEntry) -> Any:
-    return actor.compute.remote(entry)

@@ -164,14 +164,13 @@ class Survey:
         if decile is not None:
             rule = "deciles are numbered from 0, the smallest values, to 9."
             stratum = as_count("decile", decile, rule, "pass decile=9 for the largest.", most=9)
-        named = "(select e.*, name from examples e join texts using (text))"
-        condition = f"stratum = {stratum} and ({where})"
-        rows = self.of_head(named, layer, head, metric, f"rank limit {n}", condition)
-        columns = [rows.columns.index(name) for name in SCHEMA["examples"]]
-        chosen = [tuple(row[i] for i in columns) for row in rows.rows]
-        if decile is None:
-            chosen.sort(key=lambda row: -row[rows.columns.index("value")])
-        return Table(tuple(SCHEMA["examples"]), tuple(chosen))
+        named = "examples e join texts using (text)"
+        chosen = f"(select e.* from {named} where stratum = {stratum} and ({where}))"
+        rows = self.of_head(chosen, layer, head, metric, f"rank limit {n}")
+        if decile is not None:
+            return rows
+        value = rows.columns.index("value")
+        return Table(rows.columns, tuple(sorted(rows.rows, key=lambda row: -row[value])))
 
     def example_rows(
         self,
@@ -282,29 +281,11 @@ class Survey:
             )
         return reader
 
-    def export_headvis(self, folder: str | Path) -> Path:
-        """Write the survey as a folder that the viewer HeadVis reads, and return its path."""
-        return export_headvis(self, folder)
-
-    def key_heads(self, recent: int = forgetting.RECENT) -> list[forgetting.KeyHead]:
-        """Return every key head with its error without the keys outside sinks and a window."""
-        return forgetting.key_heads(self, recent)
-
-    def budgets(self, keep: float) -> forgetting.Budgets:
-        """Propose how many keys each key head keeps, if a fraction `keep` of all is kept.
-
-        >>> with ch.intervene(model, survey.budgets(0.25).edits()):  # doctest: +SKIP
-        ...     model(ids)
-        """
-        return forgetting.budgets(self, keep)
-
-    def export_duo_attention(self, folder: str | Path, recent: int = forgetting.RECENT) -> Path:
-        """Write the errors of key heads as a pattern of DuoAttention, and return the folder."""
-        return cache_files.export_duo_attention(self, folder, recent)
-
-    def export_kvpress(self, path: str | Path) -> Path:
-        """Write budgets as a curve for `LUKVPress` of KVPress, an .npy file; return its path."""
-        return cache_files.export_kvpress(self, path)
+    export_headvis = export_headvis
+    export_duo_attention = cache_files.export_duo_attention
+    export_kvpress = cache_files.export_kvpress
+    key_heads = forgetting.key_heads
+    budgets = forgetting.budgets
 
     def context(self, text: int, context: int) -> list[str]:
         """Return the tokens of a context, as written in the text."""
@@ -334,11 +315,10 @@ class Survey:
         head: int,
         metric: str | None = None,
         order: str = "",
-        condition: str = "true",
     ) -> Table:
         """Return the rows of a head. Raises `BadValue` for a head or metric that does not exist."""
         parameters: list[Any] = [layer, head]
-        where = f"{condition} and layer = ? and head = ?"
+        where = "layer = ? and head = ?"
         if metric is not None:
             where, parameters = f"{where} and metric = ?", [*parameters, metric]
         last = f" order by {order}" if order else ""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..core.files import atomic_io
-from .damage import damaged
+from .corpus import damaged
 from .examples import EXAMPLE, OF_QUERY, hashes, sample_type
 from .looks import SHAPE
 from .packing import packed, packed_records, unpacked, unpacked_records

@@ -24,17 +24,7 @@ from . import corpus, state
 from .claims import POLL, alone, claimed
 from .collect import state_of
 from .corpus import Cutter, read_shard
-from .manifest import (
-    FILE,
-    MOST_SKIPPED,
-    Manifest,
-    ShardEntry,
-    describe,
-    fixed_values,
-    must_continue,
-    must_have_added,
-    read_manifest,
-)
+from .manifest import FILE, Manifest, ShardEntry, describe, fixed_values, read_manifest
 from .merge import missing_shards
 from .metric import Metric
 from .metric_sets import chosen_metrics, entries_of
@@ -52,6 +42,7 @@ CONTEXT = 1024  # tokens
 SHARD_TOKENS, BATCH_TOKENS = 65536, 4096
 MOST_SHARDS, MOST_SHARD_TOKENS = 1024, 2**22
 CHARACTERS = 4  # of a token, about
+MOST_SKIPPED = 1000  # texts left out that the manifest names
 
 
 class Setup(NamedTuple):
@@ -85,7 +76,7 @@ class Setup(NamedTuple):
         Raises `BadValue` for another model, or other settings or versions.
         """
         manifest = read_manifest(out)
-        must_continue(manifest, self.fixed(), list(map(describe, self.metrics)), out)
+        manifest.must_continue(self.fixed(), list(map(describe, self.metrics)), out)
         return manifest
 
 
@@ -227,7 +218,7 @@ def _prepared(
     requested = names if len(names) == len(setup.entries) else None
     new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), shards, requested)
     if old is not None:
-        must_have_added(old, new, out)
+        old.must_have_added(new, out)
     new.write(out)
     return new
 
@@ -292,13 +283,10 @@ def compute_shard(
     if is_state_of(path, origin):
         advance(entry.tokens)
         return path
+    shard = read_shard(out / corpus.FOLDER / entry.corpus)
+    seed, most = setup.settings["seed"], setup.settings["batch tokens"]
     result = state_of(
-        setup.reader,
-        setup.metrics,
-        read_shard(out / corpus.FOLDER / entry.corpus),
-        seed=setup.settings["seed"],
-        batch_tokens=setup.settings["batch tokens"],
-        advance=advance,
+        setup.reader, setup.metrics, shard, seed=seed, batch_tokens=most, advance=advance
     )
     return result.write(path, origin)
 

@@ -7,7 +7,7 @@ the first token has few. Counts are exact, and merge by addition.
 import numpy as np
 from torch import Tensor
 
-from .groups import Pile, first_of_groups
+from .groups import first_of_groups
 from .metric import Batch
 
 LINK = np.dtype([("layer", "i2"), ("head", "i2"), ("side", "i1"), ("token", "i4"), ("count", "i8")])
@@ -24,34 +24,24 @@ def merged(counts: np.ndarray) -> np.ndarray:
     return result
 
 
-class Links:
-    """The links of all heads, collected batch by batch; and how often each token is a query."""
-
-    def __init__(self) -> None:
-        self._pile = Pile(merged, np.zeros(0, LINK))
-
-    def add(self, layer: int, keys: Tensor, chooses: Tensor, batch: Batch) -> None:
-        """Add the queries that have a choice, (B, T); `keys` has those of their largest weights,
-        (B, H, T)."""
-        ids = batch.ids.numpy()
-        key = keys.numpy()
-        T = ids.shape[1]
-        linked = chooses.numpy()[:, None] & (key > 0) & (key != np.arange(T))
-        b, h, t = np.nonzero(linked)
-        for side, tokens in ((QUERY, ids[b, t]), (KEY, ids[b, key[b, h, t]])):
-            known, count = np.unique(h * 2**32 + tokens, return_counts=True)
-            part = np.zeros(len(known), LINK)
-            part["layer"], part["side"] = layer, side
-            part["head"], part["token"], part["count"] = known >> 32, known & 0xFFFFFFFF, count
-            self._pile.add(part)
-
-    def count(self, chooses: Tensor, batch: Batch) -> None:
-        """Count the tokens of the queries that have a choice, (B, T)."""
-        known, count = np.unique(batch.ids[chooses].numpy(), return_counts=True)
+def links_of(layer: int, keys: Tensor, chooses: Tensor, batch: Batch) -> np.ndarray:
+    """Return the links of the queries that have a choice, (B, T); `keys` has those of their
+    largest weights, (B, H, T)."""
+    ids, key = batch.ids.numpy(), keys.numpy()
+    b, h, t = np.nonzero(chooses.numpy()[:, None] & (key > 0) & (key != np.arange(ids.shape[1])))
+    parts = []
+    for side, tokens in ((QUERY, ids[b, t]), (KEY, ids[b, key[b, h, t]])):
+        known, count = np.unique(h * 2**32 + tokens, return_counts=True)
         part = np.zeros(len(known), LINK)
-        part["token"], part["count"] = known, count
-        self._pile.add(part)
+        part["layer"], part["side"] = layer, side
+        part["head"], part["token"], part["count"] = known >> 32, known & 0xFFFFFFFF, count
+        parts.append(part)
+    return np.concatenate(parts)
 
-    def result(self) -> np.ndarray:
-        """Return the counts so far."""
-        return self._pile.result()
+
+def tokens_of(chooses: Tensor, batch: Batch) -> np.ndarray:
+    """Count the tokens of the queries that have a choice, (B, T)."""
+    known, count = np.unique(batch.ids[chooses].numpy(), return_counts=True)
+    part = np.zeros(len(known), LINK)
+    part["token"], part["count"] = known, count
+    return part

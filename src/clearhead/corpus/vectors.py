@@ -22,12 +22,12 @@ from .examples import hashes
 from .pca import Projection, principal_components
 from .reader import Reader
 from .tables import Table
-from .token_classes import NAMES, token_classes
 
 COLUMNS = (
     "text", "context", "query", "key", "weight", "query_token", "key_token", "token_class",
     "looks_at",
 )  # fmt: skip
+Context = tuple[int, int]  # a text, and the number of the context
 OnContext = Callable[[int, int], None]
 
 
@@ -84,21 +84,22 @@ class HeadVectors(NamedTuple):
         return principal_components(self.parts[of], components)
 
 
-def chosen_examples(examples: Table, seed: int, n: int) -> list[dict[str, Any]]:
+def chosen_examples(examples: Table, seed: int, n: int) -> dict[Context, list[dict[str, Any]]]:
     """Choose at least n different queries, or all, from rows of the table `examples`.
 
     They are those of whole contexts, in the order of the contexts' hashes: a context is read once
     for all its examples.
     """
-    queries = {(x["text"], x["context"], x["query"]): x for x in examples.to_pylist()}
-    contexts = sorted({query[:2] for query in queries})
-    texts, numbers = (np.array(part, dtype=np.int64) for part in zip(*contexts, strict=True))
-    order = np.argsort(hashes(seed, texts, numbers, np.zeros_like(texts)), kind="stable")
-    chosen: list[dict[str, Any]] = []
-    for at in order:
-        if len(chosen) >= n:
+    of_context: dict[Context, dict[int, dict[str, Any]]] = {}
+    for row in examples.to_pylist():
+        of_context.setdefault((row["text"], row["context"]), {})[row["query"]] = row
+    texts, contexts = np.array([*of_context], dtype=np.int64).T
+    chosen: dict[Context, list[dict[str, Any]]] = {}
+    order = hashes(seed, texts, contexts, np.zeros_like(texts)).tolist()
+    for _, text_context in sorted(zip(order, of_context, strict=True)):
+        if sum(map(len, chosen.values())) >= n:
             break
-        chosen += [queries[x] for x in sorted(queries) if x[:2] == contexts[at]]
+        chosen[text_context] = [row for _, row in sorted(of_context[text_context].items())]
     return chosen
 
 
@@ -106,23 +107,22 @@ def read_vectors(
     reader: Reader,
     layer: int,
     head: int,
-    rows: list[dict[str, Any]],
+    rows: dict[Context, list[dict[str, Any]]],
     context: Callable[[int, int], tuple[Shard, int]],
     on_context: OnContext = lambda done, total: None,
 ) -> HeadVectors:
-    """Run the model on the contexts of examples, up to the layer, and return the head's vectors.
+    """Run the model on the contexts of `chosen_examples`, up to the layer.
+
+    Returns the vectors of the head.
 
     ``on_context(done, total)`` is called before each context, and at the end.
     """
     rotary, why_rotated = _rotary(reader, layer)
-    of_context: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        of_context.setdefault((row["text"], row["context"]), []).append(row)
     parts: dict[str, list[Tensor]] = {}
     examples: list[tuple[Any, ...]] = []
     key_head = 0
-    for done, (text_context, own) in enumerate(of_context.items()):
-        on_context(done, len(of_context))
+    for done, (text_context, own) in enumerate(rows.items()):
+        on_context(done, len(rows))
         shard, index = context(*text_context)
         batch = shard.batch([index])
         call, heads = _call_of(reader, layer, head, batch.ids)
@@ -143,14 +143,12 @@ def read_vectors(
         best = torch.full((1, 1, batch.ids.shape[1], 1), -1)
         best[0, 0, queries, 0] = keys
         looks_at = kinds_of(batch, best)[0, 0, queries].tolist()
-        classes = token_classes(batch.ids, shard.spelling, reader.spaced)[0, queries].tolist()
-        words = [shard.spelling[i] for i in batch.ids[0].tolist()]
-        for row, kind, number, at, key in zip(
-            own, looks_at, classes, queries.tolist(), keys.tolist(), strict=True
-        ):
-            of_query = at, key, row["weights"][0], words[at], words[key]
-            examples.append((*text_context, *of_query, NAMES[number], [*KINDS][kind]))
-    on_context(len(of_context), len(of_context))
+        ids = batch.ids[0].tolist()
+        for row, kind in zip(own, looks_at, strict=True):
+            key = row["keys"][0]
+            of_query = row["query"], key, row["weights"][0], row["token"], shard.spelling[ids[key]]
+            examples.append((*text_context, *of_query, row["token_class"], [*KINDS][kind]))
+    on_context(len(rows), len(rows))
     joined = {name: torch.cat(vectors) for name, vectors in parts.items()}
     table = Table(COLUMNS, tuple(examples))
     return HeadVectors(layer, head, key_head, table, joined, why_rotated)

@@ -7,8 +7,8 @@ The page holds all numbers and the contexts of its examples, so it needs no serv
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +18,7 @@ from ...core.formatting import visible_in_browser
 from ...corpus import Bins, Survey
 from ...corpus.basic import KINDS
 from ...corpus.compare import Comparison, compare
-from ...corpus.deciles import sample_of_decile
-from ...corpus.examples import LARGEST as LARGEST_STRATUM
+from ...corpus.examples import LARGEST
 from ...corpus.looks import BEHAVIOURS
 from ...corpus.roles import roles_of
 from ...corpus.token_classes import CLASSES
@@ -27,7 +26,6 @@ from . import schema
 from .document import INKS, filled, table, write
 from .schema import Host
 
-DECILES, LARGEST = range(10), 10
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
 
@@ -99,9 +97,7 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
             "texts": row["texts"],
             "bins": [x["bin"] for x in bins],
             "counts": [x["count"] for x in bins],
-            "examples": [
-                contexts.example(decile, x) for decile, x in _chosen(examples.get(key, []), bins)
-            ],
+            "examples": [contexts.example(x) for x in _chosen(examples.get(key, []))],
             "compared": differences.get(key),
         }
     _add_tokens(survey, heads, contexts)
@@ -154,14 +150,10 @@ def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
     }
 
 
-def _chosen(
-    examples: Sequence[Mapping[str, Any]], bins: Sequence[Mapping[str, Any]]
-) -> Iterable[tuple[int, Mapping[str, Any]]]:
+def _chosen(examples: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
     """Return some examples of each decile, by their hash, and of the largest values."""
-    largest = [x for x in examples if x["stratum"] == LARGEST_STRATUM]
-    for decile in DECILES:
-        yield from ((decile, x) for x in sample_of_decile(examples, bins, decile, PER_DECILE))
-    yield from ((LARGEST, x) for x in largest[:OF_LARGEST])
+    for stratum, rows in groupby(examples, itemgetter("stratum")):
+        yield from islice(rows, OF_LARGEST if stratum == LARGEST else PER_DECILE)
 
 
 class Contexts:
@@ -184,7 +176,7 @@ class Contexts:
         """What is between two tokens: a space if no token has its own."""
         return "" if any(text[0] == " " for text in self.spelling) else " "
 
-    def example(self, decile: int, row: Mapping[str, Any]) -> schema.SurveyExample:
+    def example(self, row: Mapping[str, Any]) -> schema.SurveyExample:
         text, context = text_context = row["text"], row["context"]
         if text_context not in self._numbers:
             self._numbers[text_context] = len(self.stored)
@@ -192,7 +184,7 @@ class Contexts:
             tokens = [self.token(x) for x in self.survey.context(text, context)]
             self.stored.append({"name": name, "text": text, "context": context, "tokens": tokens})
         return {
-            "decile": decile,
+            "decile": row["stratum"],
             "value": row["value"],
             "context": self._numbers[text_context],
             "query": row["query"],

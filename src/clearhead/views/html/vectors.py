@@ -1,9 +1,10 @@
 """The vectors of a head at examples of a survey, as data for its page."""
 
 from ...corpus import Survey
+from ...corpus.examples import LARGEST
 from ...corpus.vectors import HeadVectors
 from . import schema
-from .survey import LARGEST, Contexts
+from .survey import Contexts
 
 DIGITS = 5  # of a coordinate
 
@@ -14,7 +15,7 @@ def vectors_data(survey: Survey, vectors: HeadVectors) -> schema.SurveyVectors:
     examples: list[schema.SurveyVectorExample] = []
     for row in vectors.examples.to_pylist():
         weight = {"value": row["weight"], "keys": [row["key"]], "weights": [row["weight"]]}
-        example = contexts.example(LARGEST, {**row, **weight})
+        example = contexts.example({**row, **weight, "stratum": LARGEST})
         examples.append({**example, "token_class": row["token_class"], "looks_at": row["looks_at"]})
     return {
         "key_head": vectors.key_head,
