@@ -104,7 +104,7 @@ export function stop() {
 // Measured labels hold for every text; the others, and effects, belong to the text of the page.
 export function keepLabels(data) {
   if (data.heads || !opened.data.heads) return data;
-  const heads = opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it);
+  const heads = opened.data.heads.filter((it) => it.measured).map((it) => ({ ...it, effect: null }));
   const only = heads.length ? "Only labels that were measured on held-out stories apply to this text. The others, and effects,"
     : "Labels and effects";
   return { ...data, heads, missing: `${only} are of the text with which the page opened: undo to see them, or run ` +

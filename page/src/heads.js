@@ -54,7 +54,7 @@ export function fillHeads() {
   const found = [...snapshot().findings.values()];
   byId("panes").classList.toggle("many", found.length > MANY_HEADS);
   byId("order").parentElement.hidden = found.length < 2;
-  const haveEffects = found.length > 0 && found.every((it) => it.effect !== undefined);
+  const haveEffects = found.length > 0 && found.every((it) => it.effect !== null);
   byId("order").lastElementChild.hidden = !haveEffects;
   if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
   const counts = new Map();
@@ -67,7 +67,7 @@ export function fillHeads() {
   const order = ORDERS[sheet.order][1];
   if (found.length) {
     const it = ({ layer, head }) => snapshot().finding(layer, head) ??
-      { layer, head, labels: ["mixed"], measured: false, number: 0, entropy: 0 };
+      { layer, head, labels: ["mixed"], roles: [], measured: false, number: 0, entropy: 0 };
     places.sort((a, b) => order(it(a), it(b)));
   }
   store.tiles = places.map(tile);
@@ -207,7 +207,7 @@ const STAND_IN = "A label describes where a head looks, and the effect measures 
 
 function othersInWords(it) {
   const { layer, head, query } = state();
-  if (it?.effect === undefined || query === null || isByEntropy(it) || it.number < STRONG) return "";
+  if (it?.effect == null || query === null || isByEntropy(it) || it.number < STRONG) return "";
   const found = [...snapshot().findings.values()];
   const largest = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
   if (Math.abs(it.effect) >= largest / 10 || shownTrace().size.k > MANY_WORDS) return "";

@@ -10,7 +10,7 @@ export const keyToken = (position, most = 24) => tokenAt(shownTrace().keys, posi
 
 // What changes without a head, what it causes, and the first as a sentence. Null if it was not measured.
 export function effectOf(it) {
-  if (it?.effect === undefined) return null;
+  if (it?.effect == null) return null;
   const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2)), falls = it.effect < 0;
   if (metric === "turn") {
     return { without: `vectors turn by ${size}`, causes: `turns vectors by ${size}`,

@@ -17,7 +17,7 @@ export const shareName = (/** @type {string} */ name) => SHARES[name] ?? name;
 // Whether a label describes the entropy of a head that has no role.
 export const isEvenness = (/** @type {string} */ label) => roleOf(label)?.kind === "evenness";
 // All labels of a head: measured ones, or those of its roles.
-export const labelsOf = (/** @type {Head} */ it) => (!it.measured && it.roles?.length ? [...new Set(it.roles)] : it.labels);
+export const labelsOf = (/** @type {Head} */ it) => (!it.measured && it.roles.length ? [...new Set(it.roles)] : it.labels);
 // The label of the row of a head: one that repeats, because sinks and windows are many, or the leading one.
 export const rowOf = (/** @type {Head} */ it) => labelsOf(it).find((label) => roleOf(label)?.copy !== undefined) ?? it.labels[0];
 

@@ -162,27 +162,7 @@ export interface Layer {
 }
 
 /**
- * The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
- *
- * `measured` is true if `labels` and `number` come from held-out texts and not from this text.
- */
-export interface HeadNumbers {
-  layer: number;
-  head: number;
-  labels: string[];
-  number: number;
-  measured: boolean;
-  entropy: number;
-  effective: number;
-  shares: Record<string, number>;
-  links: [number, number, number][];
-  received: [number, number][];
-}
-
-/**
- * The same with optional numbers: `effect`, the change of `effect_metric` without the head;
- * `evidence`, what the roles rest on; `withheld`, why a head has no role; `roles`, the labels of
- * all its roles.
+ * A head, as in `models.report.findings.Head`; `roles` are the labels of its roles.
  */
 export interface Head {
   layer: number;
@@ -193,12 +173,10 @@ export interface Head {
   entropy: number;
   effective: number;
   shares: Record<string, number>;
-  links: [number, number, number][];
-  received: [number, number][];
-  effect?: number;
-  evidence?: string;
-  withheld?: string;
-  roles?: string[];
+  effect: number | null;
+  evidence: string;
+  withheld: string;
+  roles: string[];
 }
 
 /**
@@ -211,19 +189,7 @@ export interface Begin {
 }
 
 /**
- * A head that writes the logit of the predicted next token: `part` of it, and most of that from
- * the token `key`, `from_key`.
- */
-export interface WriterParts {
-  layer: number;
-  head: number;
-  part: number;
-  key: number;
-  from_key: number;
-}
-
-/**
- * The same with the probability of that token without the head, if it was measured.
+ * A head that writes the predicted next token, as in `models.report.findings.Writer`.
  */
 export interface Writer {
   layer: number;
@@ -231,7 +197,7 @@ export interface Writer {
   part: number;
   key: number;
   from_key: number;
-  without?: number;
+  without: number | null;
 }
 
 /**

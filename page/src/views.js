@@ -200,7 +200,7 @@ function describeWhatIsLeftOut() {
     const queries = trace.kept.length === trace.queries.length ? "each query"
       : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
     const all = [...snapshot().places()].length, exact = [...snapshot().exactHeads()];
-    const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles);
+    const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles.length);
     const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
     const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk."
       : store.source ? "" : "clearhead serve computes the others.";

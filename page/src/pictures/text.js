@@ -157,7 +157,7 @@ export const CARRIES = "What a head carries from a key: the weight times |v W_O|
 function writtenInWords({ from_key, without }) {
   const { token, probability } = snapshot().nextToken, name = clip(token, 24);
   const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
-  const words = without === undefined ? part[0].toUpperCase() + part.slice(1)
+  const words = without === null ? part[0].toUpperCase() + part.slice(1)
     : `Without this head the probability of ${name} is ${percent(without)} instead of ${percent(probability)}; ${part}`;
   return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
 }

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from ...models.roles.table import ROLES
 from ..colours import DIVERGING, SEQUENTIAL
 from .edits import EDITS, MASKS
 from .schema import Host, Kind, Model, Numbers, Page, Snapshot
+
+Fields = TypeVar("Fields")
 
 # The parts of the pages; `make page` bundles the scripts of the folder `page/`.
 PAGE = resources.files("clearhead.views") / "page"
@@ -110,6 +113,14 @@ def in_notebook(page: str, height: int = 760) -> str:
         f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="clearhead" '
         f'style="width: 100%; height: {height}px; border: 0"></iframe>'
     )
+
+
+def fields_of(kind: type[Fields], source: object, **others: object) -> Fields:
+    """Return the fields of `kind`, a `TypedDict`: `others`, and the rest from those of `source`, a
+    dataclass or a row of a table."""
+    values: Mapping[str, Any] = source if isinstance(source, Mapping) else vars(source)
+    names = (name for name in kind.__annotations__ if name not in others)
+    return cast(Fields, {name: values[name] for name in names} | others)
 
 
 def encoded(values: Tensor, kind: Kind) -> Numbers:

@@ -3,21 +3,14 @@
 from torch import Tensor
 
 from ...models.report.live_model import LiveModel
-from .document import encoded
+from .document import encoded, fields_of
 from .schema import Model, Rows
 
 
 def model_data(model: LiveModel) -> Model:
     """Return the words, sizes and weights of a model for the script."""
-    return {
-        "words": list(model.words),
-        "heads": model.heads,
-        "context": model.context,
-        "near": model.near,
-        "longest": model.longest,
-        "why": dict(model.why),
-        "weights": {name: _scaled_rows(x) for name, x in model.weights.items()},
-    }
+    weights = {name: _scaled_rows(x) for name, x in model.weights.items()}
+    return fields_of(Model, model, weights=weights)
 
 
 def _scaled_rows(x: Tensor) -> Rows:

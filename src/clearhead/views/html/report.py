@@ -15,11 +15,10 @@ from torch import Tensor
 
 from ...core.errors import BadType, BadValue, kind_of, must_be
 from ...core.formatting import AXES, evenly, joined_text, visible_in_browser
-from ...models.report import Head, Layer, Report
-from ...models.report.findings import NextToken
+from ...models.report import Layer, Report
 from ...models.report.opening import Opening, opening
 from . import schema
-from .document import document, encoded, table, write
+from .document import document, encoded, fields_of, table, write
 from .exact_steps import exact_heads, steps_of_heads
 from .live import model_data
 from .schema import Host
@@ -48,7 +47,6 @@ SMALL = Budget(all_steps=2_000_000, steps=300_000, maps=1 << 20, largest=700_000
 FILE = Budget(all_steps=12_000_000, steps=12_000_000, maps=1_200_000, largest=2_000_000)
 SIDES = (256, 128, 64, 32, 16)  # of a map, halved each time, so that bins nest
 LINKED_QUERIES = 3  # of a head, whose largest weights are stored in any case
-RECEIVERS = 8  # keys listed by the weight they receive
 
 
 def report_page(
@@ -159,15 +157,20 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
             _layer(layer, page, None if exact is None else exact[layer.number])
             for layer in report.layers
         ],
-        "heads": [_head(head, layer) for layer in report.layers for head in layer.heads],
+        "heads": [
+            fields_of(schema.Head, head, roles=[role.label for role in head.roles])
+            for head in report.heads
+        ],
     }
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
     if begin is not None:
         at = begin.head
         data["begin"] = {"layer": at.layer, "head": at.head, "query": begin.query}
-    if report.next_token is not None:
-        data["next_token"] = _next_token(report.next_token)
+    if (next_token := report.next_token) is not None:
+        writers = [fields_of(schema.Writer, x) for x in next_token.writers]
+        token = visible_in_browser(next_token.token)
+        data["next_token"] = fields_of(schema.NextToken, next_token, token=token, writers=writers)
     if report.effect_metric:
         data["effect_metric"] = visible_in_browser(report.effect_metric)
     if report.effects_withheld:
@@ -177,52 +180,8 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
     return data
 
 
-def _next_token(next_token: NextToken) -> schema.NextToken:
-    writers: list[schema.Writer] = []
-    for x in next_token.writers:
-        part, from_key = round(x.part, 4), round(x.from_key, 4)
-        writers.append(
-            {"layer": x.layer, "head": x.head, "part": part, "key": x.key, "from_key": from_key}
-        )
-        if x.without is not None:
-            writers[-1]["without"] = round(x.without, 5)
-    return {
-        "token": visible_in_browser(next_token.token),
-        "probability": round(next_token.probability, 5),
-        "writers": writers,
-    }
-
-
 def _about(report: Report) -> str:
     return f"{report.about}: what every head looks at in this text"
-
-
-def _head(head: Head, layer: Layer) -> schema.Head:
-    top = layer.received[head.head].topk(min(RECEIVERS, layer.received.shape[-1]))
-    data: schema.Head = {
-        "layer": head.layer,
-        "head": head.head,
-        "labels": list(head.labels),
-        "measured": head.measured,
-        "number": round(head.number, 7),
-        "entropy": round(head.entropy, 7),
-        "effective": round(head.effective, 7),
-        "shares": {name: round(share, 7) for name, share in head.shares.items()},
-        "links": [(link.query, link.key, round(link.weight, 4)) for link in head.links],
-        "received": [
-            (key, round(weight, 3))
-            for weight, key in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-        ],
-    }
-    if head.effect is not None:
-        data["effect"] = round(head.effect, 5)
-    if head.roles:
-        data["roles"] = [role.label for role in head.roles]
-    if head.evidence:
-        data["evidence"] = head.evidence
-    if head.withheld:
-        data["withheld"] = head.withheld
-    return data
 
 
 class _Page(NamedTuple):

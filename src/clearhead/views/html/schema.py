@@ -121,11 +121,8 @@ class Layer(Call, LayerNorms, LayerOrigin, total=False):
     max_entropy: float
 
 
-class HeadNumbers(TypedDict):
-    """The numbers of a head. `links` are (query, key, weight), `received` (key, mean weight).
-
-    `measured` is true if `labels` and `number` come from held-out texts and not from this text.
-    """
+class Head(TypedDict):
+    """A head, as in `models.report.findings.Head`; `roles` are the labels of its roles."""
 
     layer: int
     head: int
@@ -135,16 +132,7 @@ class HeadNumbers(TypedDict):
     entropy: float
     effective: float
     shares: dict[str, float]
-    links: list[tuple[int, int, float]]
-    received: list[tuple[int, float]]
-
-
-class Head(HeadNumbers, total=False):
-    """The same with optional numbers: `effect`, the change of `effect_metric` without the head;
-    `evidence`, what the roles rest on; `withheld`, why a head has no role; `roles`, the labels of
-    all its roles."""
-
-    effect: float
+    effect: float | None
     evidence: str
     withheld: str
     roles: list[str]
@@ -158,21 +146,15 @@ class Begin(TypedDict, total=False):
     query: int
 
 
-class WriterParts(TypedDict):
-    """A head that writes the logit of the predicted next token: `part` of it, and most of that from
-    the token `key`, `from_key`."""
+class Writer(TypedDict):
+    """A head that writes the predicted next token, as in `models.report.findings.Writer`."""
 
     layer: int
     head: int
     part: float
     key: int
     from_key: float
-
-
-class Writer(WriterParts, total=False):
-    """The same with the probability of that token without the head, if it was measured."""
-
-    without: float
+    without: float | None
 
 
 class NextToken(TypedDict):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...core.errors import BadType, kind_of
 from ...core.formatting import visible_in_browser
@@ -23,7 +23,7 @@ from ...corpus.looks import BEHAVIOURS
 from ...corpus.roles import roles_of
 from ...corpus.token_classes import CLASSES
 from . import schema
-from .document import INKS, filled, table, write
+from .document import INKS, fields_of, filled, table, write
 from .schema import Host
 
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
@@ -75,31 +75,20 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
     for row in survey.heads.to_pylist():
         layer_head = row["layer"], row["head"]
         if layer_head not in heads:
-            heads[layer_head] = {
-                "layer": row["layer"],
-                "head": row["head"],
-                "module": row["module"],
-                "mixes": [],
-                "several": "",
-                "metrics": {},
-                "tokens": [],
-            }
+            empty: dict[str, object] = {"mixes": [], "several": "", "metrics": {}, "tokens": []}
+            heads[layer_head] = fields_of(schema.SurveyHead, row, **empty)
         key = *layer_head, row["metric"]
         bins = histograms.get(key, [])
-        heads[layer_head]["metrics"][row["metric"]] = {
-            "mean": row["mean"],
-            "low": row["low"],
-            "high": row["high"],
-            "sd": row["sd_of_texts"],
-            "uniform": row["uniform"],
-            "quantiles": [row[name] for name in ("q05", "q25", "q50", "q75", "q95")],
-            "queries": row["queries"],
-            "texts": row["texts"],
-            "bins": [x["bin"] for x in bins],
-            "counts": [x["count"] for x in bins],
-            "examples": [contexts.example(x) for x in _chosen(examples.get(key, []))],
-            "compared": differences.get(key),
-        }
+        heads[layer_head]["metrics"][row["metric"]] = fields_of(
+            schema.SurveyNumbers,
+            row,
+            sd=row["sd_of_texts"],
+            quantiles=[row[name] for name in ("q05", "q25", "q50", "q75", "q95")],
+            bins=[x["bin"] for x in bins],
+            counts=[x["count"] for x in bins],
+            examples=[contexts.example(x) for x in _chosen(examples.get(key, []))],
+            compared=differences.get(key),
+        )
     _add_tokens(survey, heads, contexts)
     _add_mixes(survey, heads)
     return {
@@ -130,30 +119,21 @@ def name_of(survey: Survey) -> str:
 
 
 def _differences(comparison: Comparison) -> dict[tuple[int, int, str], schema.SurveyDifference]:
-    names = schema.SurveyDifference.__annotations__
     return {
-        (row["layer"], row["head"], row["metric"]): cast(
-            "schema.SurveyDifference", {name: row[name] for name in names}
-        )
+        (row["layer"], row["head"], row["metric"]): fields_of(schema.SurveyDifference, row)
         for row in comparison.to_pylist()
     }
 
 
 def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
-    return {
-        "name": row["metric"],
-        "formula": row["formula"],
-        "source": row["source"],
-        "version": row["version"],
-        "edges": Bins(row["low"], row["high"], row["bins"], row["logarithmic"]).edges(),
-        "examples": row["examples"],
-    }
+    edges = Bins(row["low"], row["high"], row["bins"], row["logarithmic"]).edges()
+    return fields_of(schema.SurveyMetric, row, name=row["metric"], edges=edges)
 
 
 def _chosen(examples: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
     """Return some examples of each decile, by their hash, and of the largest values."""
-    for stratum, rows in groupby(examples, itemgetter("stratum")):
-        yield from islice(rows, OF_LARGEST if stratum == LARGEST else PER_DECILE)
+    for stratum, of_stratum in groupby(examples, itemgetter("stratum")):
+        yield from islice(of_stratum, OF_LARGEST if stratum == LARGEST else PER_DECILE)
 
 
 class Contexts:
@@ -183,14 +163,11 @@ class Contexts:
             name = f"{self._names[text]}, context {context}"
             tokens = [self.token(x) for x in self.survey.context(text, context)]
             self.stored.append({"name": name, "text": text, "context": context, "tokens": tokens})
-        return {
-            "decile": row["stratum"],
-            "value": row["value"],
-            "context": self._numbers[text_context],
-            "query": row["query"],
-            "keys": row["keys"],
-            "weights": [round(x, 5) for x in row["weights"]],
-        }
+        weights = [round(x, 5) for x in row["weights"]]
+        number = self._numbers[text_context]
+        return fields_of(
+            schema.SurveyExample, row, decile=row["stratum"], context=number, weights=weights
+        )
 
 
 def _add_tokens(
@@ -205,14 +182,8 @@ def _add_tokens(
         side = row["layer"], row["head"], row["side"]
         if added[side] < TOKENS:
             added[side] += 1
-            heads[side[:2]]["tokens"].append(
-                {
-                    "side": row["side"],
-                    "token": contexts.token(row["spelling"]),
-                    "count": row["count"],
-                    "lift": row["lift"],
-                }
-            )
+            token = fields_of(schema.SurveyToken, row, token=contexts.token(row["spelling"]))
+            heads[side[:2]]["tokens"].append(token)
 
 
 def _add_mixes(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead]) -> None:
@@ -227,19 +198,10 @@ def _add_mixes(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead
             continue
         if tested:
             of["several"] = roles_of(own, row).reason
-        for name, shares in groupby(own, itemgetter("token_class")):
+        for _, shares in groupby(own, itemgetter("token_class")):
             of_class = list(shares)
-            of["mixes"].append(
-                {
-                    "token_class": name,
-                    "queries": of_class[0]["queries"],
-                    "texts": of_class[0]["texts"],
-                    "shares": [
-                        (round(x["share"], 4), _rounded(x["low"]), _rounded(x["high"]))
-                        for x in of_class
-                    ],
-                }
-            )  # fmt: skip
+            ends = [tuple(_rounded(x[n]) for n in ("share", "low", "high")) for x in of_class]
+            of["mixes"].append(fields_of(schema.SurveyMix, of_class[0], shares=ends))
 
 
 def _rounded(share: float | None) -> float | None:

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 08641d97e0f747c3c7e1a554c0ce5980d763c47c47a47fc9adc2c41da7b26c1e; do not edit.
+// Made by `make page` from the sources 7952eb79ae299733b0e932c395fb675c1fa835c79c847fe5f299e4ce6d55a57f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -913,7 +913,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var shortOf = (labels) => labels.map((it) => roleOf(it)?.short ?? it).join(" and ");
   var shareName = (name) => SHARES[name] ?? name;
   var isEvenness = (label) => roleOf(label)?.kind === "evenness";
-  var labelsOf = (it) => !it.measured && it.roles?.length ? [...new Set(it.roles)] : it.labels;
+  var labelsOf = (it) => !it.measured && it.roles.length ? [...new Set(it.roles)] : it.labels;
   var rowOf = (it) => labelsOf(it).find((label) => roleOf(label)?.copy !== void 0) ?? it.labels[0];
   function claimOf(label, query, key, words) {
     const { claim = "", offset, copy, shows } = roleOf(label) ?? {};
@@ -1030,7 +1030,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function keepLabels(data) {
     if (data.heads || !opened.data.heads) return data;
-    const heads = opened.data.heads.filter((it) => it.measured).map(({ effect, ...it }) => it);
+    const heads = opened.data.heads.filter((it) => it.measured).map((it) => ({ ...it, effect: null }));
     const only = heads.length ? "Only labels that were measured on held-out stories apply to this text. The others, and effects," : "Labels and effects";
     return { ...data, heads, missing: `${only} are of the text with which the page opened: undo to see them, or run clearhead look on this text.` };
   }
@@ -1487,7 +1487,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
   var keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
   function effectOf(it) {
-    if (it?.effect === void 0) return null;
+    if (it?.effect == null) return null;
     const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2)), falls = it.effect < 0;
     if (metric === "turn") {
       return {
@@ -1734,7 +1734,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function writtenInWords({ from_key, without: without2 }) {
     const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
     const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
-    const words = without2 === void 0 ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without2)} instead of ${percent(probability)}; ${part}`;
+    const words = without2 === null ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without2)} instead of ${percent(probability)}; ${part}`;
     return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
   }
   var WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
@@ -2298,7 +2298,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const found = [...snapshot().findings.values()];
     byId("panes").classList.toggle("many", found.length > MANY_HEADS);
     byId("order").parentElement.hidden = found.length < 2;
-    const haveEffects = found.length > 0 && found.every((it) => it.effect !== void 0);
+    const haveEffects = found.length > 0 && found.every((it) => it.effect !== null);
     byId("order").lastElementChild.hidden = !haveEffects;
     if (sheet.order === "effect" && !haveEffects) byId("order").value = sheet.order = "place";
     const counts = /* @__PURE__ */ new Map();
@@ -2310,7 +2310,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const places = [...snapshot().places()];
     const order = ORDERS[sheet.order][1];
     if (found.length) {
-      const it = ({ layer, head }) => snapshot().finding(layer, head) ?? { layer, head, labels: ["mixed"], measured: false, number: 0, entropy: 0 };
+      const it = ({ layer, head }) => snapshot().finding(layer, head) ?? { layer, head, labels: ["mixed"], roles: [], measured: false, number: 0, entropy: 0 };
       places.sort((a, b) => order(it(a), it(b)));
     }
     store.tiles = places.map(tile);
@@ -2440,7 +2440,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var STAND_IN = "A label describes where a head looks, and the effect measures what changes without it. The effect is small if other heads contribute the same.";
   function othersInWords(it) {
     const { layer, head, query } = state();
-    if (it?.effect === void 0 || query === null || isByEntropy(it) || it.number < STRONG) return "";
+    if (it?.effect == null || query === null || isByEntropy(it) || it.number < STRONG) return "";
     const found = [...snapshot().findings.values()];
     const largest2 = Math.max(...found.map((other) => Math.abs(other.effect ?? 0)));
     if (Math.abs(it.effect) >= largest2 / 10 || shownTrace().size.k > MANY_WORDS) return "";
@@ -3372,7 +3372,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (trace.links) {
       const queries = trace.kept.length === trace.queries.length ? "each query" : `${trace.kept.length} of ${count(trace.queries.length, "query", "queries")}`;
       const all = [...snapshot().places()].length, exact = [...snapshot().exactHeads()];
-      const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles);
+      const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles.length);
       const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
       const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source ? "" : "clearhead serve computes the others.";
       if (exact.length) sentences.push(`The page has every step of ${which}.`);

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 08641d97e0f747c3c7e1a554c0ce5980d763c47c47a47fc9adc2c41da7b26c1e; do not edit.
+// Made by `make page` from the sources 7952eb79ae299733b0e932c395fb675c1fa835c79c847fe5f299e4ce6d55a57f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
