@@ -115,7 +115,7 @@ def test_a_part_of_a_long_text_exactly(browser, tmp_path):
         assert page.evaluate(f"zoomedWeight({query}, 598)") == pytest.approx(exact.item(), rel=1e-5)
         assert "weight 0.0" in page.locator("#reading").text_content()
         shown = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
-        assert "L1H2, exactly" in page.evaluate(shown)
+        assert "L1H2, exactly  w18 → w4" in page.evaluate(shown)
         # A cell of the part is pointed at in positions of the text.
         cell = "(({ x, y, cell }) => picture.under(x + 3.5 * cell, y + 2.5 * cell)"
         cell += ".of(x + 3.5 * cell, y + 2.5 * cell))(picture.map)"
@@ -172,9 +172,9 @@ def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
 ):
     from clearhead.views.html import report
 
-    monkeypatch.setattr(report, "STEP_BYTES", 0)
-    monkeypatch.setattr(report.snapshot, "__defaults__", (0,))
-    monkeypatch.setitem(report.report_page.__kwdefaults__, "most_bytes", 0)
+    none = report.SMALL._replace(all_steps=0, steps=0)
+    monkeypatch.setattr(report.snapshot, "__defaults__", (none,))
+    monkeypatch.setitem(report.report_page.__kwdefaults__, "budget", none)
     reader, text = Reader(save_gpt2(tmp_path)), words(9)
     with served_page(browser, reader, text) as opened:
         opened.goto(f"{opened.url.split('#')[0]}#layer=1&head=2&view=numbers")

@@ -129,7 +129,9 @@ def steps_of_heads(layer: Layer, heads: list[int]) -> list[schema.Step]:
         tensor, axes = step.tensor.detach(), step.axes.split()
         cut = [letter for letter in chosen if letter in axes]
         for letter in cut:
-            index = torch.tensor([traced[letter].index(x) for x in chosen[letter]])
+            index = torch.tensor(
+                [traced[letter].index(x) for x in chosen[letter]], dtype=torch.long
+            )
             tensor = tensor.index_select(axes.index(letter), index.to(tensor.device))
         is_computed = step.name in computed
         data = step_data(replace(step, tensor=tensor[..., :0] if is_computed else tensor), None, [])

@@ -231,7 +231,7 @@ def _pooled_layer(layer: Layer, page: _Page, exact: list[int]) -> schema.Layer:
     trace, Tq, Tk = layer.trace, layer.queries, layer.received.shape[-1]
     size = {"h": len(layer.heads), "q": Tq, "k": Tk}
     steps = [_weights_step(layer)]
-    if trace is not None and exact:
+    if trace is not None:
         size = {**sizes(trace), **size, "g": layer.key_heads}
         steps = steps_of_heads(layer, exact)
     pooled = pool(layer.pooled, page.side, Tq)
