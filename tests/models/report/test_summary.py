@@ -66,7 +66,6 @@ def test_the_sentence_marks_the_words_of_the_query_and_the_key_only():
 
 def test_heads_matter_by_their_effect_if_it_is_known():
     result = many_heads()
-    assert [x.head for x in matter_most(result)] == [x.head for x in best_heads(result).values()]
     best = list(best_heads(result))
     assert best == sorted(best, key=list(RANK).index) and "induction" in best[0]
     listed = [line.split()[0] for line in summary(result).splitlines() if " tokens" in line]

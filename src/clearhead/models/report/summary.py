@@ -63,10 +63,7 @@ def summary(report: Report, width: int = WIDTH) -> str:
 
 
 def matter_most(report: Report) -> list[Head]:
-    """Return the heads of the largest effects. Without effects, return the best head of each role,
-    those that repeat first."""
-    if not report.effect_metric:
-        return list(best_heads(report).values())
+    """Return the heads of the largest effects."""
     effects = [(abs(x.effect), x) for x in report.heads if x.effect is not None]
     effects.sort(key=lambda pair: -math.inf if math.isnan(pair[0]) else -pair[0])
     return [head for _, head in effects[:TOP]]
