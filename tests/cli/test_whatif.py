@@ -127,3 +127,20 @@ def test_only_heads_whose_weight_moves_are_printed():
     found = whatif(Checkpoint(folder), "A cat sat.", [ch.edits.uniform(layers=[5], heads=[3])])
     _, heads = str(found).split("attention weight that moves to other keys, largest first:\n")
     assert heads == f"  layer 5 head 3  {found.moved[5, 3]:.2%}"
+
+
+def test_why_prints_the_parts_of_a_score(run):
+    teller = st.load()
+    words = teller.encode(TEXT)
+    for at, key in (("She", "queen"), ("9", "1")):
+        code, out, errors = run("why", TEXT, "--head", "L1H0", "--at", at, "--key", key, "--check")
+        split = ch.why(
+            teller.model, torch.tensor(words.ids), layer=1, head=0, query=9, key=1, check=True,
+            tokens=[str(token) for token in words.tokens],
+        )  # fmt: skip
+        assert code == 0 and not errors and out == f"{split}\n"
+    code, out, _ = run("why", TEXT, "--head", "1.0", "--at", "She")
+    best = int(split.weights.argmax())
+    assert code == 0 and f"looks at *{words.tokens[best]}* ({best})" in out
+    code, out, errors = run("why", TEXT, "--head", "one", "--at", "She")
+    assert code == 2 and not out and "--head 'one' and --at 'She' were passed." in errors
