@@ -69,7 +69,7 @@ def _paths(
 ) -> dict[str, tuple[Edit, ...]]:
     """Return the path from each sender to each receiver in a later layer."""
     own = [axis for axis in axes if axis != RECEIVERS]
-    senders = sweep(edit.sender, own, calls) if own else {"": (edit.sender,)}
+    senders = sweep(edit.sending, own, calls) if own else {"": (edit.sending,)}
     if RECEIVERS not in axes:
         receivers = [edit.one_receiver()]
     elif edit.receivers is None:
@@ -102,8 +102,8 @@ def must_have_positions(
     groups: Mapping[str, Sequence[Edit]], calls: Sequence[UneditedCall]
 ) -> None:
     """Raise `BadValue` for an edit whose positions are not in a text of any call of its layers."""
-    edits = (edit.sender if isinstance(edit, path) else edit for x in groups.values() for edit in x)
-    for edit in edits:
+    every = (edit for group in groups.values() for edit in group)
+    for edit in (x.sending if isinstance(x, path) else x for x in every):
         if edit.positions is None:
             continue
         own = [x for x in calls if is_selected(edit.layers, x.site.layer, x.site.module)]
@@ -122,7 +122,7 @@ def site_of(group: Sequence[Edit]) -> dict[str, Any]:
     Those of a path are its sender's, and its receiver is added. Numbers that count from the end are
     left out.
     """
-    edits = [edit.sender if isinstance(edit, path) else edit for edit in group]
+    edits = [edit.sending if isinstance(edit, path) else edit for edit in group]
     site: dict[str, Any] = {}
     for axis in AXES:
         named = {getattr(edit, axis) for edit in edits}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -25,12 +25,7 @@ Receiver: TypeAlias = tuple[int, int]  # a layer and a head
 class _WithoutModule(Edit):
     """The sender of a path that is a module: its output becomes zeros."""
 
-    needs_runs: ClassVar[bool] = True
-
     module: str
-
-    def arguments(self) -> list[str]:
-        return [repr(self.module)]
 
     def for_copy(self, batch: range) -> None:
         return None
@@ -114,25 +109,21 @@ class path(Edit):
 
     needs_runs = True
 
-    sender: Any  # an Edit after __post_init__, also for the name of a module
+    sender: Edit | str
     receiver: Receiver | Sequence[Receiver] | None
     of: str
     layers: Sequence[int | str] | None = field(default=None, init=False)
     heads: Sequence[int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.sender, str):
-            object.__setattr__(self, "sender", _WithoutModule(module=self.sender))
-        is_module = isinstance(self.sender, _WithoutModule)
-        if not isinstance(self.sender, Edit) or (self.sender.needs_runs and not is_module):
+        if not isinstance(self.sender, Edit | str) or self.sending.needs_runs:
             raise BadType(
                 f"path got {kind_of(self.sender)} as its sender.",
                 "the sender is an edit, which is not itself a path, or the name of a module.",
                 "pass for example clearhead.edits.ablate(layers=[0], heads=[7]).",
             )
         receivers = self.receivers or ()
-        named_layers: Sequence[int | str] = self.sender.layers or ()
-        sending = [layer for layer in named_layers if isinstance(layer, int)]
+        sending = [layer for layer in self.sending.layers or () if isinstance(layer, int)]
         for layer, _ in receivers:
             if sending and layer <= min(sending):
                 raise BadValue(
@@ -157,6 +148,11 @@ class path(Edit):
         return [repr(self.sender), f"{self.receiver}", repr(self.of)]
 
     @property
+    def sending(self) -> Edit:
+        """The sender as an edit; that of a module has no layers."""
+        return _WithoutModule(module=self.sender) if isinstance(self.sender, str) else self.sender
+
+    @property
     def receivers(self) -> tuple[Receiver, ...] | None:
         """The receivers that are named; None for all."""
         return None if self.receiver is None else _pairs(self.receiver)
@@ -166,9 +162,9 @@ class path(Edit):
 
         The layer of a module is -1, so all heads before the receiver keep their output.
         """
-        if isinstance(self.sender, _WithoutModule):
+        if isinstance(self.sending, _WithoutModule):
             return -1, self.one_receiver()
-        layers: Sequence[int | str] = self.sender.layers or ()
+        layers = self.sending.layers or ()
         if len(layers) != 1 or isinstance(layers[0], str):
             raise BadValue(
                 f"path got the sender {self.sender!r}.",
@@ -200,7 +196,7 @@ class path(Edit):
         return list(range(first + 1, last))
 
     def for_copy(self, batch: range) -> Edit | None:
-        sender = self.sender.for_copy(batch)
+        sender = self.sending.for_copy(batch)
         if sender is None or self.batch is not None:
             return None
         return replace(self, sender=sender, batch=batch)
@@ -252,16 +248,16 @@ def _without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list
         for one in group:
             if one.between:
                 changes.append(patch(unedited, layers=one.between, batch=one.batch))
-            if not isinstance(one.sender, _WithoutModule):
-                changes.append(one.sender)
+            if not isinstance(one.sending, _WithoutModule):
+                changes.append(one.sending)
         layers = sorted({one.ends()[1][0] for one in group})
         recording = watch(model, stats=[], inputs=True, layers=layers)
         with ExitStack() as stack:
             stack.enter_context(intervene(model, changes))
             received = stack.enter_context(recording)
             for one in group:
-                if isinstance(one.sender, _WithoutModule):
-                    stack.enter_context(one.sender.applied(model, received))
+                if isinstance(one.sending, _WithoutModule):
+                    stack.enter_context(one.sending.applied(model, received))
             run(model, fresh(inputs))
         for one in group:
             calls = [call for call in received if call.layer == one.ends()[1][0]]
