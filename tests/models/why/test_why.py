@@ -6,6 +6,7 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.core.errors import BadValue
+from clearhead.models.why.check import agreements
 
 T, WORDS = 7, 19
 
@@ -192,6 +193,19 @@ def test_the_check_puts_path_edits_beside_the_parts():
     assert abs(first.edited - edited) < 1e-6 and abs(first.frozen - 0.2) < 1e-3
     assert abs(first.edited - first.frozen) < 1e-5  # there are no norms
     assert all(c.agrees for c in why.checks) and "by a path edit" in repr(why)
+
+
+@pytest.mark.parametrize(
+    ("changes", "agree"),
+    [
+        ([(-0.3, -0.2), (-0.1, -0.1), (0.2, 0.05)], [True, True, True]),
+        ([(-0.3, -0.009), (0.2, 0.05), (0.205, 0.01)], [True, True, True]),  # within 0.01
+        ([(-0.3, 0.02), (0.2, 0.05)], [False, True]),  # other signs
+        ([(-0.3, -0.2), (-0.1, -0.25), (-0.6, -0.9)], [False, False, True]),  # another order
+    ],
+)
+def test_a_check_agrees_on_sign_and_order_within_its_tolerance(changes, agree):
+    assert agreements(changes) == agree
 
 
 def test_a_path_from_an_mlp_is_that_of_a_run_without_it():

@@ -27,6 +27,7 @@ from .rotations import Rotary, growing_rotations, rotations_of
 from .unembedding import find_unembedding
 
 _IDS = 8  # the number of ids of the run
+_POSITIONS = 32  # of a longer run, the positions that are compared
 
 
 class HeadWeights(NamedTuple):
@@ -82,7 +83,7 @@ def read_weights(model: nn.Module) -> ModelWeights:
             "circuits runs a model once, on the ids of eight tokens.",
             "pass a model that reads ids of tokens, such as a language model.",
         )
-    run, output = _recorded(model, _ids(model)[None])
+    run, output = _recorded(model, _ids(model))
     with torch.no_grad():
         layers = tuple(run.layer(call) for call in run.calls)
         unembedding, final_norm = run.unembedding(output)
@@ -96,13 +97,19 @@ def rotary_of_layer(model: nn.Module, layer: int) -> Rotary | None:
     Raises `BadValue` if the queries are not a linear map of the layer's input, perhaps with a norm,
     and a rotation by the position alone.
     """
-    return rotary_in_run(model, _ids(model)[None], layer) if rotations_of(model) else None
+    if not rotations_of(model):
+        return None
+    run, _ = _recorded(model, _ids(model))
+    return rotary_of_call(model, run.calls[layer].attention, run.ran(run.calls[layer]))
 
 
-def rotary_in_run(model: nn.Module, inputs: Any, layer: int) -> Rotary | None:
-    """Return the rotation of a layer in a run on these inputs, by positions from 0, or None.
+@torch.no_grad()
+def rotary_of_call(
+    model: nn.Module, call: AttentionCall, ran: Sequence[ModuleRun]
+) -> Rotary | None:
+    """Return the rotation of the queries of a call by positions from 0, or None.
 
-    Raises as `rotary_of_layer` does, also if the positions are others.
+    `ran` has the modules that ran inside the module of the call. Raises as `rotary_of_layer` does.
     """
     if growing := growing_rotations(model):
         raise BadValue(
@@ -110,9 +117,7 @@ def rotary_in_run(model: nn.Module, inputs: Any, layer: int) -> Rotary | None:
             "a rotation by the position alone has the same frequencies in every text.",
             "use the vectors after rotation.",
         )
-    run, _ = _recorded(model, inputs)
-    with torch.no_grad():
-        return run.queries(run.calls[layer]).rotary
+    return _queries(model, call, ran).rotary
 
 
 def _ids(model: nn.Module) -> Tensor:
@@ -121,12 +126,12 @@ def _ids(model: nn.Module) -> Tensor:
     return ids.to(next(model.parameters()).device)
 
 
-def _recorded(model: nn.Module, inputs: Any) -> "tuple[_Run, Any]":
-    """Run a model on a few ids, (1, T), or a dict. Returns what is recorded, and the output."""
+def _recorded(model: nn.Module, ids: Tensor) -> "tuple[_Run, Any]":
+    """Run a model on a few ids. Returns what is recorded, and the output."""
     weights_must_be_whole("circuits", model)
-    run = _Run(model, inputs[0] if isinstance(inputs, Tensor) else torch.empty(0))
+    run = _Run(model, ids)
     with torch.no_grad(), run.recorded():
-        output = run_with_known_ids(model, inputs)
+        output = run_with_known_ids(model, run.ids[None])
     if not run.calls:
         raise no_attention_call(model, "circuits needs the attention calls of a model.")
     return run, output
@@ -143,7 +148,7 @@ def _embedding(run: "_Run") -> Tensor | None:
         return rows
     if _proportional(rows[run.ids].double(), first.double(), first.dtype):
         return rows
-    other, _ = _recorded(run.model, run.ids.roll(1)[None])
+    other, _ = _recorded(run.model, run.ids.roll(1))
     of_rows = rows[run.ids].double() - rows[other.ids].double()
     of_stream = first.double() - other.stream().double()
     return rows if _proportional(of_rows, of_stream, first.dtype) else None
@@ -201,9 +206,10 @@ class _Run(RecordedRun):
 
     def layer(self, call: _Call) -> HeadWeights:
         module, projection, _, p, inputs = call.attention
-        q = self.queries(call)
-        k = self._find(call, "keys", inputs.k, [q.rotary])
-        v = self._find(call, "values", inputs.v, [None])
+        ran = self.ran(call)
+        q = _queries(self.model, call.attention, ran)
+        k = _find(call.attention, ran, "keys", inputs.k, [q.rotary])
+        v = _find(call.attention, ran, "values", inputs.v, [None])
         norm = self._norm_before(module, q.input)
         inexact = [f"{name} scales queries or keys" for name in (q.norm, k.norm) if name]
         after = [x.name for _, x in self._norms if torch.equal(x.inputs[0], call.written)]
@@ -218,49 +224,13 @@ class _Run(RecordedRun):
 
     def stream(self) -> Tensor:
         """Return the input of the first layer, before its norm, (T, d)."""
-        x = self.queries(self.calls[0]).input
+        x = _queries(self.model, self.calls[0].attention, self.ran(self.calls[0])).input
         norm = self._norm_with_output(x)
         return x if norm is None else norm.inputs[0].reshape(x.shape)
 
-    def queries(self, call: _Call) -> _Matrix:
-        """Find the matrix of the queries, and their norm and rotation."""
-        rotaries = [None, *rotations_of(self.model)]
-        return self._find(call, "queries", call.attention.inputs.q, rotaries)
-
-    def _find(
-        self, call: _Call, what: str, wanted: Tensor, rotaries: Sequence[Rotary | None]
-    ) -> _Matrix:
-        """Find the matrix that computed the queries, keys or values `wanted`, (1, n, T, size)."""
-        module, problem = call.attention.module, call.attention.problem
-        T, size = wanted.shape[2:]
-        wanted = wanted[0].transpose(0, 1).double()  # (T, n, size)
-        positions = torch.arange(T, device=wanted.device).unsqueeze(-1)
-        norms = [x for _, x in self._norms if what != "values" and _is_inside(x.name, module)]
-        for linear in call.linears:
-            outputs = linear.result.reshape(T, -1)
-            for columns in _columns(problem, what, outputs.shape[-1]):
-                raw = outputs[:, columns]
-                for norm in (None, *norms):
-                    normed = raw if norm is None else _by_head(norm.module, raw)
-                    if normed is None:
-                        continue
-                    for rotary in rotaries:
-                        if rotary is not None and 2 * len(rotary.frequencies) > size:
-                            continue  # a rotation of other layers
-                        product = normed.double()
-                        product = product if rotary is None else rotary.rotated(product, positions)
-                        if _proportional(product, wanted, wanted_eps=linear.result.dtype):
-                            matrix, _ = matrix_of(linear.module, linear.name)
-                            weight = matrix[:, columns].permute(1, 0, 2)
-                            if norm is not None:
-                                weight = weight * self._gain(norm, size)
-                            x = linear.inputs[0].reshape(T, -1)
-                            return _Matrix(weight, x, norm.name if norm else "", rotary)
-        raise _not_linear(module, what, "of one linear module in it")
-
-    def _gain(self, norm: ModuleRun, size: int) -> Tensor | float:
-        gain = _norm_of(norm).gain
-        return gain.reshape(-1, 1, size) if isinstance(gain, Tensor) else gain
+    def ran(self, call: _Call) -> list[ModuleRun]:
+        """Return the linear modules of a call, and all norms."""
+        return [*call.linears, *(x for _, x in self._norms)]
 
     def _norm_before(self, module: str, x: Tensor) -> Norm | None:
         """Return the norm between the stream and the input x of a module, or None."""
@@ -304,6 +274,55 @@ class _Run(RecordedRun):
         parents = [ran.name.rpartition(".")[0] for calls, ran in self._norms if not calls]
         outside = [p for p in parents if p and not f"{first}.".startswith(f"{p}.")]
         return tuple(f"a norm of {parent} follows the embedding" for parent in outside)
+
+
+def _queries(model: nn.Module, call: AttentionCall, ran: Sequence[ModuleRun]) -> _Matrix:
+    """Find the matrix of the queries, and their norm and rotation."""
+    return _find(call, ran, "queries", call.inputs.q, [None, *rotations_of(model)])
+
+
+def _find(
+    call: AttentionCall,
+    ran: Sequence[ModuleRun],
+    what: str,
+    wanted: Tensor,
+    rotaries: Sequence[Rotary | None],
+) -> _Matrix:
+    """Find the matrix that computed the queries, keys or values `wanted`, (1, n, T, size).
+
+    It compares the first positions, because a rotation by a large angle is rounded.
+    """
+    length, size = wanted.shape[2:]
+    wanted = wanted[0, :, :_POSITIONS].transpose(0, 1).double()  # (T, n, size)
+    positions = torch.arange(len(wanted), device=wanted.device).unsqueeze(-1)
+    inside = [x for x in ran if _is_inside(x.name, call.module)]
+    norms = [x for x in inside if is_norm(x.module) and what != "values"]
+    for linear in inside:
+        outputs = linear.result.flatten(0, -2)
+        if input_width(linear.module) is None or len(outputs) != length:
+            continue
+        for columns in _columns(call.problem, what, outputs.shape[-1]):
+            raw = outputs[:_POSITIONS, columns]
+            for norm in (None, *norms):
+                normed = raw if norm is None else _by_head(norm.module, raw)
+                if normed is None:
+                    continue
+                for rotary in rotaries:
+                    if rotary is not None and 2 * len(rotary.frequencies) > size:
+                        continue  # a rotation of other layers
+                    product = normed.double()
+                    product = product if rotary is None else rotary.rotated(product, positions)
+                    if _proportional(product, wanted, wanted_eps=linear.result.dtype):
+                        matrix, _ = matrix_of(linear.module, linear.name)
+                        weight = matrix[:, columns].permute(1, 0, 2)
+                        if norm is not None:
+                            gain = _norm_of(norm).gain
+                            if isinstance(gain, Tensor):
+                                gain = gain.reshape(-1, 1, size)
+                            weight = weight * gain
+                        x = linear.inputs[0].flatten(0, -2)
+                        return _Matrix(weight, x, norm.name if norm else "", rotary)
+    raise _not_linear(call.module, what, "of one linear module in it")
 
 
 def _columns(p: Problem, what: str, width: int) -> Iterator[Tensor]:

@@ -1,79 +1,70 @@
 """Compare the largest parts of a score with path edits of the model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...core.functional.ambient import without_followers
-from ...nn.token_ids import run_with_known_ids
-from ..follow.copies import fresh
-from ..inspect.edits import Edit, ablate, path
-from ..inspect.intervene import intervene
-from ..inspect.watch import watch
+from ..inspect.edits import Edit, ablate, patch, path
+from ..inspect.edits.path import without_paths
 from .result import Check, Why
-from .split_row import ScoreRow, SplitRow
+from .score_paths import Component
+from .split_row import SplitRow
 
 _CHECKED = 3  # parts of each side
-_LEAST = 1e-3  # a smaller change of a weight has no sign
+_LEAST = 0.01  # smaller differences of weights are neither a sign nor an order
 
 
 def check_parts(
-    model: nn.Module,
-    inputs: Tensor | Mapping[str, Any],
-    why: Why,
-    split: SplitRow,
-    row: ScoreRow,
+    model: nn.Module, inputs: Tensor | Mapping[str, Any], why: Why, split: SplitRow
 ) -> tuple[Check, ...]:
     """Measure the weight without each of the largest heads and MLPs, in the keys and the query."""
-    p = split.run.problem
+    scale, row = split.run.problem.scale, split.row
+
+    def weight(raw: Tensor) -> float:
+        weights = row.weights_of(raw, split.run.problem)
+        return float(weights[why.weights.argmax() if why.key is None else why.key])
+
     checks: list[Check] = []
     for of in ("key", "query"):
-        candidates = [
-            x for x in why.largest(of, len(why.components)) if x[0].kind in ("head", "mlp")
-        ]
+        every = why.largest(of, len(why.components))
+        largest = [x for x in every if x[0].kind in ("head", "mlp")][:_CHECKED]
+        if not largest:
+            continue
         receiver = why.layer, split.g if of == "key" else why.head
-        removed = split.by_key
-        if of == "query":
-            removed = p.scale * split.query_factors() @ split.k.T
-        changes: list[tuple[float, float]] = []
-        for component, part in candidates[:_CHECKED]:
-            without = row.raw - removed[why.components.index(component)].masked_fill(
-                ~row.visible, 0.0
-            )
-            frozen = _weight(row.weights_of(without, p), why)
-            sender: Edit | str = component.module
-            if component.layer is not None and component.head is not None:
-                sender = ablate(layers=[component.layer], heads=[component.head])
-            edited = _edited_weight(model, inputs, path(sender, receiver, of), why)
-            changes.append((frozen - why.weight, edited - why.weight))
-            checks.append(Check(component, of, part, why.weight, frozen, edited, True))
-        numbers = range(len(changes))
-        ranks = [
-            sorted(numbers, key=[change[road] for change in changes].__getitem__) for road in (0, 1)
-        ]
-        for n, (by_part, by_edit) in enumerate(changes):
-            opposite = min(abs(by_part), abs(by_edit)) > _LEAST and by_part * by_edit < 0
-            same = ranks[0].index(n) == ranks[1].index(n)
-            at = len(checks) - len(changes) + n
-            checks[at] = checks[at]._replace(agrees=same and not opposite)
+        edits = [path(_sender(component), receiver, of) for component, _ in largest]
+        with torch.no_grad(), without_followers():
+            patches = without_paths(edits, model, inputs)
+        lacks = split.by_key if of == "key" else scale * split.factors("query") @ split.k.T
+        changes: list[tuple[float, float]] = []  # by the part and by the edit
+        for (component, _), edit in zip(largest, patches, strict=True):
+            assert isinstance(edit, patch)
+            call = edit.recording[-1]
+            q, k = split.q, split.k
+            if of == "key" and call.key is not None:
+                k = call.key[0, split.g].double()
+            elif call.query is not None:
+                q = call.query[0, split.h, split.i].double()
+            frozen = weight(row.raw - lacks[why.components.index(component)])
+            changes.append((frozen - why.weight, weight(scale * (k @ q)) - why.weight))
+        for x, change, agrees in zip(largest, changes, agreements(changes), strict=True):
+            frozen, edited = (why.weight + by for by in change)
+            checks.append(Check(x[0], of, x[1], why.weight, frozen, edited, agrees))
     return tuple(checks)
 
 
-def _weight(weights: Tensor, why: Why) -> float:
-    return float(weights[why.weights.argmax() if why.key is None else why.key])
+def agreements(changes: Sequence[tuple[float, float]]) -> list[bool]:
+    """Return whether two measures of a change agree on its sign and its order among all."""
+    others = [(0.0, 0.0), *changes]
+    return [
+        all((a - x) * (b - y) > 0 or min(abs(a - x), abs(b - y)) < _LEAST for x, y in others)
+        for a, b in changes
+    ]
 
 
-def _edited_weight(model: nn.Module, inputs: Any, edit: path, why: Why) -> float:
-    """Return the weight in a run with the edit."""
-    with torch.no_grad(), without_followers():
-        patch = edit.as_patch(model, inputs)
-        recording = watch(
-            model, stats=[], exact_rows=[why.query], layers=[why.layer], heads=[why.head]
-        )
-        with intervene(model, [patch]), recording as recorded:
-            run_with_known_ids(model, fresh(inputs))
-    rows = recorded[-1].statistics["exact_rows"]
-    assert isinstance(rows, Tensor)
-    return _weight(rows[0, 0, 0].double(), why)
+def _sender(component: Component) -> Edit | str:
+    if component.layer is None or component.head is None:
+        return component.module
+    return ablate(layers=[component.layer], heads=[component.head])

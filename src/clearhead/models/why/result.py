@@ -43,7 +43,8 @@ class Check(NamedTuple):
 
     `frozen` follows from the parts, `edited` from a path edit (`edits.path` with a zero ablation,
     and everything but heads in between recomputed). `agrees` is False if one of them raises the
-    weight and the other lowers it, or if they order the checked parts of this side differently.
+    weight and the other lowers it, or if they order this part and another checked one of its side
+    differently; differences of weights below 0.01 do not count.
     """
 
     component: Component
@@ -141,7 +142,7 @@ class Why(ShownInNotebook, Savable):
         Raises `BadValue` for a loaded result.
         """
         split = self._with_run()
-        pairs = split.run.problem.scale * split.query_factors() @ split.key_factors().T
+        pairs = split.run.problem.scale * split.factors("query") @ split.factors("key").T
         if len(self.components) > len(pairs):
             pairs = torch.block_diag(pairs, self.key_parts[-1:].to(pairs))
         return pairs.float()

@@ -11,6 +11,7 @@ model size.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from ...core.errors import BadValue, as_index
 from ...core.functional.ambient import FollowedCall
 from ...core.functional.matrix import Matrix
-from ...core.problem.problem import Problem, repeat_heads
+from ...core.problem.problem import Inputs, Problem, repeat_heads
 from ...core.torch_state import loadable
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
@@ -28,7 +29,7 @@ from ..follow.layers import no_attention_call
 from ..follow.random_numbers import no_random_numbers
 from ..follow.recorded_run import AttentionCall, ModuleRun
 from ..follow.run import ModelFollower
-from ..weights.direct_paths import DirectPaths, Part, cut
+from ..weights.direct_paths import DirectPaths, HeadsPart, Part, cut
 from ..weights.logit_attribution import block_of
 from ..weights.norms import is_norm
 from .linear_graph import nonlinear_step
@@ -59,28 +60,45 @@ class Component(NamedTuple):
         return f"{self.kind} {self.module}".strip()
 
 
+class _Reached(BaseException):
+    """Ends a run of the model at the call that is split."""
+
+
 class ScorePaths(DirectPaths):
-    """Collects the parts of a run up to the attention call `layer`, in the module `name`."""
+    """Collects the parts of a run, which ends at the attention call `layer`, in the module `name`.
+
+    `inside` has the modules that ran in that module, and `target` the call.
+    """
+
+    target: FollowedCall
+    attention: AttentionCall
 
     def __init__(self, model: nn.Module, layer: int, name: str) -> None:
         super().__init__(model)
         self.layer, self.prefix = layer, f"{name}." if name else ""
-        self.target: FollowedCall | None = None
+        self.inside: list[ModuleRun] = []
+
+    def on_call(self, call: AttentionCall) -> None:
+        super().on_call(call)
+        self.attention = call
 
     def receive(self, call: FollowedCall) -> None:
         number = self.calls
         super().receive(call)
         if self.calls > number == self.layer:
             self.target = call
+            raise _Reached
 
     def after(self, ran: ModuleRun) -> Tensor | None:
         """Cut the graph as `DirectPaths` does, but not between the stream and the target's call."""
+        if ran.name.startswith(self.prefix):
+            self.inside.append(ran)
         constant = _is_table(ran.module) and ran.result.is_floating_point()
         if constant and not ran.result.requires_grad:
             written, returned = cut(ran.result)
             self.others.append(Part(ran.name, self.calls, written))
             return returned
-        projects = self.target is None and ran.name.startswith(self.prefix) and not ran.projects
+        projects = ran.name.startswith(self.prefix) and not ran.projects
         if not projects or is_norm(ran.module) or isinstance(ran.module, nn.Embedding):
             return super().after(ran)
         bias = getattr(ran.module, "bias", None)
@@ -119,16 +137,16 @@ def record_scores(model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: i
     calls = _Calls(model)
     with no_random_numbers(model):
         with torch.no_grad(), calls.followed():
-            run_with_known_ids(model, fresh(inputs))
+            one = inputs[:, :1] if isinstance(inputs, Tensor) and inputs.dim() == 2 else inputs
+            run_with_known_ids(model, fresh(one))
         if not calls.modules:
             raise no_attention_call(model, "why reads an attention call of a model.")
         count = len(calls.modules)
         rule = f"the model makes {count} attention calls, 0 to {count - 1}."
         layer = as_index("Layer", layer, count, rule, "pass one of these.")
         paths = ScorePaths(model, layer, calls.modules[layer])
-        with paths.recorded():
+        with suppress(_Reached), paths.recorded():
             run_with_known_ids(model, fresh(inputs))
-    assert paths.target is not None
     problem, received = paths.target.problem, paths.target.inputs
     if problem.B != 1:
         raise BadValue(
@@ -136,8 +154,8 @@ def record_scores(model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: i
             "it reads one score of one text.",
             "call why once for each text, without padding.",
         )
-    run = ScoreRun(model, paths, problem, received.q, received.k, received.v)
-    for of, x in ("queries", received.q), ("keys", received.k):
+    run = ScoreRun(model, calls.modules, paths, problem, received)
+    for of, x in ("queries", run.q), ("keys", run.k):
         step = nonlinear_step(x, run.leaves) if x.requires_grad else "a cache, or a graph that ends"
         if step is not None:
             raise BadValue(
@@ -154,34 +172,24 @@ class ScoreRun:
     """The target's queries (1, H, Tq, D) and keys (1, G, Tk, D), with graphs to the components."""
 
     model: nn.Module
+    modules: Sequence[str]  # those of all attention calls
     paths: ScorePaths
     problem: Problem
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    inputs: Inputs
 
     def __post_init__(self) -> None:
-        calls = [part.call for part in self.paths.heads]
-        self.modules = [call.module for call in calls]
-        self.leaves = [*(x.written for x in self.paths.heads), *(x.written for x in self._others)]
-        self.components = [
-            Component("head", layer, head, call.module)
-            for layer, call in enumerate(calls[: self.paths.layer])
-            for head in range(call.problem.H)
-        ]
-        self.components += [
-            Component("bias", layer, None, call.projection.module)
-            for layer, call in enumerate(calls[: self.paths.layer])
-            if call.projection.bias is not None
-        ]
-        self.components += [self._component(x) for x in self.paths.others]
-        self.components += [
-            Component("bias", self._layer(x), None, x.module) for x in self.paths.biases
-        ]
-
-    @property
-    def _others(self) -> list[Part]:
-        return [*self.paths.others, *self.paths.biases]
+        paths = self.paths
+        self.q, self.k = self.inputs.q, self.inputs.k
+        self.written: list[HeadsPart | Part] = [*paths.heads, *paths.others, *paths.biases]
+        self.leaves = [x.written for x in self.written]
+        self.components: list[Component] = []
+        for layer, (call, _) in enumerate(paths.heads):
+            heads = range(call.problem.H)
+            self.components += [Component("head", layer, head, call.module) for head in heads]
+            if call.projection.bias is not None:
+                self.components.append(Component("bias", layer, None, call.projection.module))
+        self.components += map(self._component, paths.others)
+        self.components += [Component("bias", self._layer(x), None, x.module) for x in paths.biases]
 
     def _component(self, part: Part) -> Component:
         module = self.model.get_submodule(part.module)
@@ -204,40 +212,24 @@ class ScoreRun:
             root, self.leaves, direction.to(root.dtype), retain_graph=True, allow_unused=True
         )
 
-    def parts(self, of: Side, direction: Tensor, at: slice = slice(None)) -> Tensor:
-        """Compute each component's part of ``direction . x`` at each position, (C, n).
+    def parts(self, of: Side, directions: Sequence[Tensor], at: slice = slice(None)) -> Tensor:
+        """Compute each component's part of ``direction . x`` at each position, (K, C, n).
 
-        x are the queries or keys, and `direction` has their shape. `at` selects positions.
+        x are the queries or keys, and each of the K directions has their shape. `at` selects
+        positions.
         """
-        gradients = self.gradients(of, direction)
+        gradients = [self.gradients(of, direction) for direction in directions]
         n = (self.q if of == "query" else self.k).shape[2]
+        rows = []
         with torch.no_grad():
-            rows, biases = [], []
-            count = len(range(n)[at])
-            zero = torch.zeros(count, dtype=torch.float64, device=direction.device)
-            for part, gradient in list(zip(self.paths.heads, gradients, strict=False))[
-                : self.paths.layer
-            ]:
-                call = part.call
-                if gradient is None:
-                    rows += [zero] * call.problem.H
-                else:
-                    z = call.z[0].double()[:, at]
-                    rows += (z * along(call, _by_position(gradient, n)[at])).sum(-1)
-                if (bias := call.projection.bias) is not None:
-                    biases.append(
-                        zero if gradient is None else _by_position(gradient, n)[at] @ bias.double()
-                    )
-            rows += biases
-            for other, gradient in zip(
-                self._others, gradients[len(self.paths.heads) :], strict=True
-            ):
-                if gradient is None:
-                    rows.append(zero)
-                else:
-                    written = _by_position(gradient, n) * _by_position(other.written, n)
-                    rows.append(written[at].sum(-1))
-            return torch.stack(rows)
+            for part, of_part in zip(self.written, zip(*gradients, strict=True), strict=True):
+                known = [_by_position(x, n, at) for x in of_part if x is not None]
+                if known:
+                    rows.append(_products(part, torch.stack(known), n, at))
+                else:  # not before these queries or keys
+                    size = len(directions), _count(part), len(range(n)[at])
+                    rows.append(torch.zeros(size, dtype=torch.float64, device=self.q.device))
+            return torch.cat(rows, 1)
 
     def sources(self, of: Side, direction: Tensor, layer: int) -> Tensor:
         """Split the parts of an earlier layer's heads by the token that they read from, (H, T).
@@ -248,11 +240,32 @@ class ScoreRun:
         call = self.paths.heads[layer].call
         values = repeat_heads(call.inputs.v, call.problem.H)[0].double()
         if gradient is None:
-            return torch.zeros(values.shape[:2], dtype=torch.float64)
+            return values.new_zeros(values.shape[:2])
         with torch.no_grad():
             to = along(call, _by_position(gradient, call.problem.Tq))
             weights = Matrix(replace(call.problem, input_dims=4), call.inputs)
             return (values * (weights.T @ to[None])[0].double()).nan_to_num(nan=0.0).sum(-1)
+
+
+def _count(part: HeadsPart | Part) -> int:
+    """Count the components of a part: the heads and the bias of an attention call, or one."""
+    if isinstance(part, Part):
+        return 1
+    return part.call.problem.H + (part.call.projection.bias is not None)
+
+
+def _products(part: HeadsPart | Part, gradients: Tensor, n: int, at: slice) -> Tensor:
+    """Multiply what was written at m of n positions by gradients (K, m, d), (K, components, m)."""
+    if isinstance(part, Part):
+        return (_by_position(part.written, n, at) * gradients).sum(-1).unsqueeze(1)
+    z, projection = part.call.z[0, :, at].double(), part.call.projection
+    if len(gradients) == 1:  # with less memory, (H, m, Dv) for (H, m, d)
+        rows = (z * along(part.call, gradients[0])).sum(-1).unsqueeze(0)
+    else:
+        rows = torch.einsum("hmd,kmd->khm", z @ projection.weight.double(), gradients)
+    if projection.bias is None:
+        return rows
+    return torch.cat([rows, (gradients @ projection.bias.double()).unsqueeze(1)], 1)
 
 
 def along(call: AttentionCall, gradient: Tensor) -> Tensor:
@@ -260,8 +273,8 @@ def along(call: AttentionCall, gradient: Tensor) -> Tensor:
     return torch.einsum("hvd,td->htv", call.projection.weight.double(), gradient)
 
 
-def _by_position(x: Tensor, n: int) -> Tensor:
-    """Return what was written at each position, (n, d). Raises `BadValue` for other positions."""
+def _by_position(x: Tensor, n: int, at: slice = slice(None)) -> Tensor:
+    """Return what was written at some of n positions, (m, d). Raises `BadValue` if n differs."""
     rows = x.detach().reshape(-1, x.shape[-1])
     if len(rows) != n:
         raise BadValue(
@@ -269,4 +282,4 @@ def _by_position(x: Tensor, n: int) -> Tensor:
             "each position of the stream is a query or a key of its own.",
             "pass a model whose layers read all positions, and inputs without a cache.",
         )
-    return rows.double()
+    return rows[at].double()

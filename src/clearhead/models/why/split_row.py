@@ -16,6 +16,8 @@ from ..weights.rotations import Rotary
 from .result import Terms
 from .score_paths import TOLERANCE, Component, ScoreRun, Side
 
+_AT_ONCE = 16  # features whose gradients are in memory
+
 
 class ScoreRow(NamedTuple):
     """The scores of one query, (Tk,) each, in fp64.
@@ -60,7 +62,7 @@ def score_row(run: ScoreRun, i: int, h: int) -> ScoreRow:
         visible = visible & keep.expand(1, p.H, 1, p.Tk)[0, h, 0]
     raw = raw.masked_fill(~visible, 0.0)
     weights = (
-        Matrix(replace(p, input_dims=4), Inputs(run.q.detach(), run.k.detach(), run.v.detach()))
+        Matrix(replace(p, input_dims=4), Inputs(*(x.detach() for x in run.inputs)))
         .rows([i])[0, h, 0]
         .double()
     )
@@ -84,33 +86,34 @@ class SplitRow:
         self.g = h // (p.H // p.G)
         self.q, self.k = (x.detach().double() for x in (run.q[0, h, i], run.k[0, self.g]))
         self.mean_key = torch.where(row.visible.unsqueeze(-1), self.k, 0.0).T @ contrast
-        by_key = run.parts("key", self.direction("key"))
-        by_key = by_key.masked_fill(~row.visible, 0.0)
-        at = slice(i, i + 1)
-        queries = run.parts("query", self.direction("query"), at)[:, 0]
+        self.to_key, self.to_query = p.scale * self.q, p.scale * self.mean_key
+        (by_key,) = self._parts("key", self.to_key[None])
+        (queries,) = self._parts("query", self.to_query[None])
         self.total = contrast @ row.scores
         self._must_sum("keys", by_key, row.raw)
-        self._must_sum("query", queries.unsqueeze(-1), (contrast @ row.raw).reshape(1))
+        self._must_sum("query", queries, (contrast @ row.raw).reshape(1))
         written = [x for x in range(len(by_key)) if bool(by_key[x].any() or queries[x].any())]
         self.indices = torch.tensor(written, device=by_key.device)
         self.components = [run.components[x] for x in written]
-        self.by_key, self.queries = by_key[self.indices], queries[self.indices]
+        self.by_key, self.queries = by_key[self.indices], queries[self.indices, 0]
         if p.bias is not None:
             self.components.append(Component("distance", None, None, ""))
             self.by_key = torch.cat([self.by_key, row.bias[None]])
             self.queries = torch.cat([self.queries, (contrast @ row.bias).reshape(1)])
         self.keys = self.by_key @ contrast
 
-    def direction(self, side: Side) -> Tensor:
-        """Return the direction whose products with the keys, or the query, are scores."""
-        scale = self.run.problem.scale
-        if side == "key":
-            to = torch.zeros_like(self.run.k, requires_grad=False)
-            to[0, self.g] = (scale * self.q).to(to.dtype)
-        else:
-            to = torch.zeros_like(self.run.q, requires_grad=False)
-            to[0, self.h, self.i] = (scale * self.mean_key).to(to.dtype)
+    def _direction(self, side: Side, vector: Tensor) -> Tensor:
+        """Return the direction whose products with the keys, or the query, are those of a vector,
+        (D,), or of one for each key, (Tk, D)."""
+        to = torch.zeros_like(self.run.k if side == "key" else self.run.q, requires_grad=False)
+        to[(0, self.g) if side == "key" else (0, self.h, self.i)] = vector.to(to.dtype)
         return to
+
+    def _parts(self, side: Side, vectors: Tensor) -> Tensor:
+        """Multiply K vectors by what each component wrote, (K, C, Tk) or (K, C, 1)."""
+        at = slice(None) if side == "key" else slice(self.i, self.i + 1)
+        parts = self.run.parts(side, [self._direction(side, x) for x in vectors], at)
+        return parts.masked_fill(~self.row.visible, 0.0) if side == "key" else parts
 
     def _must_sum(self, of: str, parts: Tensor, wanted: Tensor) -> None:
         """Raise `BadValue` unless the parts (C, n) sum to the scores (n,)."""
@@ -127,30 +130,19 @@ class SplitRow:
 
     def sources(self, side: Side, layer: int) -> Tensor:
         """Split the parts of an earlier layer's heads by the token that they read from, (H, T)."""
-        to = self.direction(side)
+        vector = self.to_query
         if side == "key":
-            to[0, self.g] *= self.contrast.to(to.dtype).unsqueeze(-1)
-        return self.run.sources(side, to, layer)
+            vector = self.to_key * self.contrast.unsqueeze(-1)
+        return self.run.sources(side, self._direction(side, vector), layer)
 
-    def query_factors(self) -> Tensor:
-        """Compute the query's vector that each component wrote, (C, D)."""
-        at = slice(self.i, self.i + 1)
-        columns = []
-        for d in range(len(self.q)):
-            to = torch.zeros_like(self.run.q, requires_grad=False)
-            to[0, self.h, self.i, d] = 1.0
-            columns.append(self.run.parts("query", to, at)[self.indices, 0])
-        return torch.stack(columns, -1)
-
-    def key_factors(self) -> Tensor:
-        """Compute the contrast of the keys' vectors that each component wrote, (C, D)."""
-        columns = []
-        for d in range(len(self.q)):
-            to = torch.zeros_like(self.run.k, requires_grad=False)
-            to[0, self.g, :, d] = 1.0
-            parts = self.run.parts("key", to)[self.indices]
-            columns.append(parts.masked_fill(~self.row.visible, 0.0) @ self.contrast)
-        return torch.stack(columns, -1)
+    def factors(self, side: Side) -> Tensor:
+        """Compute what each component wrote of the query, or of the keys' contrast, (C, D)."""
+        weights = self.contrast if side == "key" else self.contrast.new_ones(1)
+        features = torch.eye(len(self.q), dtype=self.q.dtype, device=self.q.device)
+        columns = [
+            self._parts(side, some)[:, self.indices] @ weights for some in features.split(_AT_ONCE)
+        ]
+        return torch.cat(columns).T
 
     @torch.no_grad()
     def terms(self, rotary: Rotary | None) -> Terms:
@@ -178,7 +170,7 @@ class SplitRow:
         """Split the contrast by rotary frequency, (r/2 + 1,); the last is what is not rotated."""
         if rotary is None:
             return None
-        products = self.run.problem.scale * self.q * self.mean_key
+        products = self.to_key * self.mean_key
         r = 2 * len(rotary.frequencies)
         pairs = products[:r].unflatten(0, (-1, 2) if rotary.interleaved else (2, -1))
         summed = pairs.sum(-1 if rotary.interleaved else 0)

@@ -15,7 +15,7 @@ from ...core.functional.sharding import must_not_be_sharded
 from ...core.torch_state import own_dtypes
 from ..follow.divided_weights import weights_must_be_whole
 from ..follow.layers import must_be_module, refuse_compiled
-from ..weights.attention_weights import rotary_in_run
+from ..weights.attention_weights import rotary_of_call
 from ..weights.rotations import Rotary
 from .check import check_parts
 from .result import Why
@@ -23,7 +23,6 @@ from .score_paths import record_scores
 from .split_row import ScoreRow, SplitRow, score_row
 
 AGAINST = ("others", "weights", "nothing")
-_SHORT = 32  # the positions of the run that finds the rotation
 
 
 @torch.inference_mode(False)  # it needs gradients inside torch.no_grad(), too
@@ -67,7 +66,7 @@ def why(
             query, a number one other key, and "nothing" is u = 0, the score itself.
         tokens: the tokens of the text, which the printed sentence names.
         check: also measure what the weight becomes without the largest parts, by path edits
-            (`edits.path`). It runs the model about three times for each of six parts.
+            (`edits.path`). It runs the model eight times, up to the layer or to its end.
 
     With a soft cap, parts sum to what enters the cap. Raises `BadValue` if parts miss a score by
     more than 1e-4 of their absolute sum (8 roundings in 16-bit types). Raises it for an operation
@@ -107,7 +106,7 @@ def why(
         rotary: Rotary | None = None
         remarks: tuple[str, ...] = ()
         try:
-            rotary = rotary_in_run(model, _beginning(inputs), layer)
+            rotary = rotary_of_call(model, run.paths.attention, run.paths.inside)
             terms, frequencies = split.terms(rotary), split.frequencies(rotary)
         except BadValue as error:
             terms, frequencies, remarks = None, None, (f"{error.gave} So there are no four terms.",)
@@ -124,8 +123,7 @@ def why(
             remarks, _split=split,
         )  # fmt: skip
         if check:
-            checks = check_parts(model, inputs, result, split, row)
-            result = replace(result, checks=checks)
+            result = replace(result, checks=check_parts(model, inputs, result, split))
     return result
 
 
@@ -173,12 +171,3 @@ def _contrast(row: ScoreRow, i: int, key: int | None, against: str | int) -> Ten
 def _numbers(visible: Tensor) -> str:
     numbers = visible.nonzero().flatten().tolist()
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-
-
-def _beginning(inputs: Any) -> dict[str, Any] | Tensor:
-    """Return the first positions of the inputs, for a short run."""
-    if isinstance(inputs, Tensor):
-        return inputs[:, :_SHORT]
-    return {
-        n: x[:, :_SHORT] if isinstance(x, Tensor) and x.dim() == 2 else x for n, x in inputs.items()
-    }
