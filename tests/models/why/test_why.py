@@ -169,6 +169,39 @@ def test_a_planted_induction_circuit_is_read_back():
     assert why.terms.match > 0.75 * why.contrast
 
 
+def test_pairs_are_the_bilinear_form_of_autograd_in_float64():
+    """Without norms, a score is the second derivative along two parts of the stream."""
+    model = randomised(Two()).double()
+    layer, first = model.second, model.first
+    why = ch.why(model, ids(), layer=1, head=1, query=6, key=2, against=4)
+    with torch.no_grad(), ch.watch(model, outputs=True) as recording:
+        model(ids()[None])
+    z, W = recording[0].output[0], first.out_proj.weight.T.reshape(2, 5, 13)
+    parts = {
+        "embedding tokens": model.tokens.weight[ids()],
+        "embedding positions": model.positions.weight[:T],
+        "L0H0": z[0] @ W[0], "L0H1": z[1] @ W[1],
+        "bias first.out_proj": first.out_proj.bias.expand(T, -1),
+    }  # fmt: skip
+
+    def contrast(of_query, of_key):
+        q, k = layer.W_query(of_query)[6, 5:], layer.W_key(of_key)[[2, 4], 5:]
+        return (k[0] - k[1]) @ q / 5**0.5
+
+    zero = torch.zeros(T, 13, dtype=torch.float64)
+    form = torch.autograd.functional.hessian(
+        lambda x: contrast(x[0], x[1]), torch.stack([zero, zero])
+    )[0, :, :, 1]
+    names = [str(c) for c in why.components]
+    largest, pairs = float(why.key_parts.abs().max()), why.pairs().double()
+    for i, a in enumerate(names):
+        for j, b in enumerate(names):
+            if a in parts and b in parts:
+                expected = torch.einsum("td,tdse,se->", parts[a], form, parts[b]).detach()
+                assert abs(float(expected - pairs[i, j])) < 1e-6 * largest
+    assert {*parts} < {*names}
+
+
 def test_the_distance_of_alibi_is_a_part():
     model = randomised(Two(second={"bias": ch.alibi()}))
     why = ch.why(model, ids(), layer=1, head=1, query=6, key=5)
@@ -258,6 +291,40 @@ def test_functions_on_the_way_of_the_keys_are_refused(gate):
     ):
         ch.why(model, ids(), layer=1, head=0, query=5, key=3)
     assert ch.why(model, ids(), layer=0, head=0, query=5, key=3).weight > 0  # not on its way
+
+
+class InPlace(nn.Module):
+    """Changes the first two features of the keys in a copy of them."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, k):
+        changed = k * 1.0
+        self.change(changed[..., :2], k[..., 2:4])
+        return changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda view, other: view.relu_(),
+        lambda view, other: view.clamp_(-100, 100),
+        lambda view, other: view.mul_(other),
+        lambda view, other: view.copysign_(other),
+    ],
+)
+def test_a_function_in_place_on_a_part_of_the_keys_is_refused(change):
+    model = randomised(Two(second={"between": InPlace(change)}))
+    with pytest.raises(BadValue, match="a function in place on a part of a tensor is between"):
+        ch.why(model, ids(), layer=1, head=0, query=5, key=3)
+
+
+def test_a_copy_into_a_part_of_the_keys_is_linear():
+    model = randomised(Two(second={"between": InPlace(lambda view, other: view.copy_(other))}))
+    why = ch.why(model, ids(), layer=1, head=0, query=5, key=3)
+    assert abs(float(why.key_parts.sum()) - why.contrast) < 1e-4
 
 
 class Constant(nn.Module):

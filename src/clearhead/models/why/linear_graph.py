@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # The operands of a product, of which one may depend on the leaves; of a quotient only the first.
@@ -16,9 +17,8 @@ _PRODUCTS = {
     "Mul": (0, 1), "Mm": (0, 1), "Bmm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2),
     "Addbmm": (1, 2), "Baddbmm": (1, 2), "Linear": (0, 1), "Div": (1,), "Addcmul": (1, 2),
 }  # fmt: skip
-# `CopySlices` writes into a view. It may hide a function in place, which the sum then reveals.
 _LINEAR = {
-    "Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "ToCopy", "Copy", "CopySlices", "CopyBackwards",
+    "Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "ToCopy", "Copy", "CopyBackwards",
     "Clone", "Alias", "View", "UnsafeView", "ReshapeAlias", "Reshape", "AsStrided", "T",
     "Transpose", "Permute", "Expand", "Repeat", "Squeeze", "Unsqueeze", "Slice", "Select", "Split",
     "SplitWithSizes", "Unbind", "Unsafe_Split", "UnsafeSplit", "Chunk", "Narrow", "Cat", "Stack",
@@ -52,6 +52,26 @@ def nonlinear_step(x: Tensor, leaves: Sequence[Tensor]) -> str | None:
                 factors = [depends[i] for i in _PRODUCTS[kind] if i < len(depends)]
                 if sum(factors) > (len(factors) > 1):
                     return f"{kind} of two parts of the stream"
-            elif kind not in _LINEAR:
+            elif kind == "CopySlices" and not _copies(node):
+                return "a function in place on a part of a tensor"
+            elif kind not in _LINEAR | {"CopySlices"}:
                 return kind
     return None
+
+
+def _copies(node: Any) -> bool:
+    """Does `CopySlices`, which writes into a view, only copy a tensor?
+
+    The node does not name what it does. The gradients of a copy are numbers that the node receives,
+    or 0 where they were overwritten.
+    """
+    written = node._input_metadata[0]
+    shape = torch.Size(written.shape)
+    received = torch.arange(shape.numel(), device=written.device) % 97 + 1
+    received = received.reshape(shape).to(written.dtype)
+    gradients = node(received)
+    if not isinstance(gradients, tuple) or gradients[1] is None:
+        return False  # a function of the view alone
+    before, copied = gradients
+    moved = before is None or bool(((before == received) | (before == 0)).all())
+    return moved and bool(torch.isin(copied, received).all())
