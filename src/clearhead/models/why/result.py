@@ -173,15 +173,18 @@ class Why(ShownInNotebook, Savable):
         )
 
     def sentence(self) -> str:
-        """Name the component that wrote the largest part of the key, or the distance if the term
-        `position` is larger and more than half of the contrast."""
-        best = int(self.key_parts.argmax())
+        """Name the component that wrote the largest part of the key with the sign of the contrast,
+        or the distance if the term `position` is larger and more than half of the contrast."""
+        sign = 1 if self.contrast > 0 else -1
+        best = int((sign * self.key_parts).argmax())
         reason, part = self._wrote(self.components[best]), float(self.key_parts[best])
-        if self.terms is not None and self.terms.position > max(part, self.contrast / 2):
-            reason, part = "of its distance", self.terms.position
+        position = 0.0 if self.terms is None else self.terms.position
+        if sign * position > max(sign * part, sign * self.contrast / 2):
+            reason, part = "of its distance", position
         return (
-            f"L{self.layer}H{self.head} at {self._named(self.query)} looks at {self._target()} "
-            f"because {reason}: {part:.1f} of {self.contrast:.1f}."
+            f"L{self.layer}H{self.head} at {self._named(self.query)} looks "
+            f"{'at' if sign > 0 else 'away from'} {self._target()} because {reason}: {part:.1f} of "
+            f"{self.contrast:.1f}."
         )
 
     def _target(self) -> str:
