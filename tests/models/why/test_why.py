@@ -360,3 +360,8 @@ def test_wrong_arguments_are_refused(model, wrong, says):
 def test_several_texts_are_refused(model):
     with pytest.raises(BadValue, match="2 texts"):
         ch.why(model, ids()[None].expand(2, -1), layer=1, head=0, query=5, key=3)
+
+
+def test_a_model_without_attention_is_refused():
+    with pytest.raises(BadValue, match="The Linear made no attention call"):
+        ch.why(nn.Linear(T, 3), torch.ones(1, T), layer=0, head=0, query=5)

@@ -25,10 +25,9 @@ from ...core.problem.problem import Inputs, Problem, repeat_heads
 from ...core.torch_state import loadable
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
-from ..follow.layers import no_attention_call
 from ..follow.random_numbers import no_random_numbers
 from ..follow.recorded_run import AttentionCall, ModuleRun
-from ..follow.run import ModelFollower
+from ..inspect.watch import watch
 from ..weights.direct_paths import DirectPaths, HeadsPart, Part, cut
 from ..weights.logit_attribution import block_of
 from ..weights.norms import is_norm
@@ -116,35 +115,22 @@ def _is_table(module: nn.Module) -> bool:
     )
 
 
-class _Calls(ModelFollower):
-    """Collects the module of each attention call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self.modules: list[str] = []
-
-    def receive(self, call: FollowedCall) -> None:
-        if self.running.inside:
-            self.modules.append(self.running.next_call()[1])
-
-
 def record_scores(model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: int) -> "ScoreRun":
     """Run the model twice: to find the module of the layer, and to record the parts.
 
     Raises `BadValue` for a layer that does not exist, more than one text, and an operation between
     the stream and the scores that is not linear.
     """
-    calls = _Calls(model)
     with no_random_numbers(model):
-        with torch.no_grad(), calls.followed():
-            one = inputs[:, :1] if isinstance(inputs, Tensor) and inputs.dim() == 2 else inputs
+        with torch.no_grad(), watch(model, stats=[]) as calls:
+            one = inputs
+            if isinstance(inputs, Tensor) and not inputs.is_floating_point():  # ids
+                one = inputs[:, :1]
             run_with_known_ids(model, fresh(one))
-        if not calls.modules:
-            raise no_attention_call(model, "why reads an attention call of a model.")
-        count = len(calls.modules)
+        modules, count = [call.module for call in calls], len(calls)
         rule = f"the model makes {count} attention calls, 0 to {count - 1}."
         layer = as_index("Layer", layer, count, rule, "pass one of these.")
-        paths = ScorePaths(model, layer, calls.modules[layer])
+        paths = ScorePaths(model, layer, modules[layer])
         with suppress(_Reached), paths.recorded():
             run_with_known_ids(model, fresh(inputs))
     problem, received = paths.target.problem, paths.target.inputs
@@ -154,13 +140,13 @@ def record_scores(model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: i
             "it reads one score of one text.",
             "call why once for each text, without padding.",
         )
-    run = ScoreRun(model, calls.modules, paths, problem, received)
+    run = ScoreRun(model, modules, paths, problem, received)
     for of, x in ("queries", run.q), ("keys", run.k):
         step = nonlinear_step(x, run.leaves) if x.requires_grad else "a cache, or a graph that ends"
         if step is not None:
             raise BadValue(
                 f"In the {type(model).__name__}, {step} is between the stream and the {of} of "
-                f"{calls.modules[layer]}.",
+                f"{modules[layer]}.",
                 "only sums, products with constants, norms, linear modules and rotations may be.",
                 "no other score is a sum of parts; choose a layer without it, and pass no cache.",
             )

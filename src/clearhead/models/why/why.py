@@ -131,9 +131,11 @@ def _contrast(row: ScoreRow, i: int, key: int | None, against: str | int) -> Ten
     """Return e - u, (Tk,): the key or the weights, minus what they are compared with."""
     seen = int(row.visible.sum())
     if key is not None and not bool(row.visible[key]):
+        keys = row.visible.nonzero().flatten().tolist()
+        some = f"{', '.join(map(str, keys[:8]))}{', ...' if seen > 8 else ''}"
         raise BadValue(
             f"Query {i} may not look at key {key}.",
-            f"it looks at {seen} keys: {_numbers(row.visible)}.",
+            f"it looks at {seen} keys: {some}.",
             "pass one of these.",
         )
     total = row.weights.sum()
@@ -166,8 +168,3 @@ def _contrast(row: ScoreRow, i: int, key: int | None, against: str | int) -> Ten
     if against == "weights":
         return of - row.weights / total
     return of - others.double() / others.sum()
-
-
-def _numbers(visible: Tensor) -> str:
-    numbers = visible.nonzero().flatten().tolist()
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
