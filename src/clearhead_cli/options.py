@@ -1,6 +1,7 @@
 """Options that several commands share, and their checks."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,10 @@ Text = Annotated[
         metavar="TEXT",
         help="A text, or the path of a text file; - or nothing reads standard input.",
     ),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(help="A Hugging Face checkpoint, a GGUF file, or a storyteller (the default)."),
 ]
 MaskText = Annotated[
     str,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .options import Text
+from .options import Model, Text
 from .output import say, say_loading
 from .text_input import read_text
 
@@ -21,12 +21,7 @@ EXAMPLE = (
 
 def serve(
     text: Text = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Hugging Face checkpoint, a GGUF file, or a storyteller (the default)."
-        ),
-    ] = None,
+    model: Model = None,
     survey: Annotated[
         Path | None,
         typer.Option(help="The folder of a survey of the model: explore its heads and examples."),

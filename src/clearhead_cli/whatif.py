@@ -1,12 +1,11 @@
 """`clearhead whatif`: run a model on a text without and with edits of attention."""
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import Text
+from .options import Model, Text
 from .output import say_loading
 from .text_input import read_text
 
@@ -20,12 +19,7 @@ EDGES = "EDGES is a mask, as in --mask, or 'QUERY -> KEY', tokens or their posit
 
 def whatif(
     text: Text = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Hugging Face checkpoint, a GGUF file, or a storyteller (the default)."
-        ),
-    ] = None,
+    model: Model = None,
     knock_out: Annotated[
         list[str] | None,
         typer.Option(

@@ -1,12 +1,11 @@
 """`clearhead why`: split the score of a token and the token that a head looks at."""
 
 import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .options import Text
+from .options import Model, Text
 from .output import say_loading
 from .text_input import read_text
 from .whatif import positions_of
@@ -14,12 +13,7 @@ from .whatif import positions_of
 
 def why(
     text: Text = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Hugging Face checkpoint, a GGUF file, or a storyteller (the default)."
-        ),
-    ] = None,
+    model: Model = None,
     head: Annotated[str, typer.Option(metavar="HEAD", help="The layer and head: L1H3.")] = "",
     at: Annotated[
         str, typer.Option(metavar="WORD", help="The token that looks: its last place, or a number.")

@@ -105,7 +105,7 @@ class SplitRow:
     def _direction(self, side: Side, vector: Tensor) -> Tensor:
         """Return the direction whose products with the keys, or the query, are those of a vector,
         (D,), or of one for each key, (Tk, D)."""
-        to = torch.zeros_like(self.run.k if side == "key" else self.run.q, requires_grad=False)
+        to = torch.zeros_like(self.run.k if side == "key" else self.run.q)
         to[(0, self.g) if side == "key" else (0, self.h, self.i)] = vector.to(to.dtype)
         return to
 
