@@ -7,6 +7,7 @@ weights with a sink, is stored.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +22,20 @@ from .steps import number_settings, step_data
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # errors of float32 sums, of a number and of the largest one
 
 
-def exact_heads(report: Report, begin: Opening | None, most_bytes: int) -> list[list[int]]:
+class ExactHeads(NamedTuple):
+    """The heads of a layer with every step on the page, and the steps that the script computes."""
+
+    heads: list[int]
+    computed: set[str]
+
+
+def exact_heads(report: Report, begin: Opening | None, most_bytes: int) -> list[ExactHeads]:
     """Return the heads of each layer with every step on the page: as many as fit, the clearest
     first."""
     chosen: list[list[int]] = [[] for _ in report.layers]
     groups: list[set[int]] = [set() for _ in report.layers]
-    stored = [_bytes(layer) for layer in report.layers]
+    computed = [computed_steps(layer) for layer in report.layers]
+    stored = [_bytes(*pair) for pair in zip(report.layers, computed, strict=True)]
     for at, head in dict.fromkeys((x.layer, x.head) for x in _ranked(report, begin)):
         layer = report.layers[at]
         if head not in layer.traced_heads:
@@ -38,7 +47,7 @@ def exact_heads(report: Report, begin: Opening | None, most_bytes: int) -> list[
             most_bytes -= cost
             chosen[at].append(head)
             groups[at].add(group)
-    return [sorted(heads) for heads in chosen]
+    return [ExactHeads(sorted(x), steps) for x, steps in zip(chosen, computed, strict=True)]
 
 
 def _ranked(report: Report, begin: Opening | None) -> Iterator[Head]:
@@ -50,9 +59,8 @@ def _ranked(report: Report, begin: Opening | None) -> Iterator[Head]:
     yield from sorted(report.heads, key=lambda head: not head.roles)
 
 
-def _bytes(layer: Layer) -> tuple[int, int]:
+def _bytes(layer: Layer, computed: set[str]) -> tuple[int, int]:
     """Return the bytes of the stored steps of a head, and of a key head."""
-    computed = computed_steps(layer)
     sizes = {"h": 0, "g": 0}
     for step in layer.trace or ():
         axes = step.axes.split()
@@ -116,10 +124,10 @@ def _spans(masked: Step) -> Tensor | None:
     return torch.stack([first, after]) if bool((allowed == spans).all()) else None
 
 
-def steps_of_heads(layer: Layer, heads: list[int]) -> list[schema.Step]:
+def steps_of_heads(layer: Layer, exact: ExactHeads) -> list[schema.Step]:
     """Return the steps of some of the traced heads as data for the script."""
     assert layer.trace is not None
-    computed = computed_steps(layer)
+    heads, computed = exact
     full = {"h": len(layer.heads), "g": layer.key_heads}
     traced = {"h": list(layer.traced_heads)}
     traced["g"] = sorted({_group(layer, head) for head in traced["h"]})

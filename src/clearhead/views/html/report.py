@@ -19,7 +19,7 @@ from ...models.report import Layer, Report
 from ...models.report.opening import Opening, opening
 from . import schema
 from .document import document, encoded, fields_of, table, write
-from .exact_steps import exact_heads, steps_of_heads
+from .exact_steps import ExactHeads, exact_heads, steps_of_heads
 from .live import model_data
 from .schema import Host
 from .steps import number_settings, sizes, spelling_of, steps_withheld, trace_data
@@ -137,7 +137,7 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
     is_complete = step_bytes <= budget.all_steps and all(
         len(x.traced_heads) == len(x.heads) for x in report.layers
     )
-    exact: list[list[int]] | None = None
+    exact: list[ExactHeads] | None = None
     if not is_complete:
         exact = exact_heads(report, begin, budget.steps)
     data: schema.Snapshot = {
@@ -196,11 +196,11 @@ class _Page(NamedTuple):
     begin: Opening | None
 
 
-def _layer(layer: Layer, page: _Page, exact: list[int] | None) -> schema.Layer:
+def _layer(layer: Layer, page: _Page, exact: ExactHeads | None) -> schema.Layer:
     """Return a layer as data for the script, in the format of a trace.
 
     It has every step of every head if `exact` is None, or else maps, the largest weights of
-    queries, and the steps of the heads in `exact`.
+    queries, and the steps of the heads of `exact`.
     """
     if exact is None:
         assert layer.trace is not None
@@ -227,7 +227,7 @@ def _norms(layer: Layer, page: _Page) -> schema.LayerNorms:
     return {"norms": encoded((norms / top * 65535).round(), "u2")}
 
 
-def _pooled_layer(layer: Layer, page: _Page, exact: list[int]) -> schema.Layer:
+def _pooled_layer(layer: Layer, page: _Page, exact: ExactHeads) -> schema.Layer:
     trace, Tq, Tk = layer.trace, layer.queries, layer.received.shape[-1]
     size = {"h": len(layer.heads), "q": Tq, "k": Tk}
     steps = [_weights_step(layer)]
@@ -237,7 +237,7 @@ def _pooled_layer(layer: Layer, page: _Page, exact: list[int]) -> schema.Layer:
     pooled = pool(layer.pooled, page.side, Tq)
     weights = next(step for step in steps if step["name"] == "weights")
     weights["map"] = _shades(pooled, pool(layer.allowed.float(), page.side, Tq) > 0)
-    if min(page.fine, *layer.pooled.shape[-2:]) > page.side and not exact:
+    if min(page.fine, *layer.pooled.shape[-2:]) > page.side and not exact.heads:
         head = max(layer.heads, key=lambda head: head.number).head
         of_head, allowed = (
             pool(x, page.fine, Tq) for x in (layer.pooled[head], layer.allowed.float())
