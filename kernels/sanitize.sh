@@ -6,7 +6,7 @@ set -eu
 python=$1 folder=$2
 shift 2
 root=$(cd "$(dirname "$0")/.." && pwd)
-tests="$root/tests/engines/cpu"
+tests="$root/tests/core/engines/cpu"
 build="$folder/build" package="$folder/package"
 "$python" -m pip --quiet wheel --no-deps --wheel-dir "$folder" \
   --config-settings "build-dir=$build" --config-settings cmake.define.CLEARHEAD_SANITIZE=ON "$root"

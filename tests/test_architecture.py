@@ -279,6 +279,17 @@ def test_the_shell_starts_without_the_package():
             assert not {name for name in named if name.split(".")[0] in ("clearhead", "torch")}
 
 
+def test_scripts_name_files_that_exist():
+    """A file that moved is also moved in shell scripts, the Makefile, workflows and settings."""
+    names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
+    folders = "|".join(sorted({name.split("/")[0] for name in names if "/" in name}))
+    path = re.compile(rf"(?<![\w./$-])(?:\$root/|\./)?((?:{folders})/[\w./-]*\w)")
+    scripts = [n for n in names if Path(n).suffix in (".sh", ".toml", ".yml", ".yaml")]
+    for script in [*scripts, "Makefile", ".ci/run", "CMakeLists.txt"]:
+        for name in path.findall((ROOT / script).read_text()):
+            assert "node_modules" in name or (ROOT / name).exists(), f"{script} names {name}"
+
+
 def test_nothing_is_called_utils():
     assert not [p for p in PACKAGE.rglob("*") if p.stem in ("utils", "common", "helpers", "misc")]
 
