@@ -1,7 +1,7 @@
 """Print digests of the outputs, gradients and statistics of every engine, bit for bit.
 
-    python bench/digest.py            # a line for each engine, instruction set and dtype
-    python bench/digest.py --triton   # also the Triton kernels, interpreted (minutes)
+    python -m bench.digest            # a line for each engine, instruction set and dtype
+    python -m bench.digest --triton   # also the Triton kernels, interpreted (minutes)
 
 Two versions of the code that print the same lines compute the same bits on this machine. Run it
 before and after a change that should not change numbers.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.core.engines.cpu import extension
-from clearhead.testing import PROBLEMS, Case
+from tests.problems import PROBLEMS, Case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 STATISTICS = (
@@ -83,7 +83,7 @@ def main() -> None:
         print_digests(engine, engine)
     if arguments.triton:
         interpreted = {**os.environ, "TRITON_INTERPRET": "1"}
-        subprocess.run([sys.executable, __file__], env=interpreted, check=True)
+        subprocess.run([sys.executable, "-m", "bench.digest"], env=interpreted, check=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ HOUSE = {
     "hf": 1915,
     "distributed": 2610,
     "nn": 1145,
-    "testing": 140,
     "core": 10210,
 }
 WINGS = {  # the rooms inside a room, from the top down

@@ -10,10 +10,10 @@ from clearhead.distributed import Layout, sharded
 from clearhead.distributed.block import Block
 from clearhead.distributed.decode import TURN, Decoding, decode_step
 from clearhead.distributed.layouts import layout_of
-from clearhead.testing import within_yardstick
 from tests.distributed.processes import on_processes
 from tests.distributed.threads import on_ranks
 from tests.hf.test_models import build
+from tests.problems import within_yardstick
 
 PROBLEMS = {
     "everything": {},

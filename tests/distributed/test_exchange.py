@@ -12,10 +12,10 @@ from clearhead.distributed import Layout
 from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.exchange import OfHeads, of_teams
 from clearhead.distributed.layouts import head_tail
-from clearhead.testing import PROBLEMS, make
 from tests.distributed.test_ring import LAYOUTS, check
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
+from tests.problems import PROBLEMS, make
 
 
 def can_exchange(name: str) -> bool:

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import clearhead as ch
 from clearhead.distributed import RankLost, local, shard, unshard
-from clearhead.testing import PROBLEMS
 from tests.core.engines.test_engines import forward_and_back, wanting
 from tests.distributed.processes import on_processes
+from tests.problems import PROBLEMS
 
 HEADS = 1, 2  # ranks in a team, which exchange heads for sequence
 CASES = ["grouped", "window", "documents", "scattered", "sinks", "soft cap", "alibi", "large"]

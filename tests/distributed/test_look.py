@@ -12,9 +12,9 @@ from clearhead.core.stats import map_tensors
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call
 from clearhead.distributed.look import look_over_ranks
-from clearhead.testing import PROBLEMS
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
+from tests.problems import PROBLEMS
 
 GROUPS = {"start": ch.prefix(3), "local": ch.window(before=2, after=1, align="end")}
 ROWS = ["lse", "max", "entropy", "effective"]

@@ -19,8 +19,8 @@ from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call, attend
 from clearhead.distributed.look import look_over_ranks
-from clearhead.testing import within_yardstick
 from tests.distributed.threads import on_ranks
+from tests.problems import within_yardstick
 
 RING = 3816 // 8
 ZIGZAG = 3824 // 8

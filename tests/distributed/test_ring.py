@@ -11,11 +11,11 @@ from clearhead.core.problem.biases import TensorBias
 from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout, by_document, contiguous, head_tail, local
 from clearhead.distributed.attention import Call, attend, gathered
-from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 from tests.core.engines.test_engines import forward_and_back, wanting
 from tests.core.masks.test_masks import masks
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
+from tests.problems import PROBLEMS, Case, make, naive_attention, within_yardstick
 
 LAYOUTS = {
     "contiguous": contiguous,

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 import clearhead as ch
 from clearhead.core.engines import BY_NAME, ENGINES, TRITON, tiled
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.testing import PROBLEMS, Case, make, naive_attention, within_yardstick
 from tests.pairs import pairs
+from tests.problems import PROBLEMS, Case, make, naive_attention, within_yardstick
 
 # On a CPU the Triton kernels run in Triton's interpreter, in a separate process
 # (tests/core/engines/gpu/triton/test_triton.py).

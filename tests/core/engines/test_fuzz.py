@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 import clearhead as ch
 from clearhead.core.engines.cpu import Cpu
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.testing import naive_attention, within_yardstick
+from tests.problems import naive_attention, within_yardstick
 
 pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
 

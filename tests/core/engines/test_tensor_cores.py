@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 import clearhead as ch
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.testing import naive_attention, within_yardstick
 from tests.core.stats.test_stats import assert_same, dense
+from tests.problems import naive_attention, within_yardstick
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

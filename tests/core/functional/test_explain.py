@@ -10,7 +10,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.core.engines import ENGINES
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.testing import PROBLEMS
+from tests.problems import PROBLEMS
 
 ALWAYS = ("query", "key", "value", "scores", "weights", "output")
 SHAPES = {

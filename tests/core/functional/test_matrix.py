@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
-from clearhead.testing import PROBLEMS
+from tests.problems import PROBLEMS
 
 room = importlib.import_module(
     "clearhead.core.functional.matrix"

@@ -49,9 +49,9 @@ from clearhead.core.stats import (
 from clearhead.core.stats.parse import BY_NAME, EXAMPLES, is_per_query
 from clearhead.core.stats.statistic import RowStatistic
 from clearhead.core.stats.top_scores import top_of_tile
-from clearhead.testing import PROBLEMS, make
 from tests.fresh_process import run_program
 from tests.memory import needs_peak
+from tests.problems import PROBLEMS, make
 
 tiles = importlib.import_module("clearhead.core.stats.sweep")
 

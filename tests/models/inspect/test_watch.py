@@ -13,9 +13,9 @@ import clearhead as ch
 from clearhead.core.engines import ENGINES
 from clearhead.core.errors import BadType, BadValue
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.testing import PROBLEMS
 from tests.fresh_process import run_program
 from tests.pairs import pairs
+from tests.problems import PROBLEMS
 
 EVERYTHING = ["lse", "max", "entropy", "effective", "received", ch.pooled(3, 4)]
 

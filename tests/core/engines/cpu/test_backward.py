@@ -11,7 +11,6 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead.core.engines.cpu import Cpu, backward, operator
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
 from tests.core.engines.cpu.test_kernels import (
     DTYPES,
     LENGTHS,
@@ -27,6 +26,7 @@ from tests.core.engines.test_engines import forward_and_back, wanting
 from tests.fresh_process import run_program
 from tests.memory import needs_peak
 from tests.pairs import pairs
+from tests.problems import PROBLEMS, Case, naive_attention, within_yardstick
 
 pytest.importorskip("clearhead._kernels", reason="built without a C++ compiler")
 

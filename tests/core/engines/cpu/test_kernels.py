@@ -28,10 +28,10 @@ from clearhead.core.engines import cpu
 from clearhead.core.engines.cpu import call, extension, operator
 from clearhead.core.engines.cpu.stats import Sums
 from clearhead.core.problem.check import Options, make_problem
-from clearhead.testing import PROBLEMS, Case, naive_attention, within_yardstick
 from tests.fresh_process import run_program
 from tests.memory import needs_peak
 from tests.pairs import pairs
+from tests.problems import PROBLEMS, Case, naive_attention, within_yardstick
 
 core = pytest.importorskip("clearhead._kernels", reason="clearhead is installed without kernels")
 LEVELS = [name for name, _, present in core.levels() if present]

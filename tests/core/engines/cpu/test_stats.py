@@ -13,7 +13,6 @@ from clearhead.core.engines import compute_stats
 from clearhead.core.engines.cpu import Cpu, stats_backward
 from clearhead.core.problem.check import Options, make_problem
 from clearhead.core.stats import parse_stats, sweep
-from clearhead.testing import PROBLEMS
 from tests.core.engines.cpu.test_kernels import (
     LEVELS,
     draw,
@@ -31,6 +30,7 @@ from tests.core.stats.test_stats import (
     tiles,
 )
 from tests.pairs import pairs
+from tests.problems import PROBLEMS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -20,8 +20,8 @@ from clearhead.core.masks import Grid
 from clearhead.core.problem.biases import TensorBias
 from clearhead.core.problem.check import Options, make_problem
 from clearhead.core.stats import map_tensors, parse_stats
-from clearhead.testing import PROBLEMS
 from tests.core.stats.test_stats import assert_same, dense, everything_for, flat
+from tests.problems import PROBLEMS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .core.masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
-from .core.problem.biases import Bias, alibi, bias
-from .core.problem.check import Options, make_problem
+from clearhead.core.masks import Causal, Mask, dense, documents, everything, lengths, prefix, window
+from clearhead.core.problem.biases import Bias, alibi, bias
+from clearhead.core.problem.check import Options, make_problem
 
 
 @dataclass(frozen=True, eq=False)
