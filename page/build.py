@@ -1,8 +1,8 @@
 """Build the pages: `make page`. Users need neither this nor Node.js, only its results.
 
 `src/schema.d.ts` declares the data of a page, from `views/html/schema.py`. esbuild bundles each
-entry point and its imports, and Python writes the bundle into every page. The first line of a
-bundle has a digest of all sources, with which a test checks that it is current.
+entry point, of scripts or of styles, and its imports, and Python writes the bundle into every page.
+The first line of a bundle has a digest of all sources, with which a test checks that it is current.
 """
 
 import hashlib
@@ -20,6 +20,8 @@ SCHEMA = FOLDER / "src" / "schema.d.ts"
 BUNDLES = {  # the entry point of each
     Path(str(PAGE)) / "page.js": "src/page.js",
     Path(str(PAGE)) / "survey.js": "src/survey/survey.js",
+    Path(str(PAGE)) / "page.css": "src/page.css",
+    Path(str(PAGE)) / "survey.css": "src/survey/survey.css",
 }
 ESBUILD = (
     "node_modules/.bin/esbuild --bundle --format=iife --global-name=clearhead "
@@ -30,19 +32,27 @@ ESBUILD = (
 def bundle(entry: str) -> str:
     """Build and return the bundle of an entry point."""
     built = subprocess.run(
-        [*ESBUILD, entry], cwd=FOLDER, check=True, stdout=subprocess.PIPE, encoding="utf-8"
+        [*_command(entry), entry], cwd=FOLDER, check=True, stdout=subprocess.PIPE, encoding="utf-8"
     )
-    return f"{first_line()}\n{built.stdout}"
+    return f"{first_line(entry)}\n{built.stdout}"
 
 
-def first_line() -> str:
+def first_line(entry: str) -> str:
     """Return a comment with a digest of the sources and of the command that bundles them."""
-    sources = [FOLDER / "package-lock.json", *sorted(FOLDER.glob("src/**/*.js"))]
-    digest = hashlib.sha256(" ".join(ESBUILD).encode())
+    kind = Path(entry).suffix
+    sources = [FOLDER / "package-lock.json", *sorted(FOLDER.glob(f"src/**/*{kind}"))]
+    digest = hashlib.sha256(" ".join(_command(entry)).encode())
     for path in sources:
         text = path.read_text(encoding="utf-8")
         digest.update(f"\0{path.relative_to(FOLDER).as_posix()}\0{text}".encode())
-    return f"// Made by `make page` from the sources {digest.hexdigest()}; do not edit."
+    begin, end = ("// ", "") if kind == ".js" else ("/* ", " */")
+    made = f"Made by `make page` from the sources {digest.hexdigest()}; do not edit."
+    return f"{begin}{made}{end}"
+
+
+def _command(entry: str) -> list[str]:
+    """Return the command for an entry point. Styles lose white space; scripts stay readable."""
+    return [*ESBUILD, "--minify-whitespace"] if entry.endswith(".css") else ESBUILD
 
 
 # ---- the data as TypeScript ----------------------------------------------------------
