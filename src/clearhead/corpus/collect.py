@@ -12,7 +12,7 @@ from ..core.functional.ambient import FollowedCall
 from ..core.functional.sharding import statistics_of
 from ..core.masks import Mask
 from ..core.problem.problem import Inputs, Problem
-from ..core.stats import Statistic, TopWeights, Varying
+from ..core.stats import Statistics, TopWeights, Varying
 from ..models.follow.uniform import uniform_call
 from ..models.inspect.recording import Call
 from ..models.inspect.watcher import Watcher
@@ -67,7 +67,7 @@ class Collector:
         self.linked, self.tokens = (Pile(merged, np.zeros(0, LINK)) for _ in range(2))
         self.bins = slices_of([metric.bins for metric in metrics])
 
-    def begin(self, batch: Batch) -> tuple[Statistic, ...]:
+    def begin(self, batch: Batch) -> Statistics:
         """Begin a batch. Returns the statistics to compute."""
         self.batch = batch
         for metric in self.metrics:

@@ -24,6 +24,7 @@ from ..core.stats import (
     Partial,
     Result,
     Statistic,
+    Statistics,
     TopWeights,
     exact_rows,
     map_tensors,
@@ -111,7 +112,7 @@ def look_over_ranks(
         )
 
 
-def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
+def must_merge_over_ranks(statistics: Statistics) -> None:
     """Raise `BadValue` for statistics that cannot be merged over ranks."""
     for s in statistics:
         if s.sweep == "second" and s.name not in MERGED:
@@ -123,9 +124,7 @@ def must_merge_over_ranks(statistics: tuple[Statistic, ...]) -> None:
 
 
 @torch.no_grad()
-def shard_statistics(
-    ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> dict[str, Result]:
+def shard_statistics(ring: Ring, inputs: Inputs, statistics: Statistics) -> dict[str, Result]:
     """Compute the statistics of this rank's queries and keys; `pooled` and `exact_rows` are
     complete."""
     if not statistics:
@@ -144,7 +143,7 @@ def shard_statistics(
 
 
 def gather_statistics(
-    ring: Ring, statistics: tuple[Statistic, ...], results: dict[str, Result]
+    ring: Ring, statistics: Statistics, results: dict[str, Result]
 ) -> dict[str, Result]:
     """Gather the statistics of all positions on every rank."""
     layouts = {"queries": ring.routes.queries, "keys": ring.routes.keys}
@@ -158,7 +157,7 @@ def gather_statistics(
 
 
 def _of_blocks(
-    ring: Ring, inputs: Inputs, statistics: tuple[Statistic, ...]
+    ring: Ring, inputs: Inputs, statistics: Statistics
 ) -> Iterator[tuple[Positions, Partial]]:
     """Run the first sweep: yield partial statistics of queries at some positions over some keys."""
     p, grid = ring.problem, ring.routes.grid
@@ -178,7 +177,7 @@ def _partial(
     ring: Ring,
     problem: Problem,
     inputs: Inputs,
-    statistics: tuple[Statistic, ...],
+    statistics: Statistics,
     grid: Grid,
     at: Positions,
     on: Positions,
@@ -259,11 +258,7 @@ class _SecondSweep:
     """
 
     def __init__(
-        self,
-        ring: Ring,
-        inputs: Inputs,
-        lse: dict[Positions, Tensor],
-        statistics: tuple[Statistic, ...],
+        self, ring: Ring, inputs: Inputs, lse: dict[Positions, Tensor], statistics: Statistics
     ) -> None:
         self.ring, self.inputs, self.lse = ring, inputs, lse
         self.statistics = {s.name: s for s in statistics}

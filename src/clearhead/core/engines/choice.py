@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import BadValue
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Result, Statistic, lse_alone, mass, parse_stats
+from ..stats import Partial, Result, Statistic, Statistics, lse_alone, mass, parse_stats
 from ..torch_state import is_undisturbed
 from .cpu import Cpu
 from .devices import CPU
@@ -147,9 +147,7 @@ def counts_with_output(engine: Engine, problem: Problem) -> bool:
     return engine in (CORE, FUSED, TRITON) and not problem.records_grad
 
 
-def answer(
-    engine: Engine, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> Results:
+def answer(engine: Engine, problem: Problem, inputs: Inputs, statistics: Statistics) -> Results:
     """Compute the output and statistics of the weights, or only the output without any.
 
     torch's kernels compute no statistic but the log-sum-exp, so on a GPU the Triton kernels compute
@@ -176,9 +174,7 @@ def _kind(p: Problem, engine: str) -> tuple[Any, ...] | None:
     return None if band is None else (type(p.mask), *band, p.scale, p.softcap, engine)
 
 
-def kind_of(
-    p: Problem, engine: str, statistics: tuple[Statistic, ...]
-) -> tuple[object, ...] | None:
+def kind_of(p: Problem, engine: str, statistics: Statistics) -> tuple[object, ...] | None:
     """Return what the steps of a call follow from besides the layouts of its tensors, so that a
     later call of this kind may repeat them; None if they follow from more. The tensors in it are
     those of groups of keys, which a repeated call replaces too."""
@@ -204,11 +200,7 @@ def _described(s: Statistic, p: Problem) -> object | None:
 
 
 def replay(
-    kind: tuple[object, ...],
-    p: Problem,
-    inputs: Inputs,
-    engine: str,
-    statistics: tuple[Statistic, ...],
+    kind: tuple[object, ...], p: Problem, inputs: Inputs, engine: str, statistics: Statistics
 ) -> tuple[Tensor, dict[str, Result]]:
     """Choose an engine and compute, or repeat the steps of an earlier call."""
 

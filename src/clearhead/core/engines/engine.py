@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Result, Statistic, sweep
+from ..stats import Partial, Result, Statistics, sweep
 
 NO_BATCHING_RULE = (
     "torch has no batching rules for its steps in a backward pass of is_grads_batched=True"
@@ -51,22 +51,18 @@ class Engine(ABC):
     def compute(self, problem: Problem, inputs: Inputs) -> Tensor:
         """Compute the output, (B, H, Tq, Dv)."""
 
-    def partial(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> Partial:
+    def partial(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Partial:
         """Compute statistics of all queries over all keys, to be merged, for a problem without
         dropout. The values are not read."""
         return sweep(problem, inputs, statistics)
 
     def statistics(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+        self, problem: Problem, inputs: Inputs, statistics: Statistics
     ) -> dict[str, Result]:
         """Compute as `partial`, and finish the statistics."""
         return self.partial(problem, inputs, statistics).finish()
 
-    def answer(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> Results:
+    def answer(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Results:
         """Compute the output, with the bits of `compute`, and statistics of the weights before
         dropout. An engine whose kernels compute both in one sweep overrides this."""
         out = self.compute(problem, inputs)

@@ -20,7 +20,7 @@ from ..errors import BadValue
 from ..masks.text_positions import Padding
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
-from ..stats import Result, Statistic
+from ..stats import Result, Statistic, Statistics
 
 # For errors: how to run a model so that clearhead computes its attention.
 THROUGH_CLEARHEAD = (
@@ -51,7 +51,7 @@ class FollowedCall(NamedTuple):
 class Follower:
     """Follows attention calls. This one does nothing."""
 
-    def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
+    def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
         """Return the statistics to compute in the sweep of the call's output, before it begins.
 
         They are not computed with gradients, and not by every engine: then the call has no `stats`.

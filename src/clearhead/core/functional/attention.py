@@ -11,7 +11,7 @@ from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
-from ..stats import Result, Statistic
+from ..stats import Result, Statistics
 from ..torch_state import is_autocast, no_autocast
 from .ambient import ALONE, Ambient, EditedCall, FollowedCall, ambient, visible
 
@@ -125,11 +125,7 @@ class Computed(NamedTuple):
 
 
 def compute(
-    problem: Problem,
-    inputs: Inputs,
-    engine: str,
-    around: Ambient,
-    statistics: tuple[Statistic, ...] = (),
+    problem: Problem, inputs: Inputs, engine: str, around: Ambient, statistics: Statistics = ()
 ) -> Computed:
     """Apply the editors of `around`, choose an engine, compute, and call the followers.
 

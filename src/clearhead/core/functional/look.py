@@ -19,6 +19,7 @@ from ..stats import (
     DEFAULT_STATISTICS,
     Result,
     Statistic,
+    Statistics,
     TopWeights,
     lse_alone,
     map_tensors,
@@ -104,9 +105,7 @@ def look(
     return run(problem, inputs, engine, statistics)
 
 
-def _look(
-    problem: Problem, inputs: Inputs, engine: str, statistics: tuple[Statistic, ...]
-) -> "Look":
+def _look(problem: Problem, inputs: Inputs, engine: str, statistics: Statistics) -> "Look":
     computed = compute(problem, inputs, engine, ambient(), statistics)
     return Look(computed.problem, computed.out, computed.stats)
 

@@ -13,12 +13,12 @@ from .output_statistics import Varying
 from .parse import DEFAULT_STATISTICS, lse_alone, parse_stats
 from .partial import Partial, finished_lse
 from .row_statistics import topk
-from .statistic import Result, Statistic, TopWeights, map_tensors
+from .statistic import Result, Statistic, Statistics, TopWeights, map_tensors
 from .sweep import sweep
 from .weight_statistics import exact_rows, pooled, received
 
 __all__ = [
-    "DEFAULT_STATISTICS", "Partial", "Result", "Statistic", "TopWeights", "Varying", "exact_rows",
-    "finished_lse", "lse_alone", "map_tensors", "mass", "parse_stats", "pooled", "received",
-    "sweep", "topk", "value_weighted", "weighted",
+    "DEFAULT_STATISTICS", "Partial", "Result", "Statistic", "Statistics", "TopWeights", "Varying",
+    "exact_rows", "finished_lse", "lse_alone", "map_tensors", "mass", "parse_stats", "pooled",
+    "received", "sweep", "topk", "value_weighted", "weighted",
 ]  # fmt: skip

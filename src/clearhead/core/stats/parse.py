@@ -7,7 +7,7 @@ from ..masks import Grid
 from .group_statistics import mass, value_weighted, weighted
 from .output_statistics import Varying
 from .row_statistics import Effective, Entropy, Largest, LogSumExp, topk
-from .statistic import Statistic
+from .statistic import Statistic, Statistics
 from .weight_statistics import exact_rows, pooled, received
 
 # In the order in which errors list them.
@@ -22,9 +22,7 @@ DEFAULT_STATISTICS = ("lse", "entropy", "max")  # of look and watch
 ALL_NAMES = ", ".join(s.call or f'"{s.name}"' for s in STATISTICS)
 
 
-def parse_stats(
-    entries: "Iterable[str | Statistic]", grid: Grid | None = None
-) -> tuple[Statistic, ...]:
+def parse_stats(entries: "Iterable[str | Statistic]", grid: Grid | None = None) -> Statistics:
     """Return the requested statistics, checked, also against the sizes if these are known.
 
     >>> [s.name for s in parse_stats(["entropy", "lse"])]
@@ -85,6 +83,6 @@ def is_per_query(name: str) -> bool:
     return PER_QUERY.get(name, True)
 
 
-def lse_alone(statistics: tuple[Statistic, ...]) -> bool:
+def lse_alone(statistics: Statistics) -> bool:
     """Is lse the only statistic? Engines compute it together with the output."""
     return len(statistics) == 1 and statistics[0].name == "lse"

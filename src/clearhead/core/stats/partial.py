@@ -17,7 +17,7 @@ from .statistic import (
     FinishedRows,
     Result,
     RowStatistic,
-    Statistic,
+    Statistics,
     WeightStatistic,
     WeightSums,
     finish_rows,
@@ -34,7 +34,7 @@ class Partial:
     """
 
     problem: Problem
-    statistics: tuple[Statistic, ...]
+    statistics: Statistics
     queries: Tensor
     keys: Tensor
     rows: State | None
@@ -44,7 +44,7 @@ class Partial:
     def of_all(
         cls,
         problem: Problem,
-        statistics: tuple[Statistic, ...],
+        statistics: Statistics,
         rows: State | None,
         sums: WeightSums | None = None,
     ) -> "Partial":

@@ -113,6 +113,9 @@ class Statistic(ABC):
         return self
 
 
+Statistics: TypeAlias = tuple[Statistic, ...]  # as `parse_stats` returns them
+
+
 # ------------------------------------------------------------------------------------- first sweep
 
 

@@ -26,6 +26,7 @@ from .partial import Partial
 from .statistic import (
     RowStatistic,
     Statistic,
+    Statistics,
     Tile,
     WeightStatistic,
     WeightSums,
@@ -114,7 +115,7 @@ def sweep(
 def sweep_gradients(
     problem: Problem,
     inputs: Inputs,
-    statistics: tuple[Statistic, ...],
+    statistics: Statistics,
     *,
     top: Tensor,
     rows: Sequence[Tensor | None],
@@ -169,7 +170,7 @@ class _Sweep:
     k: Tensor
     queries: range
     keys: range
-    statistics: tuple[Statistic, ...]
+    statistics: Statistics
     lse: Tensor | None
 
     @cached

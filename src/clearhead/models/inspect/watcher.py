@@ -27,6 +27,7 @@ from ...core.masks.without import WithoutEdges, edges_in_call
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import (
     Statistic,
+    Statistics,
     TopWeights,
     Varying,
     exact_rows as ExactRows,
@@ -63,8 +64,8 @@ class _Begun(NamedTuple):
     name: str
     at: Positions
     real: Problem
-    swept: tuple[Statistic, ...]
-    sums: tuple[Statistic, ...]
+    swept: Statistics
+    sums: Statistics
     varying: tuple[Varying, ...]
     rows: Tensor | None
     columns: list[int]
@@ -82,7 +83,7 @@ class Watcher(ModelFollower):
         self,
         model: nn.Module,
         keep: Callable[[Call, FollowedCall], None],
-        statistics: tuple[Statistic, ...] = (),
+        statistics: Statistics = (),
         layers: Sequence[int | str] | None = None,
         heads: Sequence[int] | None = None,
         rows: Sequence[int] | None = None,
@@ -98,10 +99,10 @@ class Watcher(ModelFollower):
         self.grad_enabled = False  # when the model was called
         self.use(statistics)
 
-    def use(self, statistics: tuple[Statistic, ...]) -> None:
+    def use(self, statistics: Statistics) -> None:
         """Compute other statistics from now on."""
         self.statistics = statistics
-        self._aligned: tuple[object, tuple[Statistic, ...]] = (None, statistics)
+        self._aligned: tuple[object, Statistics] = (None, statistics)
         if self.values is None and any(map(_needs_values, statistics)):
             self.values = ValueNorms(self.model)
 
@@ -128,7 +129,7 @@ class Watcher(ModelFollower):
             self.values.verify(name, result)
         return super().leave(module, args, result)
 
-    def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
+    def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
         """Begin a call. Returns the statistics to compute with its output."""
         self._begun = None
         if not self.running.inside or in_backward():
@@ -227,7 +228,7 @@ class Watcher(ModelFollower):
             **vectors,
         )  # fmt: skip
 
-    def aligned(self, problem: Problem, at: Positions) -> tuple[Statistic, ...]:
+    def aligned(self, problem: Problem, at: Positions) -> Statistics:
         """Return the statistics with their groups of keys aligned to this call.
 
         The result of the last call is reused if the positions are the same, as in most layers,
@@ -307,8 +308,8 @@ def _norm_of(statistic: Statistic) -> str | None:
 
 
 def _with_norms(
-    statistics: tuple[Statistic, ...], root: Tensor, p: Problem, inputs: Inputs, at: Positions
-) -> tuple[Statistic, ...]:
+    statistics: Statistics, root: Tensor, p: Problem, inputs: Inputs, at: Positions
+) -> Statistics:
     """Return the statistics with the norms of the call's values that they name."""
     named = dict.fromkeys(map(_norm_of, statistics))  # in the same order on all ranks
     dropped = per_text(lambda key: max(key, 0), at.first_key)

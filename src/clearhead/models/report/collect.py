@@ -22,6 +22,7 @@ from ...core.problem.problem import Inputs, Problem
 from ...core.stats import (
     Result,
     Statistic,
+    Statistics,
     TopWeights,
     mass,
     parse_stats,
@@ -79,7 +80,7 @@ class BegunCall(NamedTuple):
     inputs: Inputs
     site: CallSite
     real: Problem
-    statistics: tuple[Statistic, ...]
+    statistics: Statistics
     carried: Carried
 
 

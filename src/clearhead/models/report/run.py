@@ -14,7 +14,7 @@ from ...core.errors.limits import MOST_LOGITS
 from ...core.functional.ambient import FollowedCall, listening, without_followers
 from ...core.functional.explain import explain_problem
 from ...core.problem.problem import Inputs, Problem
-from ...core.stats import Statistic
+from ...core.stats import Statistics
 from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
 from ..effects.effects import effects as measure_effects
@@ -150,7 +150,7 @@ class _Reading(ModelFollower):
         self.collector = Collector(TextTracker(tokens, decoder_tokens, self.running.texts))
         self.values = CarriedValues(model, self.running.texts)
 
-    def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
+    def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
         carried = self.values.of_call(problem, inputs)
         self.begun = self.collector.begin(problem, inputs, carried=carried)
         return self.begun.statistics if self.begun.real is problem else ()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
-from ...stats import Partial, Result, Statistic, finished_lse, lse_alone
+from ...stats import Partial, Result, Statistics, finished_lse, lse_alone
 from ..devices import policy_of
 from ..engine import Engine, Results
 from ..operators import in_kernels, why_not_operator, with_own_buffers
@@ -67,9 +67,7 @@ class Cpu(Engine):
         return attend_or_record(problem, inputs, False)[0]
 
     @with_own_buffers
-    def partial(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> Partial:
+    def partial(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Partial:
         if not can_count(problem, inputs, statistics):
             return super().partial(problem, inputs, statistics)
         if problem.records_grad:
@@ -78,7 +76,7 @@ class Cpu(Engine):
 
     @with_own_buffers
     def statistics(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+        self, problem: Problem, inputs: Inputs, statistics: Statistics
     ) -> dict[str, Result]:
         if problem.records_grad or not can_count(problem, inputs, statistics):
             return super().statistics(problem, inputs, statistics)
@@ -86,9 +84,7 @@ class Cpu(Engine):
         return core_results(p, tensors, args_of(p), statistics, False)[1]
 
     @with_own_buffers
-    def answer(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> Results:
+    def answer(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Results:
         if lse_alone(statistics):
             out, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
@@ -106,7 +102,7 @@ def _few_weights(p: Problem) -> bool:
     return not torch.compiler.is_compiling() and p.all_pairs <= FEW_WEIGHTS
 
 
-def can_count(problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
+def can_count(problem: Problem, inputs: Inputs, statistics: Statistics) -> bool:
     """Return whether the core can compute these statistics.
 
     It cannot under a tracer or a transform. It cannot compute `topk` with gradients, because torch

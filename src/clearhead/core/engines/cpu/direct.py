@@ -13,7 +13,7 @@ from torch import Tensor
 from ...masks import Grid, Mask, everything
 from ...problem.check import LARGEST_CAP
 from ...problem.problem import Inputs, Problem
-from ...stats import Result, Statistic
+from ...stats import Result, Statistics
 from ...stats.parse import must_fit
 from ...torch_state import is_undisturbed, one_thread_after_fork
 from ..operators import UNMASKED, KernelArgs, in_kernels, mask_args
@@ -53,7 +53,7 @@ def answer_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    statistics: tuple[Statistic, ...],
+    statistics: Statistics,
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,

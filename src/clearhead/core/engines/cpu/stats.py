@@ -15,7 +15,7 @@ from torch import Tensor
 from ...masks.key_group import GroupMask
 from ...problem.online_softmax import Accumulator, State, WeightedSum
 from ...problem.problem import Inputs, Problem
-from ...stats import Partial, Result, Statistic, exact_rows, pooled, topk
+from ...stats import Partial, Result, Statistic, Statistics, exact_rows, pooled, topk
 from ...stats.group_statistics import GroupStatistic
 from ...stats.per_key import PerKey
 from ...stats.row_statistics import Effective, Entropy, Moment
@@ -88,11 +88,7 @@ SUMS = {"received": "received", "pooled": "map", "exact_rows": "exact"}
 
 
 def core_results(
-    p: Problem,
-    tensors: Inputs,
-    args: KernelArgs,
-    statistics: tuple[Statistic, ...],
-    output: bool,
+    p: Problem, tensors: Inputs, args: KernelArgs, statistics: Statistics, output: bool
 ) -> tuple[Tensor | None, dict[str, Result]]:
     """Compute statistics of all queries over all keys, without gradients, and in the same sweep the
     output; without it, `tensors` need no values (`readable`)."""
@@ -119,7 +115,7 @@ def _compute(
     p: Problem,
     tensors: Inputs,
     args: KernelArgs,
-    statistics: tuple[Statistic, ...],
+    statistics: Statistics,
     *,
     output: bool,
     finished: bool,
@@ -149,9 +145,7 @@ def _compute(
     return computed, sums
 
 
-def core_stats(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-) -> tuple[Partial, Tensor]:
+def core_stats(p: Problem, inputs: Inputs, statistics: Statistics) -> tuple[Partial, Tensor]:
     """Compute the statistics of all queries over all keys, as accumulators that merge, and the
     largest logit of every query in float64, which `State` rounds."""
     tensors, args = readable(inputs, False), args_of(p)
@@ -201,7 +195,7 @@ def _top_offsets(statistic: topk, p: Problem, tensors: Inputs, args: KernelArgs)
     return numbers.log() / core.logit_scale(*tensors, args)
 
 
-def _empty_sums(p: Problem, statistics: tuple[Statistic, ...]) -> Sums:
+def _empty_sums(p: Problem, statistics: Statistics) -> Sums:
     """Return sums of 0 for the statistics of the second sweep."""
     into: dict[str, Any] = {}
     for s in statistics:

@@ -18,7 +18,7 @@ from ...masks.key_ranges import UNLIMITED, KeyRanges
 from ...problem.biases import TensorBias
 from ...problem.online_softmax import State
 from ...problem.problem import Inputs, Problem, repeat_heads
-from ...stats import Partial, Statistic, mass
+from ...stats import Partial, Statistics, mass
 from ...stats.statistic import WeightSums, empty_rows, finish_rows
 from ...stats.sweep import add_gradients, sweep_gradients
 from ...torch_state import in_forward_mode, is_unbatched
@@ -28,7 +28,7 @@ from .call import all_plain, args_of, attend
 from .stats import core_stats
 
 
-def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
+def core_stats_with_grad(p: Problem, inputs: Inputs, statistics: Statistics) -> Partial:
     """Return `core_stats` of a problem whose tensors require gradients. Only the inputs, the
     largest logits and the sums of rows are saved."""
     bias = p.bias.tensor if isinstance(p.bias, TensorBias) else None
@@ -55,7 +55,7 @@ class _CoreStats(torch.autograd.Function):
         ctx: Any,
         p: Problem,
         inputs: Inputs,
-        statistics: tuple[Statistic, ...],
+        statistics: Statistics,
         *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         part, top = core_stats(p, inputs, statistics)
@@ -217,7 +217,7 @@ def _sum(a: InputGrads, b: InputGrads) -> InputGrads:
 
 
 def _rows_and_sums(
-    p: Problem, statistics: tuple[Statistic, ...], tensors: Iterable[Any]
+    p: Problem, statistics: Statistics, tensors: Iterable[Any]
 ) -> tuple[State, WeightSums]:
     """Split the tuple of `_CoreStats` into rows and weight sums; a tensor may be a gradient, or
     None."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
-from ....stats import Statistic, lse_alone
+from ....stats import Statistics, lse_alone
 from ...devices import policy_of
 from ...engine import Engine, Results
 from ...operators import why_not_operator, with_own_buffers
@@ -60,9 +60,7 @@ class Fused(Engine):
         return attend(problem, inputs)[0]
 
     @with_own_buffers
-    def answer(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> Results:
+    def answer(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Results:
         from .operator import attend
 
         if not (lse_alone(statistics) and self.returns_lse(problem)):

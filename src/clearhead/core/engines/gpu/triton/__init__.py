@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
-from ....stats import Partial, Result, Statistic, finished_lse, lse_alone
+from ....stats import Partial, Result, Statistics, finished_lse, lse_alone
 from ...devices import policy_of
 from ...engine import Engine, Results
 from ...operators import why_not_operator, with_own_buffers
@@ -74,9 +74,7 @@ class Triton(Engine):
         return attend_or_record(problem, inputs, False)[0]
 
     @with_own_buffers
-    def partial(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> Partial:
+    def partial(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Partial:
         from .statistics import accumulated, can_count
 
         if not can_count(problem, inputs, statistics):
@@ -85,7 +83,7 @@ class Triton(Engine):
 
     @with_own_buffers
     def statistics(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
+        self, problem: Problem, inputs: Inputs, statistics: Statistics
     ) -> dict[str, Result]:
         from .statistics import can_count, finished
 
@@ -94,9 +92,7 @@ class Triton(Engine):
         return finished(problem, inputs, statistics, with_out=False)[1]
 
     @with_own_buffers
-    def answer(
-        self, problem: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]
-    ) -> Results:
+    def answer(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Results:
         from .operator import attend_or_record
         from .statistics import can_count, finished
 

@@ -17,7 +17,7 @@ from ....masks.key_group import GroupMask
 from ....problem.online_softmax import Accumulator, State, WeightedSum
 from ....problem.problem import Inputs, Problem
 from ....problem.tiles import runs_of
-from ....stats import Partial, Result, Statistic, exact_rows, pooled, received, topk
+from ....stats import Partial, Result, Statistic, Statistics, exact_rows, pooled, received, topk
 from ....stats.group_statistics import GroupStatistic
 from ....stats.row_statistics import Entropy, Moment
 from ....stats.statistic import TopWeights, WeightStatistic, WeightSums, empty_sums
@@ -58,7 +58,7 @@ ACCUMULATED = {
 }  # fmt: skip
 
 
-def can_count(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> bool:
+def can_count(p: Problem, inputs: Inputs, statistics: Statistics) -> bool:
     """Return whether the kernels can compute these statistics. They cannot with gradients, and not
     under a tracer or a transform."""
     plain = is_plain(*inputs, p.sinks, None if p.bias is None else p.bias.numbers)
@@ -74,7 +74,7 @@ def _fits(statistic: Statistic, p: Problem) -> bool:
 
 
 def finished(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool
+    p: Problem, inputs: Inputs, statistics: Statistics, with_out: bool
 ) -> tuple[Tensor | None, dict[str, Result]]:
     """Compute finished statistics of all queries over all keys, and with `with_out` the output in
     the same sweep. Without it the values are not read."""
@@ -102,7 +102,7 @@ def _finished(
     return of_rows[FINISHED[s.name][0]]
 
 
-def accumulated(p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...]) -> Partial:
+def accumulated(p: Problem, inputs: Inputs, statistics: Statistics) -> Partial:
     """Compute the accumulators of all queries over all keys, without the output."""
     wanted = {name for s in statistics for name in ACCUMULATED.get(s.name, [])}
     _, of_rows = _sweep(p, inputs, statistics, False, wanted | {"largest", "sum"})
@@ -123,7 +123,7 @@ _attend = replayed(attend)
 
 
 def _sweep(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], with_out: bool, wanted: set[str]
+    p: Problem, inputs: Inputs, statistics: Statistics, with_out: bool, wanted: set[str]
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
     rule = args_of(p)
     per_key = _per_key(p, statistics, kernel_rule(rule).natural)
@@ -136,9 +136,7 @@ def _sweep(
 
 
 def _groups_of(
-    statistics: tuple[Statistic, ...],
-    of_rows: dict[str, Tensor],
-    members: dict[str, list[str]],
+    statistics: Statistics, of_rows: dict[str, Tensor], members: dict[str, list[str]]
 ) -> dict[str, Tensor]:
     """Return the sums of each statistic over its groups, (B, H, Tq, groups), by accumulator."""
     groups, first = {}, 0
@@ -151,7 +149,7 @@ def _groups_of(
     return groups
 
 
-def _per_key(p: Problem, statistics: tuple[Statistic, ...], natural: float) -> PerKey:
+def _per_key(p: Problem, statistics: Statistics, natural: float) -> PerKey:
     """Return what the kernel reads of each key for statistics."""
     grouped: list[Grouped] = []
     top_offsets: Cells | tuple[()] = ABSENT
@@ -194,8 +192,8 @@ class Sums(NamedTuple):
 
 
 def _sum_weights(
-    p: Problem, inputs: Inputs, statistics: tuple[Statistic, ...], of_rows: dict[str, Tensor],
-    mean: bool,
+    p: Problem, inputs: Inputs, statistics: Statistics, of_rows: dict[str, Tensor],
+    mean: bool
 ) -> WeightSums:  # fmt: skip
     """Sum weights over queries. With `mean`, a pooled map has means over the queries of a bin."""
     second = [s for s in statistics if isinstance(s, WeightStatistic)]
