@@ -4,7 +4,7 @@ Letters: T tokens, H heads, Dv value size, d model size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from ...core.errors import BadValue
 from ...core.functional.ambient import FollowedCall
 from ...core.problem.problem import Inputs, Problem
 from ...hf.projections import OutputProjection, output_projection
-from .layers import NO_KEYWORDS
 from .run import ModelFollower
 
 
@@ -75,15 +74,11 @@ class RecordedRun(ModelFollower, ABC):
     def after(self, ran: ModuleRun) -> Tensor | None:
         """Record a module that ran. Returns the tensor that replaces its output, or None."""
 
-    def enter(
-        self,
-        name: str,
-        module: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] = NO_KEYWORDS,
-    ) -> None:
-        super().enter(name, module, args, kwargs)
-        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    def enter(self, name: str, *ran: Any) -> None:
+        super().enter(name, *ran)
+        _, args, *keywords = ran  # `NO_KEYWORDS` are left out
+        passed = (*args, *(x for kwargs in keywords for x in kwargs.values()))
+        inputs = [x for x in passed if isinstance(x, Tensor)]
         self._running.append((name, inputs, self.state()))
 
     def receive(self, call: FollowedCall) -> None:

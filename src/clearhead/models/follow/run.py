@@ -1,13 +1,13 @@
 """Follow a run of a model: its modules, its attention calls, and their layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from ...core.functional.ambient import Follower, following
-from .layers import NO_KEYWORDS, Layers, module_hooks
+from .layers import Layers, module_hooks
 
 
 class ModelFollower(Follower):
@@ -30,15 +30,9 @@ class ModelFollower(Follower):
         with module_hooks(self.model, self.enter, self.leave, attention_only), following(self):
             yield
 
-    def enter(
-        self,
-        name: str,
-        module: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] = NO_KEYWORDS,
-    ) -> None:
-        """Note that a module begins."""
-        self.running.enter(name, module, args, kwargs)
+    def enter(self, name: str, *ran: Any) -> None:
+        """Note that a module begins, with the arguments of `Layers.enter`."""
+        self.running.enter(name, *ran)
 
     def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
         """Note that a module returns. Returns what replaces its result, or None."""

@@ -2,7 +2,7 @@
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,6 @@ from ...core.stats.per_key import RELATIVE_VALUE
 from ...core.torch_state import in_autograd_function, in_backward, in_transform, is_batched
 from ..follow.coverage import warn_if_missed
 from ..follow.layers import (
-    NO_KEYWORDS,
     MissingLayer,
     is_selected,
     never_called,
@@ -113,16 +112,10 @@ class Watcher(ModelFollower):
         with self.followed(self.values is None):
             yield
 
-    def enter(
-        self,
-        name: str,
-        module: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] = NO_KEYWORDS,
-    ) -> None:
+    def enter(self, name: str, *ran: Any) -> None:
         if not name or not self.running.inside:
             self.grad_enabled = torch.is_grad_enabled()
-        super().enter(name, module, args, kwargs)
+        super().enter(name, *ran)
 
     def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
         if self.values is not None and (name := self.running.current) is not None:
