@@ -106,7 +106,7 @@ class Mask(ShownInNotebook, Exports):
         return _check_mask(other, "|") | self
 
     def __invert__(self) -> "Mask":
-        return self.mask if isinstance(self, Not) else Not(self)
+        return self.mask if isinstance(self, Not) else Not((self,))
 
     def __bool__(self) -> bool:
         raise BadType(
@@ -241,22 +241,10 @@ class CachedRanges(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Composition(CachedRanges):
-    """Several masks, none of which is a composition of the same kind."""
+class _OfParts(CachedRanges):
+    """A mask made of other masks."""
 
     parts: tuple[Mask, ...]
-    sign: ClassVar[str]
-    word: ClassVar[str]
-    decides: ClassVar[bool]  # the answer of one part that decides a cell alone
-
-    def __repr__(self) -> str:
-        # & binds tighter than |, so only an Or inside an And needs brackets.
-        parts = (f"({p!r})" if isinstance(p, Or) else repr(p) for p in self.parts)
-        return f" {self.sign} ".join(parts)
-
-    @property
-    def formula(self) -> str:
-        return f" {self.word} ".join(f"({part.formula})" for part in self.parts)
 
     def sizes(self) -> dict[str, int]:
         return {name: size for part in self.parts for name, size in part.sizes().items()}
@@ -277,6 +265,23 @@ class _Composition(CachedRanges):
     def must_fit(self, grid: Grid) -> None:
         for part in self.parts:
             part.must_fit(grid)
+
+
+class _Composition(_OfParts):
+    """Several masks, none of which is a composition of the same kind."""
+
+    sign: ClassVar[str]
+    word: ClassVar[str]
+    decides: ClassVar[bool]  # the answer of one part that decides a cell alone
+
+    def __repr__(self) -> str:
+        # & binds tighter than |, so only an Or inside an And needs brackets.
+        parts = (f"({p!r})" if isinstance(p, Or) else repr(p) for p in self.parts)
+        return f" {self.sign} ".join(parts)
+
+    @property
+    def formula(self) -> str:
+        return f" {self.word} ".join(f"({part.formula})" for part in self.parts)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         settling = [p for p in self.parts if p.allows(grid, b, h, q, k) == self.decides]
@@ -329,11 +334,12 @@ class Or(_Composition):
         return ranges
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Not(CachedRanges):
-    """Allows a cell if the mask forbids it."""
+class Not(_OfParts):
+    """Allows a cell if its one part forbids it."""
 
-    mask: Mask
+    @property
+    def mask(self) -> Mask:
+        return self.parts[0]
 
     def __repr__(self) -> str:
         return f"~({self.mask!r})" if isinstance(self.mask, _Composition) else f"~{self.mask!r}"
@@ -341,24 +347,6 @@ class Not(CachedRanges):
     @property
     def formula(self) -> str:
         return f"not ({self.mask.formula})"
-
-    def sizes(self) -> dict[str, int]:
-        return self.mask.sizes()
-
-    def aligns(self) -> list[Align]:
-        return self.mask.aligns()
-
-    def with_align(self, align: Align) -> Mask:
-        return replace(self, mask=self.mask.with_align(align))
-
-    def shifted(self, shift: Shift) -> Mask:
-        return replace(self, mask=self.mask.shifted(shift))
-
-    def check(self, grid: Grid) -> None:
-        self.mask.check(grid)
-
-    def must_fit(self, grid: Grid) -> None:
-        self.mask.must_fit(grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return ~self.mask.allowed(grid, b, h, q, k)

@@ -173,8 +173,6 @@ def edges_in_call(edges: Mask, grid: Grid, at: Positions) -> Mask:
 
 def _lists_columns(mask: Mask) -> bool:
     """Does the mask list cells or ids for each text of a batch?"""
-    if isinstance(mask, Not):
-        return _lists_columns(mask.mask)
-    if isinstance(mask, And | Or):
+    if isinstance(mask, And | Or | Not):
         return any(map(_lists_columns, mask.parts))
     return isinstance(mask, Dense | documents) and "B" in mask.sizes()
