@@ -158,21 +158,13 @@ def query_gradients(
         full_stop = tl.maximum(tl.minimum(tl.min(hi), stop) // N * N, full_start)
         if rule.bits is not None:
             full_stop = full_start
-        acc = walk_keys(
-            acc, start, full_start, queries, dout_tile, row_top, row_share, row_delta, real, k, v,
-            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
-            DROPS, PRECISION,
-        )  # fmt: skip
-        acc = walk_keys(
-            acc, full_start, full_stop, queries, dout_tile, row_top, row_share, row_delta, real,
-            k, v, rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, False,
-            DROPS, PRECISION,
-        )  # fmt: skip
-        acc = walk_keys(
-            acc, full_stop, stop, queries, dout_tile, row_top, row_share, row_delta, real, k, v,
-            rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N, True,
-            DROPS, PRECISION,
-        )  # fmt: skip
+        bounds = start, full_start, full_stop, stop
+        for i in tl.static_range(3):
+            acc = walk_keys(
+                acc, bounds[i], bounds[i + 1], queries, dout_tile, row_top, row_share, row_delta,
+                real, k, v, rule, sizes, hashes, b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, N,
+                i != 1, DROPS, PRECISION,
+            )  # fmt: skip
     if flag is not None and rule.careful is None:
         if is_nonfinite(acc):
             tl.store(flag, 1)
@@ -290,21 +282,12 @@ def key_gradients(
                     covered = covered & (rule.lo.q == 0) & (rule.hi.q == 0)
                     full_start = tl.where(covered, start, stop)
                     full_stop = tl.where(covered, stop // M * M, stop)
-            state = walk_queries(
-                state, start, full_start, key_tile, value_tile, q, dout, top, share, delta,
-                rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND, True,
-                DROPS, PRECISION, TRANSPOSED,
-            )  # fmt: skip
-            if rule.bits is None:
+            bounds = start, full_start, full_stop, stop
+            for i in tl.static_range(3 if rule.bits is None else 1):
                 state = walk_queries(
-                    state, full_start, full_stop, key_tile, value_tile, q, dout, top, share, delta,
-                    rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    False, DROPS, PRECISION, TRANSPOSED,
-                )  # fmt: skip
-                state = walk_queries(
-                    state, full_stop, stop, key_tile, value_tile, q, dout, top, share, delta,
-                    rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
-                    True, DROPS, PRECISION, TRANSPOSED,
+                    state, bounds[i], bounds[i + 1], key_tile, value_tile, q, dout, top, share,
+                    delta, rule, sizes, b, h, at_head, keys, j, D, DV, BLOCK_D, BLOCK_DV, M, BAND,
+                    i != 1, DROPS, PRECISION, TRANSPOSED,
                 )  # fmt: skip
     dk_acc, dv_acc = state
     if flag is not None and rule.careful is None:

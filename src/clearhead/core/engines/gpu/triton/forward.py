@@ -155,21 +155,13 @@ def attend_tiles(
         full_stop = tl.maximum(tl.minimum(tl.min(hi), stop) // N * N, full_start)
         if rule.bits is not None:
             full_stop = full_start
-        state = walk(
-            state, start, full_start, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, HEADS, N, True, DROPS, PRECISION, MOMENT, TOP,
-            WITH_OUT,
-        )  # fmt: skip
-        state = walk(
-            state, full_start, full_stop, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, HEADS, N, False, DROPS, PRECISION, MOMENT, TOP,
-            WITH_OUT,
-        )  # fmt: skip
-        state = walk(
-            state, full_stop, stop, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t,
-            lo, hi, D, DV, BLOCK_D, BLOCK_DV, HEADS, N, True, DROPS, PRECISION, MOMENT, TOP,
-            WITH_OUT,
-        )  # fmt: skip
+        bounds = start, full_start, full_stop, stop
+        for i in tl.static_range(3):
+            state = walk(
+                state, bounds[i], bounds[i + 1], queries, k, v, rule, sizes, per_key, hashes,
+                b, g, h, t, lo, hi, D, DV, BLOCK_D, BLOCK_DV, HEADS, N, i != 1, DROPS, PRECISION,
+                MOMENT, TOP, WITH_OUT,
+            )  # fmt: skip
 
     if flag is not None and rule.careful is None:
         if is_nonfinite(state[2]):

@@ -56,18 +56,11 @@ def sum_weights(
                 full_stop = full_start + tl.maximum(full_stop - full_start, 0) // M * M
                 if (tile * N + N > sizes.Tk) | (full_start >= full_stop):
                     full_start, full_stop = stop, stop
-            cells = add_weights(
-                cells, start, full_start, stop, q, top, share, rule, sizes, b, one_head, at_head,
-                keys, key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
-            )  # fmt: skip
-            if BAND:
+            bounds = start, full_start, full_stop, stop
+            for i in tl.static_range(3 if BAND else 1):
                 cells = add_weights(
-                    cells, full_start, full_stop, stop, q, top, share, rule, sizes, b, one_head,
-                    at_head, keys, key_tile, j, D, BLOCK_D, M, BAND, False, PRECISION,
-                )  # fmt: skip
-                cells = add_weights(
-                    cells, full_stop, stop, stop, q, top, share, rule, sizes, b, one_head, at_head,
-                    keys, key_tile, j, D, BLOCK_D, M, BAND, True, PRECISION,
+                    cells, bounds[i], bounds[i + 1], stop, q, top, share, rule, sizes, b, one_head,
+                    at_head, keys, key_tile, j, D, BLOCK_D, M, BAND, i != 1, PRECISION,
                 )  # fmt: skip
         acc = tl.sum(cells, 0)
         total += acc
