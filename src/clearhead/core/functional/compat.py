@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, kind_of
+from ..errors import BadType, BadValue, kind_of, must_be_strided
 from ..masks import Causal, Mask, dense, everything, intersect
 from ..problem.biases import bias
 from ..problem.check import checked_dropout
@@ -211,18 +211,13 @@ def _check(query: object, key: object, value: object, attn_mask: object) -> None
                 "query, key and value are tensors, and attn_mask is a tensor or None.",
                 f"pass torch.as_tensor({name}).",
             )
-        if isinstance(x, Tensor) and x.is_nested:
-            raise BadType(
-                f"{name} is nested.",
-                "query, key, value and attn_mask are dense tensors here.",
+        if isinstance(x, Tensor):
+            must_be_strided(
+                name,
+                x,
+                "query, key, value and attn_mask are dense tensors with strides.",
                 f"pass {name}.to_padded_tensor(0.0) with an attn_mask, or call "
                 "clearhead.attention with mask=documents(...).",
-            )
-        if isinstance(x, Tensor) and x.layout is not torch.strided:
-            raise BadType(
-                f"{name} is of layout {x.layout}.",
-                "query, key, value and attn_mask are dense tensors with strides.",
-                f"pass {name}.to_dense().",
             )
         if isinstance(x, Tensor) and name != "attn_mask" and x.dim() < 2:
             raise BadValue(
