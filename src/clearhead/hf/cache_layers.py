@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ..core.errors import BadValue
 from ..core.errors.limits import TOKENS_AHEAD
 from ..core.torch_state import inference_ended, is_plain
+from ..nn.cache import layout, must_continue
 
 
 class _Memory:
@@ -52,7 +52,7 @@ class _Memory:
         if memory is None or inference_ended(memory):
             return None
         if stored is not self.view:  # other code shortened or replaced it
-            if stored.stride() != memory.stride() or _layout(stored) != _layout(memory):
+            if stored.stride() != memory.stride() or layout(stored) != layout(memory):
                 return None
             token = memory.stride(-2) * memory.element_size()
             start, rest = divmod(stored.data_ptr() - memory.data_ptr(), token)
@@ -95,15 +95,8 @@ class AppendingLayer(DynamicLayer):
     def _appended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(k, v)
-        for name, new, stored in (("keys", k, self.keys), ("values", v, self.values)):
-            if _layout(new) != _layout(stored):
-                raise BadValue(
-                    f"The cache got {name} of shape {tuple(new.shape)}, {new.dtype} on "
-                    f"{new.device}; it stores {tuple(stored.shape)}, {stored.dtype} on "
-                    f"{stored.device}.",
-                    "new tokens continue the same texts, so only their number may differ.",
-                    "make another cache for another batch: clearhead.hf.cache(model).",
-                )
+        hint = "make another cache for another batch: clearhead.hf.cache(model)."
+        must_continue("The cache", (k, self.keys), (v, self.values), hint)
         # Autograd may need the tokens of earlier calls, and a graph has no room behind a tensor.
         if torch.is_grad_enabled() or not is_plain(k, v, self.keys, self.values):
             return torch.cat([self.keys, k], -2), torch.cat([self.values, v], -2)
@@ -148,7 +141,3 @@ class AppendingWindowLayer(AppendingLayer, DynamicSlidingWindowLayer):
 
 def _last(x: Tensor, tokens: int) -> Tensor:
     return x.narrow(-2, max(x.shape[-2] - tokens, 0), min(tokens, x.shape[-2]))
-
-
-def _layout(x: Tensor) -> tuple[object, ...]:
-    return x.shape[:-2], x.shape[-1], x.dtype, x.device

@@ -5,6 +5,7 @@ Letters: B batch, G key/value heads, T tokens, D head size, Dv value size.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -140,14 +141,8 @@ class KVCache:
                 "every key has one value: k is (B, G, T, D) and v is (B, G, T, Dv).",
                 "pass both with the same batch, heads and length.",
             )
-        for name, new, stored in (("keys", k, self.keys), ("values", v, self.values)):
-            if stored is not None and _layout(new) != _layout(stored):
-                raise BadValue(
-                    f"KVCache got {name} of shape {tuple(new.shape)}, {new.dtype} on {new.device}; "
-                    f"it stores {tuple(stored.shape)}, {stored.dtype} on {stored.device}.",
-                    "new tokens continue the same sequences, so only the length may differ.",
-                    "call reset() before another batch, and use one cache per layer.",
-                )
+        hint = "call reset() before another batch, and use one cache per layer."
+        must_continue("KVCache", (k, self.keys), (v, self.values), hint)
         if self.max_length is None:
             return
         if self._k is not None and inference_ended(self._k):
@@ -178,7 +173,23 @@ def _enlarged(stored: Tensor | None, new: Tensor, length: int) -> Tensor:
     return memory
 
 
-def _layout(x: Tensor) -> tuple[object, ...]:
+Appended: TypeAlias = tuple[Tensor, Tensor | None]  # new keys or values, and the stored ones
+
+
+def must_continue(cache: str, keys: Appended, values: Appended, hint: str) -> None:
+    """Raise `BadValue` if new tokens differ from the stored ones in more than their number."""
+    for name, (new, stored) in (("keys", keys), ("values", values)):
+        if stored is not None and layout(new) != layout(stored):
+            raise BadValue(
+                f"{cache} got {name} of shape {tuple(new.shape)}, {new.dtype} on {new.device}; "
+                f"it stores {tuple(stored.shape)}, {stored.dtype} on {stored.device}.",
+                "new tokens continue the same sequences, so only the length may differ.",
+                hint,
+            )
+
+
+def layout(x: Tensor) -> tuple[object, ...]:
+    """Return what new tokens have in common with the stored ones."""
     return x.shape[:-2], x.shape[-1], x.dtype, x.device
 
 
