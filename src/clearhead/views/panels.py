@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.errors import BadType, as_index, is_iterable
+from ..core.errors import BadType, BadValue, as_index, is_iterable
 from ..core.formatting import visible
 from ..core.functional.trace import Step, Trace
 
@@ -70,6 +70,19 @@ def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list
         )
         for i in numbers
     ]
+
+
+def panel_of(trace: Trace, step: str, head: int, reader: str) -> Panel:
+    """Return the panel of one head. Raises `BadValue` for a step without the numbers that `reader`
+    needs."""
+    drawn = panels(trace, trace.step(step), [head])
+    if drawn:
+        return drawn[0]
+    raise BadValue(
+        f"The step {step!r} has the shape {trace.step(step).shape}.",
+        f"{reader} numbers, and this step has none.",
+        "explain at least one token of at least one feature.",
+    )
 
 
 def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.errors import BadType, BadValue, as_path, kind_of, why_failed
 from ...core.functional.trace import Trace
-from ..panels import Panel, panels
+from ..panels import Panel, panel_of, panels
 from .canvas import (
     draw,
     drawable,
@@ -41,7 +41,7 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
     exist, or a step without numbers.
     """
     must_draw("heatmap", trace, Trace, "explain(...)")
-    panel = _panel(trace, step, head)
+    panel = panel_of(trace, step, head, "a figure shows")
     if ax is None:
         ax = new_figure(*size(panel)).add_subplot()
     draw(ax, panel)
@@ -72,7 +72,7 @@ def heads(
     has no such step, or the step no numbers.
     """
     must_draw("heads", trace, Trace, "explain(...)")
-    _panel(trace, step, 0)  # raises for a step without numbers
+    panel_of(trace, step, 0, "a figure shows")  # raises for a step without numbers
     drawn = panels(trace, trace.step(step))
     across = min(len(drawn), 4)
     down = -(-len(drawn) // across)
@@ -114,7 +114,7 @@ def steps(
     names = trace.names
     first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
     chain = names[first : last + 1]
-    drawn = [_panel(trace, name, head) for name in chain]
+    drawn = [panel_of(trace, name, head, "a figure shows") for name in chain]
     across = len(chain) if len(chain) <= 5 else -(-len(chain) // 2)
     down = -(-len(chain) // across)
     first_width, height = size(drawn[0], most=4.0)
@@ -185,17 +185,6 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
             "create the folder first, or name another file.",
         ) from error
     return path
-
-
-def _panel(trace: Trace, step: str, head: int) -> Panel:
-    drawn = panels(trace, trace.step(step), [head])
-    if drawn:
-        return drawn[0]
-    raise BadValue(
-        f"The step {step!r} has the shape {trace.step(step).shape}.",
-        "a figure shows numbers, and this step has none.",
-        "explain at least one token of at least one feature.",
-    )
 
 
 def _range_of(panel: Panel) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.errors import BadValue
 from ...core.formatting import ends, number, spellings, visible
 from ...core.functional.trace import Trace
-from ..panels import choose_heads, panels
+from ..panels import choose_heads, panel_of
 from .layout import check_trace, indented, print_batch_note, unwrapped
 from .show import heading
 
@@ -239,14 +239,7 @@ class Query:
 
     def traced(self, name: str) -> Tensor:
         """Return the matrix of this head at a step of the trace."""
-        drawn = panels(self.trace, self.trace.step(name), [self.head])
-        if drawn:
-            return drawn[0].values
-        raise BadValue(
-            f"The step {name!r} has the shape {self.trace.step(name).shape}.",
-            "follow needs numbers, and this step has none.",
-            "explain at least one token of at least one feature.",
-        )
+        return panel_of(self.trace, name, self.head, "follow needs").values
 
 
 COMPUTED = {
