@@ -6,7 +6,7 @@ these two are stored, O(Tq). `A @ x` is attention with x as the values, so an en
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MANY_RUNS = 16  # a separate run of keys costs about as much as this many consecutive keys
+Which: TypeAlias = int | slice | Sequence[int]  # positions of queries or keys
 ALL = slice(None)
 
 
@@ -107,17 +108,15 @@ class Matrix(ShownInNotebook):
         sums = self._sums(slice(0, self._problem.Tq))
         return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
 
-    def rows(self, queries: int | slice | Sequence[int]) -> Tensor:
+    def rows(self, queries: Which) -> Tensor:
         """Compute the exact weights of some queries, (B, H, n, Tk)."""
         return self._weights(queries, ALL)
 
-    def cols(self, keys: int | slice | Sequence[int]) -> Tensor:
+    def cols(self, keys: Which) -> Tensor:
         """Compute the exact weights that some keys receive, (B, H, Tq, n)."""
         return self._weights(ALL, keys)
 
-    def block(
-        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
-    ) -> Tensor:
+    def block(self, queries: Which, keys: Which) -> Tensor:
         """Compute the exact weights of some queries on some keys, (B, H, q, k)."""
         return self._weights(queries, keys)
 
@@ -221,9 +220,7 @@ class Matrix(ShownInNotebook):
         (result,) = statistics_of(self._problem, self._inputs, [statistic]).values()
         return map_tensors(result, self._problem.shape_back)
 
-    def _weights(
-        self, queries: int | slice | Sequence[int], keys: int | slice | Sequence[int]
-    ) -> Tensor:
+    def _weights(self, queries: Which, keys: Which) -> Tensor:
         """Compute the weights of some queries on some keys, in their order.
 
         It computes a block for each run of consecutive keys. For many runs, full rows cost less,
@@ -343,12 +340,12 @@ class Transposed:
         return self._matrix._transposed_matmul(x)
 
 
-def _runs(which: int | slice | Sequence[int], size: int, name: str) -> list[slice]:
+def _runs(which: Which, size: int, name: str) -> list[slice]:
     """Split positions into runs of consecutive ones, in their order; none become an empty run."""
     return [slice(r.start, r.stop) for r in runs_of(_positions(which, size, name)) or [range(0)]]
 
 
-def _positions(which: int | slice | Sequence[int], size: int, name: str) -> Sequence[int]:
+def _positions(which: Which, size: int, name: str) -> Sequence[int]:
     if isinstance(which, slice):
         return range(*which.indices(size))
     one = not is_iterable(which)
