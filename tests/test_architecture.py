@@ -25,7 +25,7 @@ HOUSE = {
     "views": 3540,
     "corpus": 4040,
     "demo": 475,
-    "models": 8400,
+    "models": 8450,
     "hf": 1915,
     "distributed": 2610,
     "nn": 1145,
