@@ -1,4 +1,4 @@
-"""`clearhead why`: split the score of a token and the token that a head looks at."""
+"""`clearhead why`: split the score of a token and the token that a head looks at, or the mean."""
 
 import re
 from typing import Annotated
@@ -16,12 +16,17 @@ def why(
     model: Model = None,
     head: Annotated[str, typer.Option(metavar="HEAD", help="The layer and head: L1H3.")] = "",
     at: Annotated[
-        str, typer.Option(metavar="WORD", help="The token that looks: its last place, or a number.")
-    ] = "",
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="The token that looks: its last place, or a number. By default the mean over all.",
+        ),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(
-            metavar="WORD", help="The token that it looks at; by default that of most weight."
+            metavar="WORD",
+            help="The token that it looks at; by default that of most weight, or all in a mean.",
         ),
     ] = None,
     check: Annotated[
@@ -31,7 +36,8 @@ def why(
     """Split a score into what wrote the query and the key.
 
     Prints the embeddings, heads and MLPs of earlier layers from which the score of two tokens is
-    summed, compared with the other tokens that the head may look at.
+    summed, compared with the other tokens that the head may look at. Without --at, they are means
+    over the text.
 
     \b
     Examples:
@@ -43,25 +49,24 @@ def why(
     from clearhead.core.errors import BadValue
     from clearhead.views.load import load_text_model
 
-    if (named := re.fullmatch(r"[Ll]?(\d+)[Hh.](\d+)", head.strip())) is None or not at:
+    if (named := re.fullmatch(r"[Ll]?(\d+)[Hh.](\d+)", head.strip())) is None:
         raise BadValue(
-            f"--head {head!r} and --at {at!r} were passed.",
-            "why needs a layer and a head, and the token that looks.",
-            "pass for example --head L1H3 --at She.",
+            f"--head {head!r} was passed.",
+            "why needs a layer and a head.",
+            "pass for example --head L1H3.",
         )
     reader = load_text_model(model)
     tokens, inputs = reader.tokens_and_inputs(read_text(text))
     layer, number = map(int, named.groups())
-    query = positions_of(at, tokens)[-1]
+    query = None if at is None else positions_of(at, tokens)[-1]
+    target = None if key is None else positions_of(key, tokens)[-1]
 
-    def split(key: int | None, check: bool) -> clearhead.Why:
+    def split(key: int | None, check: bool, against: str = "others") -> clearhead.Why:
         return clearhead.why(
-            reader.module, inputs, layer=layer, head=number, query=query, key=key,
-            against="nothing" if key is None else "others", tokens=tokens, check=check,
+            reader.module, inputs, layer=layer, head=number, query=query, key=key, against=against,
+            over="rows" if query is None else None, tokens=tokens, check=check,
         )  # fmt: skip
 
-    if key is None:
-        target = int(split(None, False).weights.argmax())
-    else:
-        target = positions_of(key, tokens)[-1]
+    if target is None and query is not None:
+        target = int(split(None, False, "nothing").weights.argmax())
     typer.echo(repr(split(target, check)))

@@ -142,5 +142,7 @@ def test_why_prints_the_parts_of_a_score(run):
     code, out, _ = run("why", TEXT, "--head", "1.0", "--at", "She")
     best = int(split.weights.argmax())
     assert code == 0 and f"looks at *{words.tokens[best]}* ({best})" in out
+    code, out, _ = run("why", TEXT, "--head", "L1H0")
+    assert code == 0 and out.startswith(f"L1H0 over {len(words.tokens)} queries looks at its keys")
     code, out, errors = run("why", TEXT, "--head", "one", "--at", "She")
-    assert code == 2 and not out and "--head 'one' and --at 'She' were passed." in errors
+    assert code == 2 and not out and "--head 'one' was passed." in errors

@@ -198,6 +198,42 @@ def test_parts_are_those_that_runs_without_them_lack(name):
         assert abs(lacks) < close * float(why.by_key.abs().max())
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gemma2", "gemma3", "bert", "deepseek"])
+def test_means_over_rows_are_those_of_all_pairs(name):
+    """Grouped heads, rotations, norms of queries and keys, windows and a soft cap, S x S."""
+    model, inputs, layer = built(name)
+    head = 3
+    why = ch.why(model, inputs, layer=layer, head=head, over="rows")
+    runs = Frozen(model, inputs, layer)
+    g = head * len(runs.k) // 4
+    q, k = runs.q[head], runs.k[g]
+    with torch.no_grad(), ch.watch(model, exact_rows=range(T)) as recording:
+        model(input_ids=inputs[None])
+    A = recording[layer].exact_rows[0, head].double()
+    u = (A > 0).double()
+    M = A - u / u.sum(-1, keepdim=True)
+    one = ch.why(model, inputs, layer=layer, head=head, query=6, key=3)
+    scale = float(one.by_key[:, 3].double().sum()) / float(q[6] @ k[3])
+    largest = float(why.key_parts.abs().max().clamp(min=why.query_parts.abs().max()))
+    assert abs(scale * float((M * (q @ k.T)).sum()) / T - why.contrast) < 1e-5 * largest
+    for component, of_key, of_query in zip(
+        why.components, why.key_parts, why.query_parts, strict=True
+    ):
+        other_q, other_k = runs.without(why.components, component)
+        by_key = scale * M * (q @ (k - other_k[g]).T) / T
+        by_query = scale * M * ((q - other_q[head]) @ k.T) / T
+        assert abs(float(by_key.sum()) - float(of_key)) < 1e-5 * largest
+        assert abs(float(by_query.sum()) - float(of_query)) < 1e-5 * largest
+    rows = [ch.why(model, inputs, layer=layer, head=head, query=i) for i in range(T)]
+    for mean, of_rows in (
+        (why.terms, [row.terms for row in rows]),
+        (why.frequencies, [row.frequencies for row in rows]),
+    ):
+        if mean is not None:
+            expected = sum(torch.as_tensor(x).double() for x in of_rows) / T
+            assert float((torch.as_tensor(mean) - expected).abs().max()) < 1e-5 * largest
+
+
 def last(why):
     """The index of the position bias, or None."""
     return len(why.components) - 1 if why.components[-1].kind == "distance" else None

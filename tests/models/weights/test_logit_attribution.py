@@ -10,33 +10,9 @@ from torch.utils.checkpoint import checkpoint
 import clearhead as ch
 from clearhead import demo
 from clearhead.core.errors import BadType, BadValue
+from tests.models.two_blocks import TwoBlocks, ids, randomised
 
 STORY = "Long ago there lived a funny mouse and a famous witch. She always conjured in the swamp."
-
-
-class Small(nn.Module):
-    def __init__(self, norm, after=True):
-        super().__init__()
-        self.embed = ch.nn.TokenEmbedding(19, 12)
-        self.first = ch.nn.TransformerBlock(12, 3, kv_heads=1, causal=True, norm=norm)
-        self.second = ch.nn.TransformerBlock(12, 3, causal=True, norm=norm, qkv_bias=True)
-        self.norm = nn.LayerNorm(12) if after else nn.Identity()
-        self.head = nn.Linear(12, 19)
-
-    def forward(self, ids):
-        return self.head(self.norm(self.second(self.first(self.embed(ids)))))
-
-
-def randomised(model):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for x in model.parameters():
-            x.normal_(std=0.5)
-    return model.eval()
-
-
-def ids(T=7):
-    return torch.randint(19, (T,), generator=torch.Generator().manual_seed(1))
 
 
 def norm(parts, module):
@@ -81,7 +57,7 @@ def by_hand(model, text, column):
 
 @pytest.mark.parametrize(("kind", "after"), [("pre", True), ("pre", False), ("post", False)])
 def test_every_part_is_that_of_float64_by_hand(kind, after):
-    model = randomised(Small(kind, after))
+    model = randomised(TwoBlocks(kind, after))
     found = ch.logit_attribution(model, ids(), ch.logit_difference(3, 4))
     with torch.no_grad():
         logits = model(ids()[None])[0]
@@ -116,7 +92,7 @@ def test_the_model_that_ships():
 
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
 def test_the_parts_are_the_same_where_gradients_are_off(without_gradients):
-    model = randomised(Small("pre"))
+    model = randomised(TwoBlocks("pre"))
     expected = ch.logit_attribution(model, ids(), 4)
     with without_gradients():
         found = ch.logit_attribution(model, ids().clone(), 4)
@@ -125,7 +101,7 @@ def test_the_parts_are_the_same_where_gradients_are_off(without_gradients):
 
 @pytest.mark.parametrize("target", [4, "next"])
 def test_the_largest_sources_are_those_of_every_query(target):
-    found = ch.logit_attribution(randomised(Small("pre")), ids(), target)
+    found = ch.logit_attribution(randomised(TwoBlocks("pre")), ids(), target)
     parts, keys = found.largest_sources(3)
     T = 7 - (target == "next")
     assert parts.shape == keys.shape == (2, 3, T, 3)
@@ -140,7 +116,7 @@ def test_the_largest_sources_are_those_of_every_query(target):
 
 
 def test_nan_is_among_the_largest_and_reaches_only_queries_that_see_it():
-    found = ch.logit_attribution(randomised(Small("pre")), ids(), 4)
+    found = ch.logit_attribution(randomised(TwoBlocks("pre")), ids(), 4)
     source = found._sources[0]
     source.inputs.v[:, :, 4] = torch.nan
     parts, keys = found.largest_sources(2)
@@ -153,7 +129,7 @@ def test_nan_is_among_the_largest_and_reaches_only_queries_that_see_it():
 
 
 def test_the_run_changes_nothing():
-    model = randomised(Small("pre"))
+    model = randomised(TwoBlocks("pre"))
     with torch.no_grad():
         before = model(ids()[None])
     ch.logit_attribution(model, ids())
@@ -188,7 +164,7 @@ def test_torchs_own_layers(batch_first):
 
 
 def test_a_stream_that_is_changed_in_place():
-    class InPlace(Small):
+    class InPlace(TwoBlocks):
         def forward(self, ids):
             x = self.embed(ids)
             x *= 2
@@ -198,7 +174,7 @@ def test_a_stream_that_is_changed_in_place():
     model = randomised(InPlace("pre"))
     found = ch.logit_attribution(model, ids(), 3)
     model.embed.table.weight.data *= 2
-    model.forward = lambda ids: Small.forward(model, ids)
+    model.forward = lambda ids: TwoBlocks.forward(model, ids)
     other = ch.logit_attribution(model, ids(), 3)
     assert torch.allclose(found.heads, other.heads, atol=1e-5)
     assert torch.allclose(found.embedding, other.embedding, atol=1e-5)
@@ -206,7 +182,7 @@ def test_a_stream_that_is_changed_in_place():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_inside_a_checkpoint(reentrant):
-    class Checkpointed(Small):
+    class Checkpointed(TwoBlocks):
         def forward(self, ids):
             x = checkpoint(self.first, self.embed(ids), use_reentrant=reentrant)
             return self.head(self.norm(self.second(x)))
@@ -218,7 +194,7 @@ def test_inside_a_checkpoint(reentrant):
     else:
         found = ch.logit_attribution(model, ids(), 4)
         assert torch.equal(
-            found.heads, ch.logit_attribution(randomised(Small("pre")), ids(), 4).heads
+            found.heads, ch.logit_attribution(randomised(TwoBlocks("pre")), ids(), 4).heads
         )
 
 
@@ -232,16 +208,16 @@ def test_what_is_no_model_and_no_text_is_refused():
     with pytest.raises(BadType, match="got a str"):
         ch.logit_attribution("model", ids())
     with pytest.raises(BadType, match="a list as ids"):
-        ch.logit_attribution(randomised(Small("pre")), [1, 2])
+        ch.logit_attribution(randomised(TwoBlocks("pre")), [1, 2])
     with pytest.raises(BadValue, match="a text of 1 token"):
-        ch.logit_attribution(randomised(Small("pre")), ids(1))
+        ch.logit_attribution(randomised(TwoBlocks("pre")), ids(1))
     with pytest.raises(BadType, match=r"got pixel_values, and no input_ids[^!]*image model"):
-        ch.logit_attribution(randomised(Small("pre")), {"pixel_values": torch.ones(1, 3, 5, 5)})
+        ch.logit_attribution(randomised(TwoBlocks("pre")), {"pixel_values": torch.ones(1, 3, 5, 5)})
     with pytest.raises(BadType, match=r"got torch.float32 numbers \(1, 3, 5, 5\) as ids"):
-        ch.logit_attribution(randomised(Small("pre")), torch.ones(1, 3, 5, 5))
+        ch.logit_attribution(randomised(TwoBlocks("pre")), torch.ones(1, 3, 5, 5))
 
 
-class Classifier(Small):
+class Classifier(TwoBlocks):
     def forward(self, ids):
         return super().forward(ids)[:, -1]
 
@@ -253,7 +229,7 @@ def test_an_error_names_no_argument_that_does_not_exist():
 
 
 def test_nan_in_weights_is_named_as_such():
-    model = randomised(Small("pre"))
+    model = randomised(TwoBlocks("pre"))
     with torch.no_grad():
         model.second.attention.out_proj.weight[0, 0] = torch.nan
     with pytest.raises(BadValue, match="logits with NaN"):
@@ -266,7 +242,7 @@ def test_nan_in_weights_is_named_as_such():
 
 
 def test_nan_of_one_token_is_no_other_projection():
-    model = randomised(Small("pre"))
+    model = randomised(TwoBlocks("pre"))
     text = ids()
     position = int((text != text[0]).nonzero()[0])
     with torch.no_grad():

@@ -6,38 +6,14 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.core.errors import BadValue
+from clearhead.models.why import split
 from clearhead.models.why.check import agreements
-
-T, WORDS = 7, 19
-
-
-class Small(nn.Module):
-    def __init__(self, norm="pre", between=None):
-        super().__init__()
-        self.embed = ch.nn.TokenEmbedding(WORDS, 12)
-        self.first = ch.nn.TransformerBlock(12, 3, kv_heads=1, causal=True, norm=norm)
-        self.second = ch.nn.TransformerBlock(12, 3, causal=True, norm=norm, qkv_bias=True)
-        self.between = between or nn.Identity()
-
-    def forward(self, ids):
-        return self.second(self.between(self.first(self.embed(ids))))
-
-
-def randomised(model):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for x in model.parameters():
-            x.normal_(std=0.5)
-    return model.eval()
-
-
-def ids(count=T):
-    return torch.randint(WORDS, (count,), generator=torch.Generator().manual_seed(1))
+from tests.models.two_blocks import WORDS, T, TwoBlocks, ids, randomised
 
 
 @pytest.fixture(scope="module")
 def model():
-    return randomised(Small())
+    return randomised(TwoBlocks())
 
 
 def weights_of(model, layer, head, query):
@@ -88,7 +64,7 @@ def test_sources_and_pairs_sum_to_the_parts(model):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_parts_of_blocks_with_either_norm(norm):
-    model = randomised(Small(norm))
+    model = randomised(TwoBlocks(norm))
     why = ch.why(model, ids(), layer=1, head=1, query=6, key=0)
     kinds = [c.kind for c in why.components]
     assert {"embedding", "head", "mlp"} <= {*kinds}
@@ -242,7 +218,7 @@ def test_a_check_agrees_on_sign_and_order_within_its_tolerance(changes, agree):
 
 
 def test_a_path_from_an_mlp_is_that_of_a_run_without_it():
-    model = randomised(Small())
+    model = randomised(TwoBlocks())
     text = ids()[None]
     sent = ch.edits.path("first.feed_forward", (1, 1), "key").as_patch(model, text)
     handle = model.first.feed_forward.register_forward_hook(lambda m, x, y: torch.zeros_like(y))
@@ -344,10 +320,15 @@ def test_a_part_that_nothing_wrote_is_refused():
         (dict(layer=2), "Layer 2 was requested"),
         (dict(head=3), "Head 3 was requested"),
         (dict(query=7), "Query 7 was requested"),
-        (dict(key=6), "Query 5 may not look at key 6"),
+        (dict(key=6), r"Query 5 looks at 6 keys \(0, 1, 2, 3, 4, 5\), and why got key=6"),
         (dict(against="all"), "against='all'"),
         (dict(against=3), "against=3"),
-        (dict(query=0, key=0), "Query 0 looks at 1 keys"),
+        (dict(against=7), "A contrast with key 7 was requested"),
+        (dict(query=0, key=0), r"Query 0 looks at 1 keys \(0\)"),
+        (dict(query=None), "query=None and over=None"),
+        (dict(over="rows"), "query=5 and over='rows'"),
+        (dict(query=None, over="columns"), "over='columns'"),
+        (dict(query=None, over="rows", check=True), "check=True and over="),
         (dict(tokens=["a"]), "1 tokens for 7 keys"),
     ],
 )
@@ -355,6 +336,52 @@ def test_wrong_arguments_are_refused(model, wrong, says):
     arguments = dict(layer=1, head=0, query=5, key=3) | wrong
     with pytest.raises(BadValue, match=says):
         ch.why(model, ids(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("key", "against"), [(None, "others"), (None, "nothing"), (0, 1), (2, "weights")]
+)
+def test_a_mean_over_rows_is_that_of_all_queries_one_by_one(model, key, against, monkeypatch):
+    """In strips of two rows. Queries that do not see both keys are not in the mean."""
+    monkeypatch.setattr(split, "STRIP_CELLS", 2 * T + 1)
+    mean = ch.why(model, ids(), layer=1, head=2, over="rows", key=key, against=against)
+    first = {"others": 0, "nothing": 0, 1: 1, "weights": 2}[against]
+    rows = [
+        ch.why(model, ids(), layer=1, head=2, query=i, key=key, against=against)
+        for i in range(first, T)
+    ]
+    assert mean.rows == len(rows) and mean.query is None
+    for name in ("weights", "score", "contrast", "terms"):
+        assert_mean(getattr(mean, name), [getattr(row, name) for row in rows])
+    for name in ("key_parts", "query_parts"):
+        parts = [dict(zip(row.components, getattr(row, name), strict=True)) for row in rows]
+        assert_mean(getattr(mean, name), [[p.get(c, 0.0) for c in mean.components] for p in parts])
+    assert torch.allclose(mean.by_key.sum(1), mean.key_parts, atol=1e-5)
+    assert mean.visible.tolist() == list(range(T))
+    for head in range(3):
+        for of in ("key", "query"):
+            assert_mean(mean.sources(0, head, of), [row.sources(0, head, of) for row in rows])
+
+
+def assert_mean(mean, rows):
+    expected = torch.stack([torch.as_tensor(row).double() for row in rows]).mean(0)
+    atol = 1e-5 * max(1.0, float(expected.abs().max()))
+    assert torch.allclose(torch.as_tensor(mean).double(), expected, atol=atol)
+
+
+def test_a_mean_over_no_rows_is_refused(model):
+    with pytest.raises(BadValue, match="No query looks at the key and at what"):
+        ch.why(model, ids(1), layer=1, head=2, over="rows", key=0)
+    alone = ch.why(model, ids(1), layer=1, head=2, over="rows", key=0, against="nothing")
+    assert alone.rows == 1 and alone.weight == 1.0
+
+
+def test_a_mean_over_rows_prints_itself_and_has_no_pairs(model, tmp_path):
+    mean = ch.why(model, ids(), layer=1, head=2, over="rows", tokens=[*"abcdefg"])
+    assert mean.sentence().startswith("L1H2 over 7 queries looks at its keys, most at *a* (0), ")
+    with pytest.raises(BadValue, match="a mean over 7 queries"):
+        mean.pairs()
+    assert repr(ch.load(mean.save(tmp_path / "mean.safetensors"))) == repr(mean)
 
 
 def test_several_texts_are_refused(model):

@@ -11,20 +11,21 @@ from ..inspect.edits import Edit, ablate, patch, path
 from ..inspect.edits.path import without_paths
 from .result import Check, Why
 from .score_paths import Component
-from .split_row import SplitRow
+from .split import Split
 
 _CHECKED = 3  # parts of each side
 _LEAST = 0.01  # smaller differences of weights are neither a sign nor an order
 
 
 def check_parts(
-    model: nn.Module, inputs: Tensor | Mapping[str, Any], why: Why, split: SplitRow
+    model: nn.Module, inputs: Tensor | Mapping[str, Any], why: Why, split: Split
 ) -> tuple[Check, ...]:
     """Measure the weight without each of the largest heads and MLPs, in the keys and the query."""
-    scale, row = split.run.problem.scale, split.row
+    scale, (q,) = split.run.problem.scale, split.q
+    raw = split.rows.raw[0]
 
     def weight(raw: Tensor) -> float:
-        weights = row.weights_of(raw, split.run.problem)
+        weights = split.rows.weights_of(raw[None], split.run.problem)[0]
         return float(weights[why.weights.argmax() if why.key is None else why.key])
 
     checks: list[Check] = []
@@ -42,13 +43,13 @@ def check_parts(
         for (component, _), edit in zip(largest, patches, strict=True):
             assert isinstance(edit, patch)
             call = edit.recording[-1]
-            q, k = split.q, split.k
+            edited_q, k = q, split.k
             if of == "key" and call.key is not None:
                 k = call.key[0, split.g].double()
             elif call.query is not None:
-                q = call.query[0, split.h, split.i].double()
-            frozen = weight(row.raw - lacks[why.components.index(component)])
-            changes.append((frozen - why.weight, weight(scale * (k @ q)) - why.weight))
+                edited_q = call.query[0, split.h, why.query].double()
+            frozen = weight(raw - lacks[why.components.index(component)])
+            changes.append((frozen - why.weight, weight(scale * (k @ edited_q)) - why.weight))
         for x, change, agrees in zip(largest, changes, agreements(changes), strict=True):
             frozen, edited = (why.weight + by for by in change)
             checks.append(Check(x[0], of, x[1], why.weight, frozen, edited, agrees))

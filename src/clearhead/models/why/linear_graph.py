@@ -24,7 +24,7 @@ _LINEAR = {
     "SplitWithSizes", "Unbind", "Unsafe_Split", "UnsafeSplit", "Chunk", "Narrow", "Cat", "Stack",
     "Index", "IndexSelect", "Gather", "Roll", "Flip", "Diagonal", "Unfold", "MaskedFill", "Where",
     "ConstantPadNd", "ViewAsComplex", "ViewAsReal", "Complex", "Real", "Conj", "RepeatInterleave",
-    "SliceBackward", "Contiguous",
+    "Contiguous",
 }  # fmt: skip
 
 

@@ -61,10 +61,14 @@ class Check(NamedTuple):
 class Why(ShownInNotebook, Savable):
     """The parts of the contrast of a query with a key, or with its row if `key` is None.
 
+    With ``over="rows"``, `query` is None, and all parts, the score, the weights and the contrast
+    are means over `rows` queries.
+
     Attributes:
         layer, head, query, key, against: the arguments; all numbers count from 0.
+        rows: the number of queries, 1 for one query.
         tokens: the tokens of the keys, or None.
-        visible: the positions of the keys that the query may look at.
+        visible: the positions of the keys that the query, or one of them, may look at.
         score: the score, with the position bias and before a soft cap; of a row, its mean under the
             weights.
         weight: the weight of the key; of a row, the largest weight.
@@ -73,6 +77,7 @@ class Why(ShownInNotebook, Savable):
         key_parts, query_parts: the parts of the contrast, by what wrote the keys, and by what wrote
             the query, (C,) each. Both sum to `contrast`.
         by_key: the score of each key by what wrote it, (C, Tk); 0 for keys that are not visible.
+            With ``over="rows"``, what each key adds to `key_parts`, which are its sums over keys.
         key_sources: the largest part of the keys by the token that its head read from, (T,); None
             if no head wrote it. See `sources`.
         weights: the weights of the query, (Tk,).
@@ -87,9 +92,10 @@ class Why(ShownInNotebook, Savable):
 
     layer: int
     head: int
-    query: int
+    query: int | None
     key: int | None
     against: str | int
+    rows: int
     tokens: tuple[str, ...] | None
     visible: Tensor
     score: float
@@ -139,9 +145,15 @@ class Why(ShownInNotebook, Savable):
 
         The rows sum to `query_parts`, the columns to `key_parts`; a position bias is on the
         diagonal. It takes two backward passes for each of the D features, and many pairs cancel.
-        Raises `BadValue` for a loaded result.
+        Raises `BadValue` for a loaded result and for a mean over rows.
         """
         split = self._with_run()
+        if self.query is None:
+            raise BadValue(
+                f"This result is a mean over {self.rows} queries.",
+                "pairs are those of one query.",
+                "call why with a query.",
+            )
         pairs = split.run.problem.scale * split.factors("query") @ split.factors("key").T
         if len(self.components) > len(pairs):
             pairs = torch.block_diag(pairs, self.key_parts[-1:].to(pairs))
@@ -181,10 +193,10 @@ class Why(ShownInNotebook, Savable):
         position = 0.0 if self.terms is None else self.terms.position
         if sign * position > max(sign * part, sign * self.contrast / 2):
             reason, part = "of its distance", position
+        at = f"over {self.rows} queries" if self.query is None else f"at {self._named(self.query)}"
         return (
-            f"L{self.layer}H{self.head} at {self._named(self.query)} looks "
-            f"{'at' if sign > 0 else 'away from'} {self._target()} because {reason}: {part:.1f} of "
-            f"{self.contrast:.1f}."
+            f"L{self.layer}H{self.head} {at} looks {'at' if sign > 0 else 'away from'} "
+            f"{self._target()} because {reason}: {part:.1f} of {self.contrast:.1f}."
         )
 
     def _target(self) -> str:

@@ -5,6 +5,7 @@ Letters: C components, Tq queries, Tk keys, D head size.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from ..weights.rotations import Rotary
 from .check import check_parts
 from .result import Why
 from .score_paths import record_scores
-from .split_row import ScoreRow, SplitRow, score_row
+from .score_rows import ScoreRows
+from .split import Split
 
 AGAINST = ("others", "weights", "nothing")
+_AGAINST = f"a contrast is against {', '.join(map(repr, AGAINST))}, or {{}}."
 
 
 @torch.inference_mode(False)  # it needs gradients inside torch.no_grad(), too
@@ -33,8 +36,9 @@ def why(
     *,
     layer: int,
     head: int,
-    query: int,
+    query: int | None = None,
     key: int | None = None,
+    over: str | None = None,
     against: str | int = "others",
     tokens: Sequence[str] | None = None,
     check: bool = False,
@@ -62,8 +66,10 @@ def why(
         layer, head: the attention call, numbered as in `watch`, and the query head.
         query, key: positions in the call. ``key=None`` summarises the row: s_ij is replaced by its
             mean under the weights, sum_j A_ij s_ij.
-        against: u. "others" is uniform over the other visible keys, "weights" the weights of the
-            query, a number one other key, and "nothing" is u = 0, the score itself.
+        over: "rows" splits the mean contrast over all queries that look at the key and at what it
+            is compared with, without a query. Memory grows with Tq + Tk, not with their product.
+        against: u. "others" is uniform over the other visible keys (in a row, over all), "weights"
+            the weights of the query, a number one other key, and "nothing" is u = 0, the score.
         tokens: the tokens of the text, which the printed sentence names.
         check: also measure what the weight becomes without the largest parts, by path edits
             (`edits.path`). It runs the model eight times, up to the layer or to its end.
@@ -83,15 +89,37 @@ def why(
     weights_must_be_whole("why", model)
     if isinstance(inputs, Tensor) and inputs.dim() == 1:
         inputs = inputs[None]
+    if (query is None) != (over == "rows") or over not in (None, "rows"):
+        raise BadValue(
+            f"why got query={query!r} and over={over!r}.",
+            'it splits one query, or with over="rows" the mean over the queries of the text.',
+            'pass a query, or over="rows".',
+        )
+    if check and query is None:
+        raise BadValue(
+            'why got check=True and over="rows".',
+            "the check measures one weight.",
+            "pass a query, or leave check out.",
+        )
     run = record_scores(model, inputs, layer)
     p = run.problem
     layer = run.paths.layer
-    i, h = (
-        as_index(what, x, size, f"it is a number from 0 to {size - 1}.", "pass one of these.")
-        for what, x, size in (("Query", query, p.Tq), ("Head", head, p.H))
-    )
+    rule = f"heads are 0 to {p.H - 1}."
+    h = as_index("Head", head, p.H, rule, "pass one of these.")
+    if query is not None:
+        rule = f"queries are 0 to {p.Tq - 1}."
+        query = as_index("Query", query, p.Tq, rule, "pass one of these.")
     if key is not None:
         key = as_index("Key", key, p.Tk, f"keys are 0 to {p.Tk - 1}.", "pass one of these.")
+    if not isinstance(against, str):
+        rule = _AGAINST.format(f"a key from 0 to {p.Tk - 1}")
+        against = as_index("A contrast with key", against, p.Tk, rule, "pass a position.")
+    elif against not in AGAINST or (key is None and against == "weights"):
+        raise BadValue(
+            f"why got against={against!r} and key={key!r}.",
+            _AGAINST.format("a key") + ' Without a key, "weights" are compared with themselves.',
+            'pass against="others".',
+        )
     if tokens is not None and len(tokens) != p.Tk:
         raise BadValue(
             f"why got {len(tokens)} tokens for {p.Tk} keys.",
@@ -100,71 +128,56 @@ def why(
         )
     names = None if tokens is None else tuple(map(str, tokens))
     with own_dtypes():
-        row = score_row(run, i, h)
-        contrast = _contrast(row, i, key, against)
-        split = SplitRow(run, row, i, h, contrast)
         rotary: Rotary | None = None
         remarks: tuple[str, ...] = ()
         try:
             rotary = rotary_of_call(model, run.paths.attention, run.paths.inside)
-            terms, frequencies = split.terms(rotary), split.frequencies(rotary)
         except BadValue as error:
-            terms, frequencies, remarks = None, None, (f"{error.gave} So there are no four terms.",)
+            remarks = (f"{error.gave} So there are no four terms.",)
+        split = Split(run, query, h, partial(_contrasts, query, key, against), rotary)
         best = split.components[int(split.keys.argmax())]
         sources = None
         if best.layer is not None and best.head is not None:
             sources = split.sources("key", best.layer)[best.head].float()
         result = Why(
-            layer, h, i, key, against, names, row.visible.nonzero().flatten(),
-            float(row.scores[key] if key is not None else row.weights @ row.scores),
-            float(row.weights[key if key is not None else row.weights.argmax()]),
+            layer, h, query, key, against, split.count, names, split.visible.nonzero().flatten(),
+            split.score, float(split.weights[split.weights.argmax() if key is None else key]),
             float(split.total), tuple(split.components), split.keys.float(), split.queries.float(),
-            split.by_key.float(), sources, row.weights.float(), p.softcap, terms, frequencies,
-            remarks, _split=split,
+            split.by_key.float(), sources, split.weights.float(), p.softcap,
+            None if remarks else split.terms(), None if remarks else split.frequencies(), remarks,
+            _split=split,
         )  # fmt: skip
         if check:
             result = replace(result, checks=check_parts(model, inputs, result, split))
     return result
 
 
-def _contrast(row: ScoreRow, i: int, key: int | None, against: str | int) -> Tensor:
-    """Return e - u, (Tk,): the key or the weights, minus what they are compared with."""
-    seen = int(row.visible.sum())
-    if key is not None and not bool(row.visible[key]):
-        keys = row.visible.nonzero().flatten().tolist()
-        some = f"{', '.join(map(str, keys[:8]))}{', ...' if seen > 8 else ''}"
-        raise BadValue(
-            f"Query {i} may not look at key {key}.",
-            f"it looks at {seen} keys: {some}.",
-            "pass one of these.",
-        )
-    total = row.weights.sum()
-    of = row.weights / total if key is None else torch.zeros_like(row.raw)
-    if key is not None:
-        of[key] = 1.0
-    if isinstance(against, str) and against == "nothing":
-        return of
-    others = row.visible.clone()
-    if key is not None:
-        others[key] = False
-    rule = f"a contrast is against {', '.join(map(repr, AGAINST))}, or a visible key."
-    if isinstance(against, str) and against not in AGAINST:
-        raise BadValue(f"against={against!r} was passed.", rule, 'pass against="others".')
+def _contrasts(
+    query: int | None, key: int | None, against: str | int, rows: ScoreRows, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return e and e - u of some queries, (n, Tk) each, with e the key or the weights, and which
+    queries look at something of both, (n,). e and u are 0 for the others.
+
+    Raises `BadValue` if `query`, the only one of these, does not look at both.
+    """
+    at = torch.arange(weights.shape[1], device=weights.device)
+    others = rows.visible if key is None else rows.visible & (at != key)
     if not isinstance(against, str):
-        size = len(row.raw)
-        other = as_index("A contrast with key", against, size, rule, "pass a position.")
-        if not bool(others[other]):
-            raise BadValue(
-                f"against={against!r} was passed for query {i}.", rule, "pass another key."
-            )
-        others = torch.zeros_like(others)
-        others[other] = True
-    if not bool(others.any()) or (key is None and against == "weights"):
+        others = others & (at == against)
+    e = weights if key is None else rows.visible & (at == key)
+    u = weights if against == "weights" else others
+    of_e, of_u = e.sum(-1), u.sum(-1)
+    both = (of_e > 0) & ((of_u > 0) | (against == "nothing"))
+    if query is not None and not bool(both):
+        keys = rows.visible[0].nonzero().flatten().tolist()
+        some = f"{', '.join(map(str, keys[:8]))}{', ...' if len(keys) > 8 else ''}"
         raise BadValue(
-            f"Query {i} looks at {seen} keys, and against={against!r}.",
-            "a contrast needs something else to compare with.",
-            'pass against="nothing" for the score itself.',
+            f"Query {query} looks at {len(keys)} keys ({some}), and why got key={key!r} and "
+            f"against={against!r}.",
+            "it must look at the key, and at something else to compare with.",
+            'pass keys that it looks at, or against="nothing" for the score itself.',
         )
-    if against == "weights":
-        return of - row.weights / total
-    return of - others.double() / others.sum()
+    e = e * (both.double() / of_e).nan_to_num().unsqueeze(-1)
+    if against == "nothing":
+        return e, e, both
+    return e, e - u * (both.double() / of_u).nan_to_num().unsqueeze(-1), both
