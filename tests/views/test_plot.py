@@ -52,6 +52,24 @@ def test_the_parts_of_a_logit_are_those_of_one_position():
         plot.attribution(parts, position=99)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_bars_of_a_score_sum_to_its_contrast(layer):
+    """With fewer components than bars, and with more."""
+    teller = demo.load()
+    words = teller.encode("Long ago there lived a funny mouse.")
+    ids = torch.tensor(words.ids)
+    reasons = ch.why(teller.model, ids, layer=layer, head=2, query=5, key=3, tokens=words.tokens)
+    figure = plot.why(reasons)
+    for ax, parts in zip(figure.axes, (reasons.key_parts, reasons.query_parts), strict=True):
+        widths = [bar.get_width() for bar in ax.patches]
+        assert abs(sum(widths) - reasons.contrast) < 1e-5
+        assert abs(widths[0]) == pytest.approx(float(parts.abs().max()), rel=1e-6)
+        names = [str(reasons.components[i]) for i in parts.abs().argsort(descending=True)[:8]]
+        others = len(parts) - 8
+        assert labels(ax.yaxis) == names + [f"{others} others"] * (others > 0)
+    assert figure.get_suptitle().replace("\n", " ") == reasons.sentence()
+
+
 def test_a_heat_map_holds_the_weights_of_one_head_and_its_tokens():
     it = trace(mask=ch.causal, tokens=TOKENS)
     ax = plot.heatmap(it, head=2)

@@ -5,8 +5,9 @@ from .canvas import can_draw
 from .effects import effects
 from .figures import heads, heatmap, save, steps, suffix_of
 from .report import entropy_by_layer, model, received
+from .why import why
 
 __all__ = [
     "attribution", "can_draw", "effects", "entropy_by_layer", "heads", "heatmap", "model",
-    "received", "save", "steps", "suffix_of",
+    "received", "save", "steps", "suffix_of", "why",
 ]  # fmt: skip
