@@ -31,6 +31,7 @@ from .tile import (
     nonfinite_rows,
     of_keys,
     of_rows,
+    parts_of,
     product,
     row_hash,
     store_rows,
@@ -154,11 +155,7 @@ def query_gradients(
         sees = lo < hi
         start = tl.min(tl.where(sees, lo, sizes.Tk)) // N * N
         stop = tl.max(tl.where(sees, hi, 0))
-        full_start = tl.maximum(tl.minimum((tl.max(lo) + N - 1) // N * N, stop), start)
-        full_stop = tl.maximum(tl.minimum(tl.min(hi), stop) // N * N, full_start)
-        if rule.bits is not None:
-            full_stop = full_start
-        bounds = start, full_start, full_stop, stop
+        bounds = parts_of(rule, lo, hi, start, stop, N)
         for i in tl.static_range(3):
             acc = walk_keys(
                 acc, bounds[i], bounds[i + 1], queries, dout_tile, row_top, row_share, row_delta,

@@ -40,6 +40,7 @@ from .tile import (
     load_rows,
     logits,
     nonfinite_rows,
+    parts_of,
     product,
     row_hash,
     survivors,
@@ -150,12 +151,7 @@ def attend_tiles(
         sees = lo < hi
         start = tl.maximum(tl.min(tl.where(sees, lo, sizes.Tk)), first) // N * N
         stop = tl.minimum(tl.max(tl.where(sees, hi, 0)), last)
-        full_start = tl.minimum((tl.max(lo) + N - 1) // N * N, stop)
-        full_start = tl.maximum(full_start, start)
-        full_stop = tl.maximum(tl.minimum(tl.min(hi), stop) // N * N, full_start)
-        if rule.bits is not None:
-            full_stop = full_start
-        bounds = start, full_start, full_stop, stop
+        bounds = parts_of(rule, lo, hi, start, stop, N)
         for i in tl.static_range(3):
             state = walk(
                 state, bounds[i], bounds[i + 1], queries, k, v, rule, sizes, per_key, hashes,
@@ -182,18 +178,13 @@ def walk(
     """Update the state by the tiles of N keys from `start` to `stop`."""
     for begin in range(start, stop, N):
         keys = begin + tl.arange(0, N)
+        allowed = (keys >= 0)[None, :]
         if MASKED:
             allowed = allowed_cells(rule, sizes, b, h, t, keys, lo, hi)
-        else:
-            allowed = (keys >= 0)[None, :]
+        wanted = True
         if MASKED and rule.bits is not None:  # ranges alone do not show which tiles are empty
-            if tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0:
-                state = take(
-                    state, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t, begin, keys,
-                    allowed, D, DV, BLOCK_D, BLOCK_DV, HEADS, MASKED, DROPS, PRECISION, MOMENT,
-                    TOP, WITH_OUT,
-                )  # fmt: skip
-        else:
+            wanted = tl.max(tl.max(allowed.to(tl.int32), 1), 0) > 0
+        if wanted:
             state = take(
                 state, queries, k, v, rule, sizes, per_key, hashes, b, g, h, t, begin, keys,
                 allowed, D, DV, BLOCK_D, BLOCK_DV, HEADS, MASKED, DROPS, PRECISION, MOMENT, TOP,

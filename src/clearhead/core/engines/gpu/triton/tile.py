@@ -151,6 +151,17 @@ def key_range(rule, sizes, b, h, q, j, BAND: tl.constexpr):
 
 
 @triton.jit
+def parts_of(rule, lo, hi, start, stop, N: tl.constexpr):
+    """Split the tiles from `start` to `stop` where all rows see all N keys, which need no mask, and
+    return the four bounds of the three parts."""
+    full_start = tl.maximum(tl.minimum((tl.max(lo) + N - 1) // N * N, stop), start)
+    full_stop = tl.maximum(tl.minimum(tl.min(hi), stop) // N * N, full_start)
+    if rule.bits is not None:
+        full_stop = full_start
+    return start, full_start, full_stop, stop
+
+
+@triton.jit
 def allowed_cells(rule, sizes, b, h, q, k, lo, hi, TRANSPOSED: tl.constexpr = False):
     """Return which keys are in the range [lo, hi) of their row and have their bit set, (M, N)."""
     key = of_keys(k, TRANSPOSED)
