@@ -121,7 +121,9 @@ def kernel():
     asyncio.run(manager.shutdown_kernel(now=True))
 
 
-LONG = ("15-a-real-model", "16-many-machines", "17-what-a-head-carries")
+LONG = (
+    "15-a-real-model", "16-many-machines", "17-what-a-head-carries", "18-why-a-head-looks-there"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", [
