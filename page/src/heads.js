@@ -4,7 +4,7 @@ import { headsThatLook } from "./first_edit.js";
 import { shareColour, sideColour } from "./ink.js";
 import { MANY_HEADS, layOutGrid, tileSize } from "./grid.js";
 import { effectOf } from "./labels.js";
-import { button, byId, clip, count, make, percent } from "./marks.js";
+import { button, byId, clip, count, make, number, percent } from "./marks.js";
 import { showPane } from "./panes.js";
 import { blockedIn } from "./pictures/map.js";
 import { MANY_WORDS } from "./pictures/text.js";
@@ -119,10 +119,10 @@ function tile({ layer, head }) {
     role: "radio", pointerenter, class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
     title: it ? leadOf(it) : undefined,
-    "aria-label": it ? `layer ${layer}, head ${head}: ${it.labels.join(" and ")} ${amountOf(it)}, ` +
+    "aria-label": it ? `${name}: ${it.labels.join(" and ")} ${amountOf(it)}, ` +
       `entropy ${it.entropy.toFixed(2)}` : name,
   }, () => choosePlace(layer, head), make("canvas", { "aria-hidden": "true" }),
-  make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name), // short, below a tile
+  make("span", { class: "place", "aria-hidden": "true" }, name), // short, below a tile
   make("span", { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },
     it ? shortOf(it.labels) : ""));
   return Object.assign(element, { layer, head });
@@ -182,7 +182,9 @@ function walkGrid(event) {
 export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
   const does = it ? [...(writes(it) ? [writingLabel()] : []), ...(isByEntropy(it) ? [] : labelsOf(it))] : [];
-  byId("head-title").replaceChildren(placeInWords(layer, head), ...(does.length ? [": ", make("em", {}, does.join(", "))] : []));
+  const named = does.flatMap((label, i) => [i ? ", " : ": ", make("em", {}, label), overWords(it, label)]);
+  byId("head-title").replaceChildren(placeInWords(layer, head), ...named);
+  byId("head-title").title = byId("head-title").textContent;
   const why = it && snapshot().data.effects_withheld, effect = effectOf(it), others = othersInWords(it);
   const short = why ? "without it: not measured" : effect ? `without it: ${effect.without}` : "";
   const sentence = why || (effect?.sentence ?? "");
@@ -192,6 +194,12 @@ export function drawHeadLine() {
   byId("head-lead").classList.toggle("roomy", Boolean(it));
   byId("head-lead").textContent = isHeadOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
   byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+}
+
+// The fraction of a role, and the tokens over which it is.
+function overWords(it, label) {
+  const [mass, queries] = it.masses[it.roles.indexOf(label)] ?? [];
+  return mass === undefined ? "" : make("small", {}, ` ${number(mass, 2)} over ${count(queries, "token")}`);
 }
 
 function leadOf(it) {

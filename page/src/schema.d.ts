@@ -162,7 +162,8 @@ export interface Layer {
 }
 
 /**
- * A head, as in `models.report.findings.Head`; `roles` are the labels of its roles.
+ * A head, as in `models.report.findings.Head`; `roles` are the labels of its roles,
+ * and `masses` the fraction of its weight on the keys of each, with the number of its queries.
  */
 export interface Head {
   layer: number;
@@ -177,6 +178,7 @@ export interface Head {
   evidence: string;
   withheld: string;
   roles: string[];
+  masses: [number, number][];
 }
 
 /**

@@ -162,7 +162,7 @@ export function besideName() {
 const isOnlyLayer = () => snapshot().layers === 1 && !snapshot().findings.size;
 const headNumber = (layer, head) => snapshot().layer(layer).numbered("h", head);
 export const placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer}H`}${headNumber(layer, head)}`;
-export const placeInWords = (layer, head) => `${isOnlyLayer() ? "Head" : `Layer ${layer}, head`} ${headNumber(layer, head)}`;
+export const placeInWords = (layer, head) => placeName(layer, head).replace(/^h/, "H");
 
 // ---- changing it ---------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ def test_a_sentence_has_what_a_head_looks_at_carries_and_causes(tab, teller):
     effect = ch.report(teller, STORY, effects=True, progress=False)[0, 0].effect
     words = tab.locator("#sentence").text_content()
     assert words == (
-        f"Layer 0, head 0: her looks at queen ({100 * weight:.0f} %). {100 * share:.0f} % of what "
+        f"L0H0: her looks at queen ({100 * weight:.0f} %). {100 * share:.0f} % of what "
         f"the head carries comes from there; it saves {effect:.2g} nats of loss."
     )
     assert tab.locator("#strip .guess").text_content() == "→ one 45 %"

@@ -286,7 +286,7 @@ def test_received_weight_has_a_bar_for_each_token():
     assert plot.received(report, 1, 1, ax) is ax
     heights = [bar.get_height() for bar in ax.patches]
     assert heights == report.layers[1].received[1].double().tolist()
-    assert labels(ax.xaxis) == LABELS and ax.get_title() == "layer 1, head 1: next token"
+    assert labels(ax.xaxis) == LABELS and ax.get_title() == "L1H1: next token"
     assert not any(label.get_parse_math() for label in ax.get_xticklabels())
     # A long text is one curve, with the same heights.
     report = findings(301, layers=1)

@@ -147,7 +147,7 @@ def test_without_a_script_there_is_a_table():
     found = toy_report(11)
     table = re.search(r"<table class=\"plain\">(.*?)</table>", html.report_page(found), re.S)[1]
     rows = [re.split("<t[hd]>", row)[1:] for row in table.split("<tr>")[1:]]
-    assert len(rows) == 13 and rows[12][:2] == ["2, 3", "previous token"]
+    assert len(rows) == 13 and rows[12][:2] == ["L2H3", "previous token"]
     assert float(rows[1][3]) == pytest.approx(found[0, 0].entropy, abs=0.005)
 
 
@@ -169,13 +169,13 @@ def figures(tab):
 
 def test_it_opens_at_the_head_with_the_clearest_label(visit):
     tab = visit(toy_report(11))
-    assert title(tab) == "Layer 2, head 3: previous token"
+    assert title(tab) == "L2H3: previous token 1.00 over 9 tokens"
     assert "of its weight is on the token before" in tab.locator("#head-lead").text_content()
     said = tab.locator("#sentence").text_content()
-    assert said.startswith("Layer 2, head 3: ") and "This head looks at the token before" in said
+    assert said.startswith("L2H3: ") and "This head looks at the token before" in said
     assert tab.locator("#grid .tile").count() == 12
     label = tab.locator("#grid [aria-checked=true]").get_attribute("aria-label")
-    assert label.startswith("layer 2, head 3: previous token 100 %")
+    assert label.startswith("L2H3: previous token 100 %")
 
 
 def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):
@@ -183,12 +183,12 @@ def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):
     tab = visit(ch.report(storyteller.load(), text))
     said = tab.locator("#sentence").text_content()
     assert said.startswith(
-        "Layer 0, head 7: She looks at queen (99 %). This head finds the antecedent of a pronoun."
+        "L0H7: She looks at queen (99 %). This head finds the antecedent of a pronoun."
     )
     assert title(tab).endswith("antecedent")
     assert "#layer=0&head=7&query=she" in tab.evaluate("go({}); location.hash")
     tab.locator("#word-4").click()
-    assert tab.locator("#sentence").text_content().startswith("Layer 0, head 7: queen looks at ")
+    assert tab.locator("#sentence").text_content().startswith("L0H7: queen looks at ")
     assert "antecedent of a pronoun" not in tab.locator("#sentence").text_content()
 
 
@@ -196,11 +196,11 @@ def test_it_opens_at_the_head_that_writes_the_predicted_token(visit):
     text = "Long ago there was a witch. She took her"
     report = ch.report(storyteller.load(), text, next_token=True)
     tab = visit(replace(report, begin=None, model=None))
-    assert title(tab) == "Layer 1, head 7: writes “potions”, subject"
+    assert title(tab) == "L1H7: writes “potions”, subject"
     sentence = tab.locator("#sentence").text_content()
     before, after = report.next_token.probability, report.next_token.clearest.without
     assert sentence == (
-        "Layer 1, head 7: her looks at witch (69 %), and this head writes potions, the predicted "
+        "L1H7: her looks at witch (69 %), and this head writes potions, the predicted "
         f"next token. Without this head the probability of potions is {100 * after:.0f} % instead "
         f"of {100 * before:.0f} %; from there it adds 0.93 to the logit of potions."
     )
@@ -209,7 +209,7 @@ def test_it_opens_at_the_head_that_writes_the_predicted_token(visit):
     assert shown[at + 1 : at + 3] == ["L1H7 from witch", "+0.93"]
     other = report.next_token.writers[1]
     tab.evaluate(f"go({{ layer: {other.layer}, head: {other.head} }})")
-    assert title(tab).startswith(f"Layer {other.layer}, head {other.head}: writes “potions”")
+    assert title(tab).startswith(f"L{other.layer}H{other.head}: writes “potions”")
     tab.evaluate("go({ query: 3 })")  # writers write the token after the last one only
     assert "writes" not in tab.locator("#sentence").text_content()
 
@@ -338,7 +338,7 @@ def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):
         in tab.locator("#panel").text_content()
     )
     tab.locator("#panel").get_by_role("button", name=f"Go to L0H{head}").click()
-    assert title(tab).startswith(f"Layer 0, head {head}")
+    assert title(tab).startswith(f"L0H{head}")
     assert tab.evaluate("picture.shapes.length") > 100
     open_step(tab, "scores")
     key, query = 41, 77
@@ -351,7 +351,7 @@ def test_of_a_longer_text_one_head_a_layer_keeps_its_steps(visit):
 def test_another_layer_keeps_the_place(visit):
     tab = visit(toy_report(11), hash="#layer=0&head=1&query=9&view=lines")
     tab.locator("[data-place='1.1']").click()
-    assert title(tab).startswith("Layer 1, head 1")
+    assert title(tab).startswith("L1H1")
     assert tab.evaluate("[chosen.query, chosen.view]") == [9, "lines"]
     weights = dense_trace(11, 1)["weights"][0, 1, 9].tolist()
     assert list(figures(tab).values()) == pytest.approx(weights, abs=1e-6)
@@ -407,9 +407,9 @@ def test_a_notebook_shows_the_same_page_in_a_frame(browser, tmp_path):
     tab.on("pageerror", lambda it: happened.append(str(it)))
     tab.goto(path.as_uri())
     frame = tab.frame_locator("iframe")
-    assert frame.locator("#head-title").text_content() == "Layer 2, head 3: previous token"
+    assert frame.locator("#head-title").text_content().startswith("L2H3: previous token")
     frame.locator("[data-place='0.0']").click()
-    assert frame.locator("#head-title").text_content().startswith("Layer 0")
+    assert frame.locator("#head-title").text_content().startswith("L0H")
     assert happened == []
     tab.close()
 
@@ -583,6 +583,8 @@ def test_all_roles_of_a_head_are_in_its_title(visit):
     heads = (*layer.heads[:3], changed, *layer.heads[4:])
     found = replace(found, layers=(*found.layers[:2], replace(layer, heads=heads)))
     tab = visit(found)
-    assert title(tab) == "Layer 2, head 3: previous token, first token (sink)"
+    assert title(tab) == (
+        "L2H3: previous token 1.00 over 9 tokens, first token (sink) 1.00 over 9 tokens"
+    )
     tab.locator("#labels button", has_text="first token").click()
     assert "faded" not in tab.locator("#grid .tile[data-place='2.3']").get_attribute("class")

@@ -99,7 +99,7 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     page, errors = browser.new_page(viewport={"width": 1280, "height": 720}), []
     page.on("pageerror", lambda error: errors.append(error))
     page.goto(f"{path.as_uri()}#layer=1&head=3&metric=previous&decile=9&x=entropy")
-    assert page.text_content("#head-title") == "Layer 1, head 3"
+    assert page.text_content("#head-title") == "L1H3"
     assert page.text_content("#metric-title") == "previous"
     assert page.locator("#scatter circle").count() == 16
     assert page.text_content("#colour-scale") == "01"  # the layers, pale to strong
@@ -113,7 +113,7 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     assert f"{max(shares):.0%}".replace("%", " %") in page.text_content("#roles")
     assert page.text_content("#several") == ""
     page.keyboard.press("l")
-    assert page.text_content("#head-title") == "Layer 1, head 4"
+    assert page.text_content("#head-title") == "L1H4"
     page.keyboard.press("m")
     page.locator("#scatter circle[aria-selected=false]").first.dispatch_event("click")
     page.locator("#metrics button", has_text="largest").click()
@@ -123,9 +123,7 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     assert shaded.count() >= 2 and "%" in shaded.first.get_attribute("title")
     page.goto("about:blank")
     page.goto(f"{path.as_uri()}#layer=7&head=0&metric=other")
-    assert page.text_content("#misread") == (
-        "This survey does not have: layer 7, head 0, metric “other”."
-    )
+    assert page.text_content("#misread") == ("This survey does not have: L7H0, metric “other”.")
     assert not errors
     page.close()
 
@@ -160,14 +158,14 @@ def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_
     page, errors = browser.new_page(viewport={"width": 390, "height": 720}), []
     page.on("pageerror", lambda error: errors.append(error))
     page.goto(path.as_uri())
-    assert page.text_content("#head-title") == f"Layer 1, head {best['head']}"
+    assert page.text_content("#head-title") == f"L1H{best['head']}"
     words = best["metric"].replace("_", " ")
     assert page.text_content("#metric-title") == words
     sure = [row for row in rows.values() if row["q"] < 0.05]
     about = page.text_content("#differences-about")
     assert f"{len(sure)} of {len(rows)} numbers with a difference" in about
     first = page.locator("#differences-table tbody tr").first
-    assert first.locator("th").text_content() == f"1.{best['head']} {words}"
+    assert first.locator("th").text_content() == f"L1H{best['head']} {words}"
     assert page.input_value("#axis-y") == f"difference:{best['metric']}"
     assert page.locator("#scatter .axis").text_content() == words
     page.locator("#differences-table button").nth(1).click()
@@ -187,7 +185,7 @@ def test_the_page_that_the_command_writes_opens(run, browser, tmp_path):  # noqa
     page.on("console", lambda message: problems.append(message.text))
     page.goto((out / "index.html").as_uri())
     assert page.locator("#scatter circle").count() == 16
-    assert page.text_content("#head-title") == "Layer 0, head 0"
+    assert page.text_content("#head-title") == "L0H0"
     assert page.locator("#metrics tbody tr").count() > 20
     assert page.locator("#examples article").count() > 0
     assert problems == []
@@ -241,7 +239,7 @@ def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browse
     sure = [row for row in rows if row["q"] < 0.05]
     assert f"{len(sure)} of {len(rows)} numbers with a difference" in seen["about"]
     assert "storyteller, in changed" in seen["about"] and seen["caution"] == ""
-    assert seen["first"] == f"1.{rows[0]['head']} {rows[0]['metric'].replace('_', ' ')}"
+    assert seen["first"] == f"L1H{rows[0]['head']} {rows[0]['metric'].replace('_', ' ')}"
     assert seen["axis"] == f"difference:{rows[0]['metric']}"
     code, _, errors = run("serve", "--compare", changed.folder)
     assert code == 2 and "was given without --survey" in errors
@@ -280,7 +278,7 @@ def test_vectors_on_the_served_page(stories, vectors_page):
     assert page.locator("#cloud circle").count() == len(few.examples) < len(exact.examples)
     page.evaluate("clearhead.go({ at: 10 })")
     assert page.locator("#vectors").is_hidden() and "vectors=" not in page.url
-    assert page.text_content("#vectors-compute") == "Compute for layer 1, head 2"
+    assert page.text_content("#vectors-compute") == "Compute for L1H2"
     page.go_back()
     page.wait_for_selector("#cloud circle")
     assert page.locator("#cloud circle").count() == len(few.examples)

@@ -557,7 +557,7 @@ def test_the_legend_of_heat_says_where_each_shade_begins():
 
 def test_heat_names_the_layer():
     trace = many(H=3, G=1)
-    assert "layer 5, head 2" in printed(text.heat, trace, heads=[2], layer=5).splitlines()[2]
+    assert "L5H2" in printed(text.heat, trace, heads=[2], layer=5).splitlines()[2]
     assert "layer 5" in printed(text.heat, small(), layer=5)
     assert "layer" not in printed(text.heat, trace)
 

@@ -42,7 +42,7 @@ export function readAddress(hash) {
   if (parts.has("layer") || parts.has("head")) {
     const layer = parts.get("layer") ?? "0", number = parts.get("head") ?? "0";
     const at = survey.heads.findIndex((it) => String(it.layer) === layer && String(it.head) === number);
-    if (at < 0) misread.push(`layer ${layer}, head ${number}`);
+    if (at < 0) misread.push(`L${layer}H${number}`);
     else chosen.at = at;
   }
   const choices = { metric: metricsOf(head()), decile: Array.from({ length: LARGEST + 1 }, (_, i) => String(i)), ...CHOICES };

@@ -19,7 +19,7 @@ export function drawDifferences() {
   const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
     const { layer, head } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
     const { mean, other, difference, low, high, q } = compared;
-    const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `${layer}.${head} ${words(metric)}`);
+    const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head} ${words(metric)}`);
     button.addEventListener("click", () => go({ at, metric }));
     return { kind: isChosen ? "chosen" : "", cells: [button, number(mean, 3), number(other, 3),
       `${signed(difference)} (${signed(low)} to ${signed(high)})`, number(q, 3)] };

@@ -14,7 +14,7 @@ export const signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
 
 export function drawHead() {
   const { layer, head: at, module, mixes } = head();
-  byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
+  byId("head-title").textContent = `L${layer}H${at}`;
   byId("module").textContent = module;
   byId("roles").textContent = rolesOf(mixes.at(-1));
   drawMetrics();

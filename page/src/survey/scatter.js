@@ -58,7 +58,7 @@ export function drawScatter() {
     const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
     if (!at.every(Number.isFinite)) continue;
     const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
-    const title = `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour]
+    const title = `L${it.layer}H${it.head}: ${[chosen.x, chosen.y, chosen.colour]
       .map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
     const fill = Number.isFinite(value) ? colour(value) : "none";
     picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));

@@ -96,7 +96,7 @@ export function drawVectors() {
   const data = shown(), button = byId("vectors-compute");
   button.hidden = Boolean(data);
   button.disabled = running.at >= 0;
-  button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for layer ${head().layer}, head ${head().head}`;
+  button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for L${head().layer}H${head().head}`;
   byId("vectors").hidden = !data;
   if (!data) return;
   offer("vectors", Object.fromEntries(partNames(data).map((name) => [name, titleOf(data, name)])));

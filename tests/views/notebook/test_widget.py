@@ -95,7 +95,7 @@ def test_the_page_goes_to_what_python_chose_before_it_came(shown, browser):
     )
     tab.evaluate("(page) => receive({ page })", shown._page)
     frame = tab.frame_locator("iframe")
-    frame.locator("#head-title", has_text="Layer 1, head 3").wait_for()
+    frame.locator("#head-title", has_text="L1H3").wait_for()
     assert frame.locator("[role=option][aria-selected=true]").inner_text() == "queen"
     tab.close()
 

@@ -158,7 +158,12 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
             for layer in report.layers
         ],
         "heads": [
-            fields_of(schema.Head, head, roles=[role.label for role in head.roles])
+            fields_of(
+                schema.Head,
+                head,
+                roles=[role.label for role in head.roles],
+                masses=[(role.mass, role.queries) for role in head.roles],
+            )
             for head in report.heads
         ],
     }
@@ -341,11 +346,11 @@ def _shades(maps: Tensor, allowed: Tensor) -> schema.Shades:
 def _fallback(report: Report) -> str:
     names = list(dict.fromkeys(name for x in report.layers for h in x.heads for name in h.shares))
     columns = ("itself" if name == "same" else html.escape(name) for name in names)
-    rows = [["layer, head", "does", "by", "entropy", *columns]]
+    rows = [["head", "does", "by", "entropy", *columns]]
     for layer in report.layers:
         for head in layer.heads:
             shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)
             numbers = (head.share_text, f"{head.entropy:.2f}")
             label = html.escape(visible_in_browser(head.label))
-            rows.append([f"{head.layer}, {head.head}", label, *numbers, *shares])
+            rows.append([f"L{head.layer}H{head.head}", label, *numbers, *shares])
     return table(rows)

@@ -122,7 +122,8 @@ class Layer(Call, LayerNorms, LayerOrigin, total=False):
 
 
 class Head(TypedDict):
-    """A head, as in `models.report.findings.Head`; `roles` are the labels of its roles."""
+    """A head, as in `models.report.findings.Head`; `roles` are the labels of its roles,
+    and `masses` the fraction of its weight on the keys of each, with the number of its queries."""
 
     layer: int
     head: int
@@ -136,6 +137,7 @@ class Head(TypedDict):
     evidence: str
     withheld: str
     roles: list[str]
+    masses: list[tuple[float, int]]
 
 
 class Begin(TypedDict, total=False):

@@ -51,7 +51,7 @@ def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | Non
     }
     rows = [
         [
-            f"layer {of['layer']}, head {of['head']}",
+            f"L{of['layer']}H{of['head']}",
             *(html.escape(f"{x['mean']:.4g}") for x in list(of["metrics"].values())[:1]),
         ]
         for of in data["heads"]

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7952eb79ae299733b0e932c395fb675c1fa835c79c847fe5f299e4ce6d55a57f; do not edit.
+// Made by `make page` from the sources b6d604089285799bf34c6a208681fc73f11f65955beedb8197a179007efb1073; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -800,7 +800,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var isOnlyLayer = () => snapshot().layers === 1 && !snapshot().findings.size;
   var headNumber = (layer, head) => snapshot().layer(layer).numbered("h", head);
   var placeName = (layer, head) => `${isOnlyLayer() ? "head " : `L${layer}H`}${headNumber(layer, head)}`;
-  var placeInWords = (layer, head) => `${isOnlyLayer() ? "Head" : `Layer ${layer}, head`} ${headNumber(layer, head)}`;
+  var placeInWords = (layer, head) => placeName(layer, head).replace(/^h/, "H");
   function go(changes, misread = []) {
     Object.assign(chosen, changes);
     store.pointed = null;
@@ -2359,11 +2359,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         tabindex: -1,
         "data-place": `${layer}.${head}`,
         title: it ? leadOf(it) : void 0,
-        "aria-label": it ? `layer ${layer}, head ${head}: ${it.labels.join(" and ")} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
+        "aria-label": it ? `${name}: ${it.labels.join(" and ")} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
       },
       () => choosePlace(layer, head),
       make("canvas", { "aria-hidden": "true" }),
-      make("span", { class: "place", "aria-hidden": "true" }, it ? `${layer}, ${head}` : name),
+      make("span", { class: "place", "aria-hidden": "true" }, name),
       // short, below a tile
       make(
         "span",
@@ -2418,7 +2418,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function drawHeadLine() {
     const { layer, head } = state(), it = snapshot().finding(layer, head);
     const does = it ? [...writes(it) ? [writingLabel()] : [], ...isByEntropy(it) ? [] : labelsOf(it)] : [];
-    byId("head-title").replaceChildren(placeInWords(layer, head), ...does.length ? [": ", make("em", {}, does.join(", "))] : []);
+    const named = does.flatMap((label, i) => [i ? ", " : ": ", make("em", {}, label), overWords(it, label)]);
+    byId("head-title").replaceChildren(placeInWords(layer, head), ...named);
+    byId("head-title").title = byId("head-title").textContent;
     const why = it && snapshot().data.effects_withheld, effect = effectOf(it), others = othersInWords(it);
     const short2 = why ? "without it: not measured" : effect ? `without it: ${effect.without}` : "";
     const sentence = why || (effect?.sentence ?? "");
@@ -2430,6 +2432,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("head-lead").classList.toggle("roomy", Boolean(it));
     byId("head-lead").textContent = isHeadOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
     byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+  }
+  function overWords(it, label) {
+    const [mass, queries] = it.masses[it.roles.indexOf(label)] ?? [];
+    return mass === void 0 ? "" : make("small", {}, ` ${number(mass, 2)} over ${count(queries, "token")}`);
   }
   function leadOf(it) {
     const says = isByEntropy(it) ? `It looks at ${amountOf(it)} ${meaningOf(it.labels)}.` : `${amountOf(it)} ${meaningOf(it.labels)}.`;

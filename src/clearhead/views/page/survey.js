@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7952eb79ae299733b0e932c395fb675c1fa835c79c847fe5f299e4ce6d55a57f; do not edit.
+// Made by `make page` from the sources b6d604089285799bf34c6a208681fc73f11f65955beedb8197a179007efb1073; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -285,7 +285,7 @@ var clearhead = (() => {
     if (parts.has("layer") || parts.has("head")) {
       const layer = parts.get("layer") ?? "0", number2 = parts.get("head") ?? "0";
       const at = survey.heads.findIndex((it) => String(it.layer) === layer && String(it.head) === number2);
-      if (at < 0) misread.push(`layer ${layer}, head ${number2}`);
+      if (at < 0) misread.push(`L${layer}H${number2}`);
       else chosen.at = at;
     }
     const choices = { metric: metricsOf(head()), decile: Array.from({ length: LARGEST + 1 }, (_, i) => String(i)), ...CHOICES };
@@ -353,7 +353,7 @@ var clearhead = (() => {
   var signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
   function drawHead() {
     const { layer, head: at, module, mixes } = head();
-    byId("head-title").replaceChildren("Layer ", make("em", {}, layer), ", head ", make("em", {}, at));
+    byId("head-title").textContent = `L${layer}H${at}`;
     byId("module").textContent = module;
     byId("roles").textContent = rolesOf(mixes.at(-1));
     drawMetrics();
@@ -432,7 +432,7 @@ var clearhead = (() => {
     const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
       const { mean, other, difference, low, high, q } = compared;
-      const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `${layer}.${head2} ${words(metric)}`);
+      const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head2} ${words(metric)}`);
       button.addEventListener("click", () => go({ at, metric }));
       return { kind: isChosen ? "chosen" : "", cells: [
         button,
@@ -635,7 +635,7 @@ var clearhead = (() => {
       const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
       if (!at.every(Number.isFinite)) continue;
       const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
-      const title = `layer ${it.layer}, head ${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
+      const title = `L${it.layer}H${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
       const fill = Number.isFinite(value) ? colour(value) : "none";
       picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
     }
@@ -750,7 +750,7 @@ var clearhead = (() => {
     const data = shown(), button = byId("vectors-compute");
     button.hidden = Boolean(data);
     button.disabled = running.at >= 0;
-    button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for layer ${head().layer}, head ${head().head}`;
+    button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for L${head().layer}H${head().head}`;
     byId("vectors").hidden = !data;
     if (!data) return;
     offer("vectors", Object.fromEntries(partNames(data).map((name) => [name, titleOf(data, name)])));

@@ -90,10 +90,10 @@ def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
 def _senders_by_receiver(
     grid: "np.ndarray", results: Effects
 ) -> tuple["np.ndarray", tuple[list[str], list[str]]]:
-    """Join the layers and heads of senders, and name senders and receivers, such as "0.7"."""
+    """Join the layers and heads of senders, and name senders and receivers, such as "L0H7"."""
     paths = [e for e in results if e.receiver is not None and e.position is None]
     sites = {(e.layer, e.head) for e in paths if e.layer is not None and e.head is not None}
     senders = sorted(sites)
     rows = np.stack([grid[sender] for sender in senders])
-    names = ([f"{layer}.{head}" for layer, head in ends] for ends in (senders, results.receivers))
+    names = ([f"L{layer}H{head}" for layer, head in ends] for ends in (senders, results.receivers))
     return rows, (next(names), next(names))

@@ -68,7 +68,7 @@ def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) ->
     ax.set_xticks(positions, labels=labels, parse_math=False, rotation=90, fontsize=8)
     ax.axhline(1.0, color="0.45", linestyle="--", linewidth=1)
     ax.set(xlabel="key", ylabel="received weight", xlim=(-0.7, count - 0.3), ylim=(0, None))
-    ax.set_title(f"layer {layer}, head {head}: {drawable(label)}", parse_math=False)
+    ax.set_title(f"L{layer}H{head}: {drawable(label)}", parse_math=False)
     return ax
 
 

@@ -62,10 +62,7 @@ def heat(
     check_trace(trace, 0)
     drawn = panels(trace, trace.step(step), heads)
     if layer is not None:
-        drawn = [
-            replace(panel, title=f"layer {layer}, {panel.title}".removesuffix(", "))
-            for panel in drawn
-        ]
+        drawn = [replace(panel, title=_in_layer(panel.title, layer)) for panel in drawn]
     with unwrapped(console) as out:
         out.print(heading(None, trace.step(step)))
         print_batch_note(out, trace)
@@ -92,6 +89,13 @@ def heat(
         out.print()
         for note in _notes(drawn, layout, low, high, in_colour):
             out.print(note)
+
+
+def _in_layer(title: str, layer: int) -> str:
+    """Return the title of a head in a layer: L2H3 for "head 3"."""
+    if title.startswith("head "):
+        return title.replace("head ", f"L{layer}H", 1)
+    return f"layer {layer}, {title}".removesuffix(", ")
 
 
 def _layout(panel: Panel, page_width: int, in_colour: bool) -> Layout:
