@@ -23,7 +23,9 @@ def look(
     text: Text = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="The model: a Hugging Face checkpoint, a GGUF file, or a storyteller."),
+        typer.Option(
+            help="A checkpoint, a GGUF file, a cached model of the hub, or a storyteller."
+        ),
     ] = None,
     beside: Annotated[
         Path | None,

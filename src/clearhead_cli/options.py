@@ -17,7 +17,9 @@ Text = Annotated[
 ]
 Model = Annotated[
     Path | None,
-    typer.Option(help="A Hugging Face checkpoint, a GGUF file, or a storyteller (the default)."),
+    typer.Option(
+        help="A checkpoint, a GGUF file, a cached model of the hub, or a storyteller (the default)."
+    ),
 ]
 MaskText = Annotated[
     str,

@@ -164,7 +164,10 @@ class Checkpoint:
         """
         about = self._about
         quantization = about.get("quantization")
-        name = self.path.resolve().name
+        path = self.path.resolve()
+        name = path.name
+        if path.parent.name == "snapshots":  # of the cache of the hub: models--ORGANISATION--NAME
+            name = path.parents[1].name.rpartition("--")[2]
         if self.path != self.folder:
             name = name.removesuffix(".gguf")
             if quantization and name.lower().endswith(str(quantization).lower()):

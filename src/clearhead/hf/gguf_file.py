@@ -29,10 +29,10 @@ _PLAIN = {"F32", "F16", "BF16", "F64"}
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Return whether the first bytes of a file are those of GGUF."""
+    """Return whether a file is one of GGUF, by its first bytes or, if it is broken, its name."""
     try:
         with open(path, "rb") as file:
-            return file.read(4) == b"GGUF"
+            return file.read(4) == b"GGUF" or str(path).lower().endswith(".gguf")
     except (OSError, ValueError):  # a null byte in the path
         return False
 
@@ -68,7 +68,11 @@ def converted(file: Path) -> Path:
     try:
         reader = gguf.GGUFReader(file)
     except Exception as error:  # the reader of a damaged file may raise anything
-        raise unreadable(file, f"{type(error).__name__}: {error}") from error
+        raise BadValue(
+            f"The GGUF file {str(file)!r} is broken ({type(error).__name__}: {error}).",
+            "a GGUF file begins with the letters GGUF, and has all bytes that its header names.",
+            "compare its size with that of the original, and download or copy it again.",
+        ) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
     if (free := shutil.disk_usage(folder.parent).free) < size:

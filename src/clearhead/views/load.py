@@ -1,15 +1,42 @@
-"""Load a model that reads text: a transformers checkpoint, or a storyteller."""
+"""Load a model that reads text: a checkpoint, one of the hub in the local cache, a storyteller."""
 
+import re
 from pathlib import Path
 
+from ..core.errors import BadValue
 from ..demo import is_storyteller, load
 from ..hf import Checkpoint
+from ..hf.register import transformers
 from ..models.report.text_model import TextModel
+
+HUB_NAME = r"(?:[\w.-]+/)?[\w.-]*\w"
 
 
 def load_text_model(path: str | Path | None = None) -> TextModel:
-    """Load the model in a folder or file; None means the included one.
+    """Load the model in a folder or file, or one of the Hugging Face hub that is in the local
+    cache, by its name; None means the included one.
 
-    Raises `BadValue` for a model that cannot be loaded.
+    Nothing is downloaded. Raises `BadValue` for a model that cannot be loaded.
     """
-    return load(path) if path is None or is_storyteller(path) else Checkpoint(path)
+    if path is None or is_storyteller(path):
+        return load(path)
+    name = str(path)
+    is_name = not Path(path).exists() and re.fullmatch(HUB_NAME, name) is not None
+    return Checkpoint(_cached(name) if is_name else path)
+
+
+def _cached(name: str) -> str:
+    """Return the folder of a model of the hub in the local cache."""
+    transformers()  # raises `Missing`; huggingface_hub is one of its packages
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, local_files_only=True)
+    except LocalEntryNotFoundError as error:
+        raise BadValue(
+            f"{name!r} is neither a path that exists, nor a model in the cache of the hub.",
+            "a model is a folder, a file, or a name of the Hugging Face hub that was downloaded.",
+            f'check the path; or download the model: hf download {name} --include "*.json" '
+            '"*.safetensors" "*.txt" "*.model"',
+        ) from error
