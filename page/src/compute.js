@@ -120,15 +120,16 @@ function nextBegin(next) {
 }
 
 // The selected query in another text: the same position if its word is still near it, else the word,
-// else the position if no word was added or removed, else none.
+// else the position if the word was replaced by one other, else none.
 function sameWords(next) {
   const moved = (position) => {
     if (position === null) return null;
     const word = store.current.tokens[position], shift = next.tokens.length - store.current.tokens.length;
     if (next.tokens[position] === word) return position;
     if (next.tokens[position + shift] === word) return position + shift;
-    const found = next.tokens.indexOf(word);
-    return found >= 0 ? found : shift === 0 ? position : null;
+    const found = next.tokens.indexOf(word), isReplaced = [position - 1, position + 1].some((at) =>
+      next.tokens[at] !== undefined && next.tokens[at] === store.current.tokens[at]);
+    return found >= 0 ? found : shift === 0 && isReplaced ? position : null;
   };
   return { query: moved(chosen.query), key: null };
 }

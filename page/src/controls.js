@@ -3,9 +3,9 @@
 
 import { asked, can, compute, edit, say, stop } from "./compute.js";
 import { changedEdits, refusalOf } from "./edits.js";
-import { firstEdit, isOffered, outcomeInWords } from "./first_edit.js";
-import { button, byId, make, number, percent } from "./marks.js";
-import { besideName, isAt, placeName, toggled } from "./state.js";
+import { firstEdit, isOffered, outcome } from "./first_edit.js";
+import { button, byId, copy, make, number, percent } from "./marks.js";
+import { besideName, go, isAt, placeName, toggled } from "./state.js";
 import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
 
 /** @import { NumberEdit } from "./schema.d.ts" */
@@ -48,22 +48,42 @@ export function buildControls() {
     screen.drawPicture();
   });
   const disabled = !can("off");
+  form.classList.toggle("ahead", Boolean(store.source?.can.ahead));
   form.replaceChildren(
+    make("p", { class: "hint", id: "edit-outcome", role: "status" }),
     make("p", { class: "hint", id: "edit-why" }, whyNot()),
     button({ id: "edit-first", disabled }, () => edit({ off: firstEdit().off })),
     button({ id: "edit-off", disabled }, () => edit({ off: toggled(asked().edits.off, chosen.layer, chosen.head) })),
     ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
     make("datalist", { id: "masks" }),
     button({ id: "edit-none" }, () => edit(NO_EDITS), "Reset"),
-    make("p", { class: "hint", id: "edit-outcome", role: "status" }),
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
-  byId("typing").hidden = !store.source?.can.text;
+  byId("typing").hidden = !store.source?.can.text && !pageData.folder;
+  byId("text").title = "Shift and Enter begin a line.";
   byId("text").addEventListener("input", () => {
     fitField();
-    compute(byId("text").value, asked().edits);
+    if (store.source?.can.text) compute(byId("text").value, asked().edits);
+    else showCommand();
   });
+  byId("text").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey) event.preventDefault(); // a line end is a token
+  });
+  byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value)));
   byId("stop").addEventListener("click", stop);
+}
+
+// In a file without the model: the command that reads the typed text in a page that can.
+function showCommand() {
+  const text = byId("text").value, isOther = text !== store.current.text && text.trim() !== "";
+  say(isOther ? `This file has one text. To read another, run: ${commandFor(text)}` : "", true);
+  byId("command").hidden = !isOther;
+}
+
+function commandFor(text) {
+  const quoted = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
+  const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted(folder.slice(2))}` : quoted(folder);
+  return `clearhead serve --open --model ${path} ${text.startsWith("-") ? "-- " : ""}${quoted(text)}`;
 }
 
 // The masks to choose from. A mask only narrows what the model allows, so masks that change nothing, or
@@ -78,7 +98,7 @@ function fillMasks() {
 }
 
 const whyNot = () => (store.source
-  ? ""
+  ? store.source.can.ahead ? "This file has one edit computed ahead. For others, open the model with clearhead serve." : ""
   : "This file has numbers, but not the model that computed them, so it cannot recompute anything. " +
     "For edits, open the model with clearhead serve.");
 
@@ -98,7 +118,7 @@ export function drawControls() {
   byId("edit-off").setAttribute("aria-pressed", isOff);
   byId("edit-first").hidden = !isOffered(edits);
   byId("edit-first").textContent = isOffered(edits) ? firstEdit().words : "";
-  byId("edit-outcome").textContent = outcomeInWords();
+  drawOutcome();
   fillMasks();
   for (const [name, edit] of Object.entries(pageData.edits)) {
     if (name === "off") continue;
@@ -109,8 +129,17 @@ export function drawControls() {
   }
   byId("edit-none").disabled = changedEdits(edits).length === 0;
   byId("whatif").classList.toggle("active", store.edited !== null);
-  if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = text;
+  if (byId("text") !== document.activeElement && !store.isRefused && byId("command").hidden) byId("text").value = text;
   fitField();
+}
+
+// What an edit changes most, with a link to its position.
+function drawOutcome() {
+  const line = byId("edit-outcome"), { words, next, token, position } = outcome(), shown = `${next} ${position} ${words}`;
+  if (line.shown === shown) return;
+  line.shown = shown;
+  line.replaceChildren(...(position === undefined ? [words] : [next, "After ",
+    button({ class: "link", title: "Go to this token" }, () => go({ query: position, key: null }), `“${token}” (${position})`), words]));
 }
 
 const MOST_ROWS = 4; // of the text field

@@ -1,6 +1,6 @@
 // Save the picture as PNG or SVG, and its numbers as CSV.
 
-import { byId, make } from "./marks.js";
+import { byId, copy, make } from "./marks.js";
 import { drawMap } from "./pictures/map.js";
 import { Scene, paint, svgOf } from "./scene.js";
 import { queryOr, sides, state } from "./state.js";
@@ -10,11 +10,12 @@ import { TABS } from "./views.js";
 export function buildSave() {
   byId("save").hidden = false;
   byId("save").addEventListener("toggle", nameSaved);
+  byId("link").hidden = !navigator.clipboard;
+  byId("link").addEventListener("click", () => copy(byId("link"), location.href));
   byId("save").addEventListener("click", async (event) => {
     const kind = event.target.closest("[data-save]")?.dataset.save;
     if (!kind) return;
     byId("save").open = false;
-    if (kind === "link") return void navigator.clipboard?.writeText(location.href);
     const { layer, head, query, view } = state();
     const stem = ["attention", `${layer}.${head}`, kind === "csv" && !isRowOnly() || query === null ? "all" : query, view].join("-");
     if (kind === "csv") download(new Blob([csvOf()], { type: "text/csv" }), `${stem}.csv`);

@@ -7,6 +7,7 @@ import { narrow, sheet, store } from "./store.js";
 export const MANY_HEADS = 64; // more are grouped by label
 const LEAST_TILE = 14, LEAST_TARGET = 40, LARGEST_TILE = 150; // pixels; a target of a finger
 const LABEL_HEIGHT = 22, LEAST_LABELLED = 50, ROLE = 1.7; // a tile with a role is larger
+const AXIS = 30, COLUMN_NAME = 26; // pixels, of the name of a layer and of a head
 const HEADING = 180, GROUP_GAP = 8; // pixels, of a group
 const gapOf = () => (store.tiles.length > MANY_HEADS ? 3 : 6);
 
@@ -35,7 +36,7 @@ function layOutGroups(grid, groups, width, height) {
   const fits = (size) => groups.reduce((sum, group) => sum + heightOf(group, size), 0) <= height;
   let size = LARGEST_TILE / 2;
   while (size > leastTile() && !fits(size)) size--;
-  grid.classList.remove("labelled");
+  grid.classList.remove("labelled", "matrix");
   for (const group of groups) group.style.setProperty("--tile", `${sizeIn(group, size)}px`);
   grid.columns = Math.max(1, Math.floor((room + gap) / (size + gap)));
 }
@@ -62,6 +63,15 @@ function layOutRows(grid, width, height) {
     const columns = Math.floor((width + gap) / (leastTile() + gap));
     best = { columns: isByPlace ? Math.min(across, columns) : columns, rows: 0, side: 1, size: leastTile(), isLabelled: false };
   }
+  const isMatrix = sheet.order === "matrix";
+  if (isMatrix) {
+    const wide = Math.floor((width - AXIS + gap) / across) - gap, high = Math.floor((height + gap) / (layers + 1)) - gap;
+    const size = Math.max(narrow.matches ? wide : Math.min(wide, high, LARGEST_TILE), leastTile()); // or it scrolls
+    best = { columns: across, rows: layers, side: 1, size, isLabelled: false };
+    const every = Math.ceil(COLUMN_NAME / (best.size + gap)); // a name is wider than a small tile
+    grid.querySelectorAll(".axis.column").forEach((it, i) => it.classList.toggle("unnamed", i % every > 0));
+  }
+  grid.classList.toggle("matrix", isMatrix);
   grid.style.setProperty("--columns", best.columns);
   grid.style.setProperty("--tile", `${best.size}px`);
   grid.classList.toggle("labelled", best.isLabelled);

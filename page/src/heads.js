@@ -17,6 +17,7 @@ import { chosen, sheet, store } from "./store.js";
 
 const ORDERS = {
   place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
+  matrix: ["matrix of layers and heads", (a, b) => a.layer - b.layer || a.head - b.head],
   label: ["label, strongest first", (a, b) =>
     writerRank(a) - writerRank(b) || rankOf(rowOf(a)) - rankOf(rowOf(b)) || b.number - a.number || a.layer - b.layer || a.head - b.head],
   sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
@@ -72,10 +73,20 @@ export function fillHeads() {
   }
   store.tiles = places.map(tile);
   byId("grid").classList.toggle("grouped", sheet.order === "label");
-  byId("grid").replaceChildren(...(sheet.order === "label" ? inGroups(store.tiles) : store.tiles));
-  byId("grid-note").textContent = snapshot().data.missing ?? "";
+  byId("grid").replaceChildren(...({ label: inGroups, matrix: withAxes }[sheet.order]?.(store.tiles) ?? store.tiles));
+  const hasElsewhere = byId("grid").querySelector(".label[data-elsewhere]") !== null;
+  byId("grid-note").textContent = snapshot().data.missing ?? (hasElsewhere
+    ? "“5 + 4”: 5 heads in this row, and 4 in other rows that have its role, too." : "");
   byId("heads-pane").hidden = places.length === 1;
   layOutGrid();
+}
+
+// The tiles of a matrix of layers and heads, with a name before each row and above each column.
+function withAxes(tiles) {
+  const axis = (kind, words) => make("span", { class: `axis ${kind}`, "aria-hidden": "true" }, words);
+  const across = Math.max(...tiles.map((it) => it.head)) + 1;
+  return [axis("row", ""), ...Array.from({ length: across }, (_, i) => axis("column", `H${i}`)),
+    ...tiles.flatMap((it) => (it.head === 0 ? [axis("row", `L${it.layer}`), it] : [it]))];
 }
 
 // The tiles in a row for each label, with a button that fades the others. A role that no head has as its row has
@@ -104,7 +115,7 @@ function labelButton(label, number, elsewhere = 0) {
     : isEvenness(label) ? `the head has no role, and ${roleOf(label)?.claim}.` : `a large part ${meaningOf([label])}.`;
   const more = elsewhere ? ` This is also a role of ${count(elsewhere, "head")} in other groups.` : "";
   const title = `${label}: ${what}${more} Click to show these heads.`;
-  return button({ class: "label", "aria-pressed": label === sheet.label, title }, () => {
+  return button({ class: "label", "data-elsewhere": elsewhere || undefined, "aria-pressed": label === sheet.label, title }, () => {
     sheet.label = sheet.label === label ? null : label;
     fillHeads();
     drawHeads();

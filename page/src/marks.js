@@ -6,6 +6,13 @@
  * @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
 export const make = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
 
+/** Copies a text, and shows on the button whether it is copied. @param {any} button @param {string} text */
+export async function copy(button, text) {
+  const words = button.textContent;
+  button.textContent = await (navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => "Copied", () => "Not copied");
+  setTimeout(() => { button.textContent = words; }, 2000);
+}
+
 /** An element of SVG. @param {string} tag @param {Record<string, any>} [attributes] @returns {any} */
 export const makeSvg = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);

@@ -6,6 +6,7 @@ import { Snapshot } from "./data.js";
 import { changedEdits, readEdits } from "./edits.js";
 import { buildSave } from "./export.js";
 import { buildHeads } from "./heads.js";
+import { aheadSource } from "./hosts/ahead.js";
 import { linkToCell } from "./hosts/frame.js";
 import { remoteSource } from "./hosts/remote.js";
 import { LEAST } from "./ink.js";
@@ -30,7 +31,7 @@ const MANY_KEYS = 64; // with so many keys, a weight of a few percent is large
 function sourceOf(host) {
   const { pageSource } = /** @type {any} */ (globalThis);
   if (pageSource) return pageSource();
-  return host === "server" || host === "notebook" ? remoteSource() : liveSource();
+  return host === "server" || host === "notebook" ? remoteSource() : liveSource() ?? aheadSource();
 }
 
 function start() {
@@ -61,7 +62,7 @@ function start() {
   draw();
   const before = new URLSearchParams(hash.slice(1)).get("kept");
   if (pageData.beside && before === "model") keep();
-  else if (store.source && before) store.source.compute(before, NO_EDITS).then((data) => { store.kept = new Snapshot(keepLabels(data)); go({}); }, () => {});
+  else if (store.source?.can.text && before) store.source.compute(before, NO_EDITS).then((data) => { store.kept = new Snapshot(keepLabels(data)); go({}); }, () => {});
   if (isOther) {
     compute(text ?? store.current.text, edits).then(() => {
       const after = readAddress(hash);
@@ -86,3 +87,5 @@ export { inked, widthOf } from "./scene.js";
 export { alignment, go, largestAt, shownTrace, sides, snapshot } from "./state.js";
 export { chosen, NO_EDITS, pageData, store, walk } from "./store.js";
 export { chooseView } from "./listen.js";
+export { tellingQuery } from "./telling.js";
+export { draw, fillAll } from "./views.js";

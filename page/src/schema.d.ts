@@ -363,10 +363,19 @@ export interface PageParts {
 }
 
 /**
+ * A run without the heads `off`, which write the next token, computed ahead for What if.
+ */
+export interface Ahead {
+  off: [number, number][];
+  snapshot: Snapshot;
+}
+
+/**
  * All data of a page.
  *
- * With a `model`, the page can run other texts. `beside` is another model's snapshot of the same
- * text, for comparison.
+ * With a `model`, the page can run other texts. `folder` is the model as a shell names it, for the
+ * command that reads another text. `beside` is another model's snapshot of the same text, for
+ * comparison.
  */
 export interface Page {
   tokens: string[];
@@ -390,6 +399,8 @@ export interface Page {
   masks: Masks;
   host: "server" | "notebook" | "frame" | null;
   model?: Model;
+  folder?: string;
+  ahead?: Ahead;
   beside?: Snapshot;
 }
 

@@ -18,7 +18,7 @@ import { parse } from "./json.js";
 /** Computes snapshots. Its promises reject with an Error whose message can be shown. If it `rounds`,
  * its weights differ slightly from those of the model that computed the numbers of the page.
  * @typedef {{
- *   can: { text: boolean, tile?: boolean, steps?: boolean, rounds?: boolean, edits: string[] },
+ *   can: { text: boolean, ahead?: boolean, tile?: boolean, steps?: boolean, rounds?: boolean, edits: string[] },
  *   compute: (text: string, edits: schema.Edits) => Promise<SnapshotData>,
  *   tile?: (text: string, edits: schema.Edits, part: Part) => Promise<LayerData>,
  *   steps?: (text: string, edits: schema.Edits, layer: number) => Promise<LayerData>,

@@ -39,6 +39,7 @@ export function draw() {
     tab.tabIndex = isChosen ? 0 : -1;
   }
   byId("beside").setAttribute("aria-pressed", store.isAdding);
+  byId("beside").textContent = store.isAdding ? "Done" : "Compare";
   drawKeep();
   drawOptions();
   drawPicture();
@@ -158,9 +159,9 @@ function drawOptions() {
 
 function besideWords() {
   const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}`
-    : "Choose heads to show beside this one.";
+    : "Choose heads to show beside this one, then press Done.";
   const none = button({ class: "quiet" },
-    () => { store.isAdding = false; go({ others: [], difference: false }); }, "Only this one");
+    () => { store.isAdding = false; go({ others: [], difference: false }); }, "End the comparison");
   return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
 }
 
@@ -203,7 +204,7 @@ function describeWhatIsLeftOut() {
     const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles.length);
     const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
     const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk."
-      : store.source ? "" : "clearhead serve computes the others.";
+      : store.source?.can.text ? "" : "clearhead serve computes the others.";
     if (exact.length) sentences.push(`The page has every step of ${which}.`);
     if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ` +
       `${trace.bins.join(" × ")} cells, and the ${trace.links.n} largest weights of ${queries}.`, others);

@@ -12,6 +12,20 @@ const FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Scrip
 const isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
 export const isLineEnd = (token) => token?.includes("↵") ?? false; // as labels show it
 
+/** The parts of a line from right to left whose words are from left to right, [first, last] word of each.
+ * @param {string[]} words @returns {[number, number][]} */
+export function runsFromLeft(words) {
+  const isFromLeft = words.map((it) => /\p{L}|\p{N}/u.test(it) && !FROM_RIGHT.test(it)), runs = /** @type {[number, number][]} */ ([]);
+  words.forEach((_, i) => {
+    const last = runs.at(-1);
+    if (!isFromLeft[i]) return;
+    // Signs between two such words belong to them.
+    if (last && words.slice(last[1] + 1, i).every((it) => !/\p{L}|\p{N}/u.test(it))) last[1] = i;
+    else runs.push([i, i]);
+  });
+  return runs.filter(([first, last]) => last > first);
+}
+
 /** The lines of a text as it was written, each with the index of its first token, the number of spaces before
  * it, and whether it is written from right to left.
  * @param {string[]} tokens @returns {{first: number, tokens: string[], indent: number, isFromRight: boolean}[]} */

@@ -154,7 +154,10 @@ def _look_at_text(
 
     beside = None if other is None else report(other, words)
     result = report(model, words, effects=effects or model.is_small, probe=probe, next_token=True)
-    written = write(result, out, beside=beside)  # before printing, because a pipe may close
+    ahead = _without_writers(model, words, result)
+    written = write(
+        result, out, beside=beside, ahead=ahead
+    )  # before printing, because a pipe may close
     if csv is not None:
         written["table"] = _write_csv(result, csv)
     is_short = len(result.heads) <= SHORT_TABLE
@@ -170,6 +173,20 @@ def _look_at_text(
             typer.echo()
             terminal.heat(remark.trace, heads=[remark.head], layer=remark.layer)
     say_written(written)
+
+
+def _without_writers(model: "TextModel", words: str, result: "Report") -> "Report | None":
+    """Read the text without the heads that write the next token, for a page without the model."""
+    from clearhead import edits, intervene
+    from clearhead.core.errors.limits import MOST_COMPARED_TOKENS
+    from clearhead.models.report import report
+
+    writers = () if result.next_token is None else result.next_token.writers
+    if result.model is not None or not writers or len(result.tokens) > MOST_COMPARED_TOKENS:
+        return None
+    off = [edits.ablate(layers=[x.layer], heads=[x.head]) for x in writers]
+    with intervene(model.predictor or model.module, off):
+        return report(model, words)
 
 
 def _write_csv(result: "Report", path: Path) -> Path:

@@ -512,9 +512,11 @@ def test_the_first_edit_shows_something(visit, teller, viewport):
     with torch.no_grad(), ch.intervene(teller.model, edits):
         logits = teller.model(ids)
     castle = logits[0, 17].softmax(-1)[words.index("castle")].item()
-    assert tab.locator("#edit-outcome").text_content() == (
-        f"Largest change: after “the”, “castle” goes from 99.9 % to {100 * castle:.0f} %."
+    outcome = tab.locator("#edit-outcome")
+    assert outcome.text_content().endswith(
+        f"After “the” (17), “castle” goes from 99.9 % to {100 * castle:.0f} %: the largest change."
     )
+    assert tab.evaluate("byId('controls').firstElementChild.id") == "edit-outcome"
     shown = tab.evaluate(
         "picture.shapes.filter((it) => it.kind === 'text' && it.serif).map((it) => it.text)"
     )
@@ -522,6 +524,10 @@ def test_the_first_edit_shows_something(visit, teller, viewport):
     assert set(counts.values()) == {2}, "all words, before and after"
     assert tab.evaluate("picture.height <= byId('view').clientHeight + 1")
     assert first.is_hidden()
+    outcome.locator("button").click()
+    assert tab.evaluate("chosen.query") == 17
+    if viewport == WIDE:  # the smaller one has no room for lists below all words
+        assert f"99.9 % → {100 * castle:.0f} %" in texts(tab)
 
 
 def test_an_edit_that_changes_no_prediction_says_so(visit, teller):

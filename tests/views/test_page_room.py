@@ -125,6 +125,27 @@ def test_270_heads_are_on_one_screen(browser, tmp_path):
     page.close()
 
 
+def test_one_order_is_a_matrix_of_layers_and_heads_with_names(browser, tmp_path):
+    html.write_report(toy_report(14, layers=13, H=6, G=3), tmp_path / "page.html")
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.locator("#order").select_option("matrix")
+    for width, height in [(1400, 1000), (1280, 720), (390, 844)]:
+        page.set_viewport_size({"width": width, "height": height})
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
+        names = page.locator("#grid .axis").all_text_contents()
+        assert names == ["", *(f"H{h}" for h in range(6)), *(f"L{n}" for n in range(13))]
+        box = """(it) => { const { x, y, width, height } = it.getBoundingClientRect();
+          return [x + width / 2, y + height / 2]; }"""
+        x, _ = page.locator("#grid .axis.column").nth(4).evaluate(box)
+        _, y = page.locator("#grid .axis.row").nth(1 + 11).evaluate(box)
+        tile = page.locator("#grid [data-place='11.4']").evaluate(box)
+        assert tile == pytest.approx([x, y], abs=3), (width, height)
+        sizes = page.locator("#grid .tile").evaluate_all("(all) => all.map((it) => it.offsetWidth)")
+        assert len(sizes) == 78 and min(sizes) >= (40 if width == 390 else 14)
+    page.close()
+
+
 @pytest.mark.parametrize("width", [1280, 1000])
 def test_labels_below_small_maps_do_not_widen_them(tab, width):
     tab.set_viewport_size({"width": width, "height": 900})

@@ -128,6 +128,74 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     page.close()
 
 
+def test_the_page_opens_with_what_the_heads_do(stories, document, browser, tmp_path):
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(path.as_uri())
+    rows = stories.query(
+        "select layer, head, mean, low, high, uniform from heads where metric = 'previous' and "
+        "low > uniform order by mean desc"
+    ).to_pylist()
+    best = page.locator("#findings-table tr", has=page.locator("th", has_text="previous"))
+    cells = best.locator("td").all_text_contents()
+    first = rows[0]
+    assert cells[0].startswith(f"L{first['layer']}H{first['head']} {first['mean']:.2f} ")
+    assert cells[0].endswith(f"{first['low']:.2f} to {first['high']:.2f}")
+    shares = [
+        max(x[0] for x in head["mixes"][-1]["shares"]) for head in embedded(document)["heads"]
+    ]
+    expected = f"{sum(share > 0.5 for share in shares)} of 16 heads have most of"
+    assert page.inner_text("#findings-words").startswith(expected)
+    second = rows[1]
+    best.locator("button").nth(1).click()
+    assert page.text_content("#head-title") == f"L{second['layer']}H{second['head']}"
+    assert page.input_value("#axis-y") == "previous"
+    page.close()
+
+
+def test_the_scatter_has_round_numbers_and_names(document, browser, tmp_path):
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{path.as_uri()}#layer=0&head=5")
+    for axis in page.evaluate("[...document.querySelectorAll('#axis-y option')].map(x => x.value)"):
+        ticks = page.evaluate(f"clearhead.ticksOf('{axis}')")
+        values = page.evaluate(
+            f"clearhead.survey.heads.map((it) => clearhead.valueOn(it, '{axis}'))"
+        )
+        known = [x for x in values if x is not None and x == x]
+        if not known:
+            continue
+        assert ticks[0] <= min(known) + 1e-9 and max(known) - 1e-9 <= ticks[-1], axis
+        step = ticks[1] - ticks[0]
+        assert float(f"{step:.1e}"[:3]) in (1, 2, 5) and 2 <= len(ticks) <= 7, (axis, ticks)
+        assert abs(ticks[0] / step - round(ticks[0] / step)) < 1e-6
+    names = page.locator("#scatter text.name").all_text_contents()
+    assert names[0] == "L0H5"
+    means = page.evaluate("clearhead.survey.heads.map((it) => it.metrics.previous.mean)")
+    most = means.index(max(means))
+    assert f"L{most // 8}H{most % 8}" in names
+    point = page.locator("#scatter-11").bounding_box()
+    page.mouse.move(point["x"] + 1, point["y"] + 3)
+    page.mouse.move(point["x"] + 5, point["y"] + 5)
+    assert page.text_content("#scatter .at-pointer") == "L1H3"
+    page.select_option("#axis-y", "self")
+    assert page.text_content("#metric-title") == "self"
+    page.close()
+
+
+def test_the_first_queries_of_a_context_are_the_last_examples():
+    from clearhead.views.html.survey import _chosen
+
+    rows = [
+        {"stratum": s, "query": q, "rank": i}
+        for s in (3, 10)
+        for i, q in enumerate([1, 2, 7, 3, 9])
+    ]
+    assert [x["query"] for x in _chosen(rows)] == [7, 9, 7, 9, 1, 2]
+
+
 @pytest.fixture(scope="module")
 def changed(stories) -> Survey:
     """The survey of the same texts with a model whose layer 1 has other queries."""
@@ -185,7 +253,10 @@ def test_the_page_that_the_command_writes_opens(run, browser, tmp_path):  # noqa
     page.on("console", lambda message: problems.append(message.text))
     page.goto((out / "index.html").as_uri())
     assert page.locator("#scatter circle").count() == 16
-    assert page.text_content("#head-title") == "L0H0"
+    opened = page.evaluate("clearhead.chosen.at")
+    means = page.evaluate("clearhead.survey.heads.map((it) => it.metrics.previous.mean)")
+    assert means[opened] == max(means)
+    assert page.text_content("#head-title") == f"L{opened // 8}H{opened % 8}"
     assert page.locator("#metrics tbody tr").count() > 20
     assert page.locator("#examples article").count() > 0
     assert problems == []

@@ -9,7 +9,7 @@ import { claimOf } from "../roles.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, isByContribution, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
-import { isWord, writtenLines } from "../words.js";
+import { isWord, runsFromLeft, writtenLines } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
 /** @import { Snapshot } from "../data.js" */
@@ -67,6 +67,11 @@ export function fillStrip() {
       runs.at(-1).push(wordAt(at));
     });
     const wrapped = (run) => (run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0]);
+    // Words from left to right in a line from right to left keep their order.
+    const spans = isFromRight ? runsFromLeft(runs.map((run) => run.map((it) => it.textContent).join(""))) : [];
+    for (const [from, to] of spans.toReversed()) {
+      runs.splice(from, to - from + 1, [make("span", { class: "run", role: "presentation", dir: "ltr" }, runs.slice(from, to + 1).map(wrapped))]);
+    }
     const line = make("span", { class: "written", role: "presentation", dir: isFromRight ? "rtl" : "ltr" }, runs.map(wrapped));
     line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
     return line;
@@ -266,11 +271,14 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
   for (const i of kept) {
     top += line;
     if (lines[i][0].position > before + 1) cut(top - gutter / 2);
-    for (const word of lines[i]) {
-      const { isFromRight } = word, left = isFromRight ? width - word.left - word.width : word.left;
-      const before = isFromRight ? word.after : word.before;
-      boxes.set(word.position, { ...word, x: x + left, y: top, before });
-    }
+    const drawn = lines[i], { isFromRight } = drawn[0], runs = isFromRight ? runsFromLeft(drawn.map((it) => it.text)) : [];
+    drawn.forEach((word, j) => {
+      const run = runs.find(([first, last]) => first <= j && j <= last), end = (it) => width - it.left;
+      const left = run ? end(drawn[run[1]]) - drawn[run[1]].width + word.left - drawn[run[0]].left
+        : isFromRight ? end(word) - word.width : word.left;
+      const [before, behind] = isFromRight && !run ? [word.after, word.before] : [word.before, word.after];
+      boxes.set(word.position, { ...word, x: x + left, y: top, before, behind });
+    });
     before = lines[i].at(-1).position;
   }
   if (before < trace.keys.length - 1) cut(top + high + gutter / 2);
@@ -286,10 +294,8 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
     const colour = difference ? (Math.abs(weight) >= LEAST ? signedColour(weight, limit) : null)
       : weight >= LEAST ? shareColour(weight) : null;
     if (colour) scene.rect(box.x, box.y, box.width, box.height, { fill: css(colour), radius: 4 });
-    if (isQuery) scene.rect(box.x, box.y, box.width, box.height, { stroke: "mark", line: 2.5, radius: 4 });
-    if (position === key) {
-      scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
-    }
+    if (isQuery) frame(scene, box, { stroke: "mark", line: 2.5 });
+    if (position === key) frame(scene, box, { stroke: "ink", line: 1.5, dash: [4, 3] });
     scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + (box.after && 4), box.height,
@@ -299,15 +305,23 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
   return top + high;
 }
 
+// The frame of a word; that of a piece of one is open where it touches another piece.
+function frame(/** @type {Scene} */ scene, { x, y, width, height, before, behind }, ink) {
+  if (before && behind) return scene.rect(x, y, width, height, { ...ink, radius: 4 });
+  const right = x + width, bottom = y + height;
+  scene.path(before ? `M ${right} ${y} H ${x} V ${bottom} H ${right}` : behind ? `M ${x} ${y} H ${right} V ${bottom} H ${x}`
+    : `M ${x} ${y} H ${right} M ${x} ${bottom} H ${right}`, ink);
+}
+
 // The path from one word to another, which crosses no word: through the space above the line of each,
-// and, if they are on two lines, along the nearer of the `sides`.
+// and, if they are on two lines, along one of the `sides`: the nearer one of the query, so that no two make a frame.
 function arc(from, to, sides, gutter) {
   const [x1, x2] = [from, to].map((it) => it.x + it.width / 2), [y1, y2] = [from.y, to.y];
   if (y1 === y2) {
     const lift = y1 - Math.min(gutter - 4, gutter / 2 + Math.abs(x1 - x2) / 30);
     return `M ${x1} ${y1} C ${x1} ${lift} ${x2} ${lift} ${x2} ${y2}`;
   }
-  const [left, right] = sides, side = x1 + x2 - 2 * left < 2 * right - x1 - x2 ? left : right;
+  const [left, right] = sides, side = x1 - left < right - x1 ? left : right;
   const [above1, above2] = [y1 - gutter / 2, y2 - gutter / 2], round = gutter / 2;
   const towards = (x) => side + Math.sign(x - side) * Math.min(round, Math.abs(x - side)), down = Math.sign(y2 - y1) * round;
   const before = (x) => x + Math.sign(side - x) * Math.min(round, Math.abs(x - side) / 2);
@@ -345,7 +359,9 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
     lists.push([`What looks at ${clip(trace.keys[query], 14)}`,
       heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }, [trace.queries, i]])]);
   }
-  if (from.guesses?.[query]) {
+  const { before, edited } = store, after = edited?.guesses?.[query], earlier = before?.guesses?.[query];
+  if (from === edited && after && earlier) lists.push(changedPredictions(trace, query, earlier, after, most));
+  else if (from.guesses?.[query] && !(from === before && edited)) {
     lists.push([`Predictions after ${clip(trace.queries[query], 12)}`,
       from.guesses[query].slice(0, most).map(([word, share]) => [word, share, null])]);
   }
@@ -357,19 +373,30 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
     const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y = above;
     scene.text(title, left, y + 8, { bold: true, room: wide });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
-    lines.forEach(([word, weight, changes, titled, amount], j) => {
-      const at = y + 32 + j * 23, room = wide * (amount ? 0.55 : 0.42), bar = wide - 50 - room - 6;
+    lines.forEach(([word, weight, changes, titled, amount, earlier], j) => {
+      const at = y + 32 + j * 23, isPair = earlier !== undefined, room = wide * (isPair ? 0.32 : amount ? 0.55 : 0.42);
+      const bar = wide - (isPair ? 100 : 50) - room - 6;
       scene.text(word, left, at, { size: 14, serif: true, room });
       scene.rect(left + room + 6, at - 5, bar, 10, { fill: "rule", radius: 2 });
-      scene.rect(left + room + 6, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
+      if (isPair) [earlier, weight].forEach((part, i) => scene.rect(left + room + 6, at - 5 + 5 * i, bar * part, 5, { fill: sideColour(i) }));
+      else scene.rect(left + room + 6, at - 5, bar * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
       scene.text(amount ?? percent(weight), left + wide, at, { align: "right" });
-      if (amount) scene.target(left, at - 11, wide, 23, changes, titled);
+      if (amount && changes) scene.target(left, at - 11, wide, 23, changes, titled);
       else if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
     });
     if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
     else left += wide + 24;
   });
   return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
+}
+
+// The predictions before and after an edit, in one list; of those of one run only, the other has less than its last.
+function changedPredictions(trace, query, earlier, after, most) {
+  const [before, now] = [earlier, after].map((guesses) => new Map(guesses.toReversed())), words = new Set([...before.keys(), ...now.keys()]);
+  const share = (known, word) => known.get(word) ?? 0, largest = (word) => Math.max(share(before, word), share(now, word));
+  const inWords = (known, word) => (known.has(word) ? percent(known.get(word)) : `< ${percent([...known.values()][0])}`);
+  return [`Predictions after ${clip(trace.queries[query], 12)}`, [...words].sort((a, b) => largest(b) - largest(a)).slice(0, most)
+    .map((word) => [word, share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
 }
 
 // The heads that write the predicted token, with what each adds to its logit from one token.
@@ -418,7 +445,7 @@ export function drawText(width, height) {
         .map(([least, listed]) => ({ ...layOut(free - (listed ? 50 + 23 * listed : 0), least), listed }));
       const layout = tried.find((it) => it.fits) ?? tried[0];
       const at = textScene(scene, side, left, top + above + GUTTER, layout);
-      const after = wordLists(scene, side, left, at + 14, wide, false, layout.listed);
+      const after = layout.listed ? wordLists(scene, side, left, at + 14, wide, false, layout.listed) : at;
       bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
     });
   }

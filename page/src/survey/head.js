@@ -2,6 +2,7 @@
 
 import { byId, count, make, number, table, token } from "../marks.js";
 import { go } from "./address.js";
+import { headName } from "./findings.js";
 import { rolesOf } from "./mixes.js";
 import { LEAST_Q, chosen, head, metricOf, metricsOf, numbers, survey, words } from "./store.js";
 
@@ -13,8 +14,8 @@ const MOST_TOKENS = 8; // on each side
 export const signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
 
 export function drawHead() {
-  const { layer, head: at, module, mixes } = head();
-  byId("head-title").textContent = `L${layer}H${at}`;
+  const { module, mixes } = head();
+  byId("head-title").textContent = headName(head());
   byId("module").textContent = module;
   byId("roles").textContent = rolesOf(mixes.at(-1));
   drawMetrics();

@@ -3,8 +3,9 @@
 import { css, mixed } from "../colours.js";
 import { byId, make, makeSvg, number } from "../marks.js";
 import { go } from "./address.js";
+import { headName } from "./findings.js";
 import { listenToPoints, pointOf, showPoints } from "./points.js";
-import { axes, chosen, survey, theme, valueOn, words } from "./store.js";
+import { axes, chosen, metricOf, survey, theme, valueOn, words } from "./store.js";
 
 const SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
 
@@ -12,20 +13,70 @@ export function buildScatter() {
   for (const axis of ["x", "y", "colour"]) {
     const list = byId(`axis-${axis}`);
     list.append(...axes.map((name) => make("option", { value: name }, words(name))));
-    list.addEventListener("change", () => go({ [axis]: list.value }));
+    list.addEventListener("change", () => go({ [axis]: list.value,
+      ...(axis === "y" && metricOf(list.value) ? { metric: list.value } : {}) })); // with its examples
   }
-  listenToPoints(byId("scatter"), (at) => go({ at }));
+  listenToPoints(byId("scatter"), (at) => go({ at }), nameActive);
   new ResizeObserver(drawScatter).observe(byId("scatter"));
 }
 
-// The least and the greatest value of an axis, never equal.
-function rangeOf(axis) {
-  const values = survey.heads.map((it) => valueOn(it, axis)).filter(Number.isFinite);
+const valuesOn = (axis) => survey.heads.map((it) => valueOn(it, axis));
+
+/** Round numbers from below the least value of an axis to above the greatest. @returns {number[]} */
+export function ticksOf(axis) {
+  const values = valuesOn(axis).filter(Number.isFinite);
   const low = Math.min(...values, Infinity), high = Math.max(...values, -Infinity);
   if (low > high) return [0, 1];
-  return low === high ? [low - 0.5, high + 0.5] : [low, high];
+  const rough = (high - low || 1) / 4, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * (/** @type {number} */ ([1, 2, 5, 10].find((it) => it * power >= rough * (1 - 1e-9)))), first = Math.floor(low / step + 1e-9);
+  const last = Math.max(first + 1, Math.ceil(high / step - 1e-9));
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
+const rangeOf = (axis) => {
+  const ticks = ticksOf(axis);
+  return [ticks[0], ticks[ticks.length - 1]];
+};
+
+const FAR = 3.5, MOST_NAMED = 8;
+
+/** The heads that are far from the others on an axis, and that with the greatest value, the farthest first: in units of 1.48 times the median distance
+ * from the median, which is the standard deviation of a normal distribution. */
+export function outliers() {
+  const median = (values) => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
+  const far = [chosen.x, chosen.y].map((axis) => {
+    const values = valuesOn(axis), finite = values.filter(Number.isFinite), middle = median(finite);
+    const unit = 1.48 * median(finite.map((it) => Math.abs(it - middle))), greatest = Math.max(...finite);
+    return values.map((it) => (it === greatest ? Infinity : unit && Number.isFinite(it) ? Math.abs(it - middle) / unit : 0));
+  });
+  const most = survey.heads.map((_, i) => Math.max(far[0][i], far[1][i]));
+  return most.map((_, i) => i).filter((i) => most[i] > FAR).sort((a, b) => (most[a] === most[b] ? 0 : most[b] - most[a])).slice(0, MOST_NAMED);
+}
+
+// Names beside points; a name that would cover another one, or leave the picture, is on the other side or left out.
+function addNames(picture, /** @type {number[]} */ heads, /** @type {(at: number) => number[]} */ placeOf, width) {
+  const boxes = /** @type {number[][]} */ ([]);
+  for (const at of heads) {
+    const [x, y] = placeOf(at), name = headName(survey.heads[at]), wide = 7.5 * name.length;
+    const box = [x + 9, x - 9 - wide].map((left) => [left, y - 7, left + wide, y + 7]).find(([left, top, right, bottom]) =>
+      left >= 0 && right <= width && boxes.every(([l, t, r, b]) => right < l || left > r || bottom < t || top > b));
+    if (!box) continue;
+    boxes.push(box);
+    picture.append(makeSvg("text", { class: "name", x: box[0], y: y + 4 }, name));
+  }
+}
+
+// The name of the head at the pointer.
+function nameActive(/** @type {number} */ at) {
+  const frame = byId("scatter"), picture = frame.firstChild, point = byId(`scatter-${at}`);
+  picture?.querySelector(".at-pointer")?.remove();
+  if (!point || !picture) return;
+  const [x, y] = [point.cx.baseVal.value, point.cy.baseVal.value], isRight = x > frame.clientWidth / 2;
+  picture.append(makeSvg("text", { class: "name at-pointer", x: x + (isRight ? -11 : 11), y: y - 9, "text-anchor": isRight ? "end" : "start" },
+    headName(survey.heads[at])));
+}
+
+const tick = (value) => String(value).replace("-", "−");
 const end = (value) => (Number.isInteger(value) ? String(value) : number(value, 3));
 
 export function drawScatter() {
@@ -43,12 +94,12 @@ export function drawScatter() {
   byId("colour-scale").replaceChildren(end(pale), ramp, end(strong));
 
   const picture = makeSvg("svg", { width, height });
-  for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
-    picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, end(value)));
+  for (const value of ticksOf(chosen.x)) {
+    picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": value === right ? "end" : "middle" }, tick(value)));
   }
-  for (const value of [bottom, (bottom + top) / 2, top]) {
+  for (const value of ticksOf(chosen.y)) {
     picture.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
-    picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, end(value)));
+    picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
   }
   picture.append(makeSvg("text", { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
     words(chosen.x)));
@@ -58,10 +109,12 @@ export function drawScatter() {
     const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
     if (!at.every(Number.isFinite)) continue;
     const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
-    const title = `L${it.layer}H${it.head}: ${[chosen.x, chosen.y, chosen.colour]
+    const title = `${headName(it)}: ${[chosen.x, chosen.y, chosen.colour]
       .map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
     const fill = Number.isFinite(value) ? colour(value) : "none";
     picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
   }
+  const placeOf = (at) => [x(valueOn(survey.heads[at], chosen.x)), y(valueOn(survey.heads[at], chosen.y))];
+  addNames(picture, [...new Set([chosen.at, ...outliers()])].filter((at) => placeOf(at).every(Number.isFinite)), placeOf, width);
   showPoints(frame, picture);
 }

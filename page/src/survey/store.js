@@ -19,7 +19,7 @@ export const metricOf = (name) => survey.metrics.find((it) => it.name === name);
 /** What the page opens with, without an address. */
 export const START = {
   at: 0, // index of the head
-  metric: survey.metrics[0].name,
+  metric: known("previous", 0),
   decile: LARGEST,
   x: known("first", 1),
   y: known("previous", 0),
@@ -41,6 +41,11 @@ export const differences = survey.heads.flatMap((it, at) => Object.entries(it.me
 if (differences.length) {
   const { at, metric } = differences[0];
   Object.assign(START, { at, metric, x: metric, y: DIFFERENCE + metric });
+}
+
+else {
+  const means = survey.heads.map(({ metrics }) => metrics[START.metric]?.mean ?? -Infinity);
+  START.at = means.indexOf(Math.max(...means)); // the head that does most of what the page shows
 }
 
 export const chosen = { ...START };

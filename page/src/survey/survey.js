@@ -5,16 +5,18 @@ import { buildThemeButton } from "../theme.js";
 import { go, readAddress } from "./address.js";
 import { drawDifferences } from "./differences.js";
 import { buildExamples, drawExamples } from "./examples.js";
+import { buildFindings, drawFindings } from "./findings.js";
 import { drawHead } from "./head.js";
 import { drawMixes } from "./mixes.js";
-import { buildScatter, drawScatter } from "./scatter.js";
-import { LARGEST, chosen, head, metricsOf, screen, survey, theme } from "./store.js";
+import { buildScatter, drawScatter, ticksOf } from "./scatter.js";
+import { LARGEST, chosen, head, metricsOf, screen, survey, theme, valueOn } from "./store.js";
 import { buildVectors, drawVectors, openVectors } from "./vectors.js";
 
 const wrapped = (i, length) => (i + length) % length;
 
 function draw() {
   byId("misread").textContent = screen.misread.length ? `This survey does not have: ${screen.misread.join(", ")}.` : "";
+  drawFindings();
   drawScatter();
   drawDifferences();
   drawHead();
@@ -48,6 +50,7 @@ function start() {
   byId("app").hidden = false;
   screen.draw = draw;
   buildThemeButton((isDark) => { theme.isDark = isDark; }, draw);
+  buildFindings();
   buildScatter();
   buildExamples();
   buildVectors();
@@ -59,4 +62,4 @@ function start() {
 start();
 
 // Available in a console, as clearhead.go({ at: 3 }).
-export { chosen, go, survey };
+export { chosen, go, survey, ticksOf, valueOn };

@@ -6,6 +6,7 @@ import { parse } from "../json.js";
 import { byId, count, make, makeSvg, number, percent } from "../marks.js";
 import { go } from "./address.js";
 import { article } from "./examples.js";
+import { headName } from "./findings.js";
 import { listenToPoints, pointOf, showPoints } from "./points.js";
 import { chosen, head, screen, survey, theme } from "./store.js";
 import { COMPONENTS, EXAMPLES, SHADES, examplesOf, nameOf, partNames, partOf, setVectors, settleVectors, shadeOf, titleOf,
@@ -96,7 +97,7 @@ export function drawVectors() {
   const data = shown(), button = byId("vectors-compute");
   button.hidden = Boolean(data);
   button.disabled = running.at >= 0;
-  button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for L${head().layer}H${head().head}`;
+  button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for ${headName(head())}`;
   byId("vectors").hidden = !data;
   if (!data) return;
   offer("vectors", Object.fromEntries(partNames(data).map((name) => [name, titleOf(data, name)])));

@@ -17,12 +17,18 @@ POOLED_NOTE = (
 )
 
 
-def write(report: Report, out: str | Path, *, beside: Report | None = None) -> dict[str, Path]:
+def write(
+    report: Report,
+    out: str | Path,
+    *,
+    beside: Report | None = None,
+    ahead: Report | None = None,
+) -> dict[str, Path]:
     """Write the page, the pictures and the numbers of a report to the folder `out`.
 
     The names of the files begin with that of the model. If the folder has files of another model
-    with the same name, a checksum of the model's folder is added. `beside` is the report of another
-    model, for comparison on the page.
+    with the same name, a checksum of the model's folder is added. `beside` and `ahead` are as in
+    `html.report_page`.
 
     Returns the paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
     folder that cannot be created.
@@ -34,7 +40,9 @@ def write(report: Report, out: str | Path, *, beside: Report | None = None) -> d
         stem += f"-{crc32(report.folder.encode()):08x}"
     note = POOLED_NOTE if len(report.tokens) > MAP_SIDE else ""
     paths = {
-        "page": html.write_report(report, out / f"{stem}.html", note=note, beside=beside),
+        "page": html.write_report(
+            report, out / f"{stem}.html", note=note, beside=beside, ahead=ahead
+        ),
         # Not {stem}.json: beside the weights of a storyteller this is the table of `measure`.
         "numbers": out / f"{stem}-report.json",
     }

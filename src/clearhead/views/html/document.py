@@ -18,7 +18,7 @@ from ...core.formatting import visible_in_browser, without_nan
 from ...models.roles.table import ROLES
 from ..colours import DIVERGING, SEQUENTIAL
 from .edits import EDITS, MASKS
-from .schema import Host, Kind, Model, Numbers, Page, Snapshot
+from .schema import Ahead, Host, Kind, Model, Numbers, Page, Snapshot
 
 Fields = TypeVar("Fields")
 
@@ -39,6 +39,8 @@ def document(
     fallback: str,
     host: Host | None,
     model: Model | None = None,
+    folder: str = "",
+    ahead: Ahead | None = None,
     beside: Snapshot | None = None,
 ) -> str:
     """Return the HTML: `data` for the script, and table rows, `fallback`, if scripts do not run."""
@@ -52,6 +54,10 @@ def document(
     }
     if model is not None:
         content["model"] = model
+    if folder:
+        content["folder"] = folder
+    if ahead is not None:
+        content["ahead"] = ahead
     if beside is not None:
         content["beside"] = beside
     texts = {"title": title, "about": about, "note": note, "caption": caption}

@@ -55,14 +55,17 @@ def report_page(
     title: str | None = None,
     note: str = "",
     beside: Report | None = None,
+    ahead: Report | None = None,
     host: Host | None = None,
     budget: Budget = SMALL,
 ) -> str:
     """Return the HTML document that shows a model, a head and a query.
 
     ``title=None`` uses the name of the model. `beside` is the report of another model on the same
-    text, for comparison of heads. `host` is the program that recomputes the page for another text
-    or for edits (`serve`, `notebook`). `budget` decides how many heads have every step.
+    text, for comparison of heads. `ahead` is that of the same model without the heads that write
+    the next token, which a page without the model shows as What if. `host` is the program that
+    recomputes the page for another text or for edits (`serve`, `notebook`). `budget` decides how
+    many heads have every step.
 
     Raises `BadValue` for a report without layers or tokens, and if `beside` has another text;
     `BadType` for anything but a report.
@@ -96,6 +99,8 @@ def report_page(
         fallback=_fallback(report),
         host=host,
         model=None if report.model is None else model_data(report.model),
+        folder="" if host else _from_home(report.folder),
+        ahead=None if ahead is None else _ahead(report, ahead),
         beside=None if beside is None else snapshot(beside),
     )
 
@@ -107,14 +112,27 @@ def write_report(
     title: str | None = None,
     note: str = "",
     beside: Report | None = None,
+    ahead: Report | None = None,
 ) -> Path:
     """Write `report_page(report, ...)` to `path` and return the path. A file may be larger than a
     page in a notebook, so it has the steps of more heads.
 
     Raises any error of `report_page`, and `BadValue` if the file cannot be written.
     """
-    page = report_page(report, title=title, note=note, beside=beside, budget=FILE)
+    page = report_page(report, title=title, note=note, beside=beside, ahead=ahead, budget=FILE)
     return write(page, path)
+
+
+def _ahead(report: Report, ahead: Report) -> schema.Ahead:
+    writers = () if report.next_token is None else report.next_token.writers
+    return {"off": [(x.layer, x.head) for x in writers], "snapshot": snapshot(ahead)}
+
+
+def _from_home(folder: str) -> str:
+    """Return a path with ~ for the folder of the user, who may share the page."""
+    home = Path.home()
+    is_inside = bool(folder) and Path(folder).is_relative_to(home)
+    return f"~/{Path(folder).relative_to(home).as_posix()}" if is_inside else folder
 
 
 # ---- what the script reads -------------------------------------------------------------

@@ -305,14 +305,24 @@ class PageParts(TypedDict):
     host: Host | None
 
 
+class Ahead(TypedDict):
+    """A run without the heads `off`, which write the next token, computed ahead for What if."""
+
+    off: list[tuple[int, int]]
+    snapshot: Snapshot
+
+
 class Page(Snapshot, PageParts, total=False):
     """All data of a page.
 
-    With a `model`, the page can run other texts. `beside` is another model's snapshot of the same
-    text, for comparison.
+    With a `model`, the page can run other texts. `folder` is the model as a shell names it, for the
+    command that reads another text. `beside` is another model's snapshot of the same text, for
+    comparison.
     """
 
     model: Model
+    folder: str
+    ahead: Ahead
     beside: Snapshot
 
 

@@ -8,7 +8,7 @@ The page holds all numbers and the contexts of its examples, so it needs no serv
 import html
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...core.formatting import visible_in_browser
 from ...corpus import Bins, Survey
 from ...corpus.basic import KINDS
 from ...corpus.compare import Comparison, compare
-from ...corpus.examples import LARGEST
+from ...corpus.examples import BANDS, LARGEST
 from ...corpus.looks import BEHAVIOURS
 from ...corpus.roles import roles_of
 from ...corpus.token_classes import CLASSES
@@ -131,9 +131,12 @@ def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
 
 
 def _chosen(examples: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Return some examples of each decile, by their hash, and of the largest values."""
+    """Return some examples of each decile, by their hash, and of the largest values.
+
+    A query with few keys has large weights in any head, so the first ones are chosen last."""
     for stratum, of_stratum in groupby(examples, itemgetter("stratum")):
-        yield from islice(of_stratum, OF_LARGEST if stratum == LARGEST else PER_DECILE)
+        in_order = sorted(of_stratum, key=lambda row: row["query"] < BANDS[1])
+        yield from in_order[: OF_LARGEST if stratum == LARGEST else PER_DECILE]
 
 
 class Contexts:

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b6d604089285799bf34c6a208681fc73f11f65955beedb8197a179007efb1073; do not edit.
+// Made by `make page` from the sources e377cd42a1976fcbcd746fa928675f6b8c0245fd71691dedb41630b1932c04ce; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -29,7 +29,9 @@ var clearhead = (() => {
     chosen: () => chosen,
     compute: () => compute,
     css: () => css,
+    draw: () => draw,
     edit: () => edit,
+    fillAll: () => fillAll,
     go: () => go,
     inked: () => inked,
     isZoomed: () => isZoomed,
@@ -45,6 +47,7 @@ var clearhead = (() => {
     signedColour: () => signedColour,
     snapshot: () => snapshot,
     store: () => store,
+    tellingQuery: () => tellingQuery,
     walk: () => walk,
     widthOf: () => widthOf,
     zoomedWeight: () => zoomedWeight
@@ -540,6 +543,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
 
   // src/marks.js
   var make = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+  async function copy(button2, text) {
+    const words = button2.textContent;
+    button2.textContent = await (navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => "Copied", () => "Not copied");
+    setTimeout(() => {
+      button2.textContent = words;
+    }, 2e3);
+  }
   var makeSvg = (tag, attributes = {}, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
   function filled(element, attributes, children) {
     for (const [name, value] of Object.entries(attributes)) {
@@ -678,6 +688,19 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
   var isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
   var isLineEnd = (token2) => token2?.includes("↵") ?? false;
+  function runsFromLeft(words) {
+    const isFromLeft = words.map((it) => /\p{L}|\p{N}/u.test(it) && !FROM_RIGHT.test(it)), runs = (
+      /** @type {[number, number][]} */
+      []
+    );
+    words.forEach((_, i) => {
+      const last = runs.at(-1);
+      if (!isFromLeft[i]) return;
+      if (last && words.slice(last[1] + 1, i).every((it) => !/\p{L}|\p{N}/u.test(it))) last[1] = i;
+      else runs.push([i, i]);
+    });
+    return runs.filter(([first, last]) => last > first);
+  }
   function writtenLines(tokens) {
     const starts = tokens.flatMap((_, i) => i === 0 || isLineEnd(tokens[i - 1]) ? [i] : []);
     return starts.map((first, i) => {
@@ -916,8 +939,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var labelsOf = (it) => !it.measured && it.roles.length ? [...new Set(it.roles)] : it.labels;
   var rowOf = (it) => labelsOf(it).find((label) => roleOf(label)?.copy !== void 0) ?? it.labels[0];
   function claimOf(label, query, key, words) {
-    const { claim = "", offset, copy, shows } = roleOf(label) ?? {};
-    const holds2 = offset !== void 0 ? key === query + offset : copy !== void 0 ? key >= copy && key < query - 1 && bare(words[key - copy]) === bare(words[query]) : shows === "pronoun" ? isPronoun(words[query]) : shows === "earlier" ? key < query : shows === "first" && key === 0;
+    const { claim = "", offset, copy: copy2, shows } = roleOf(label) ?? {};
+    const holds2 = offset !== void 0 ? key === query + offset : copy2 !== void 0 ? key >= copy2 && key < query - 1 && bare(words[key - copy2]) === bare(words[query]) : shows === "pronoun" ? isPronoun(words[query]) : shows === "earlier" ? key < query : shows === "first" && key === 0;
     return holds2 ? claim : "";
   }
 
@@ -1044,8 +1067,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const word = store.current.tokens[position], shift = next.tokens.length - store.current.tokens.length;
       if (next.tokens[position] === word) return position;
       if (next.tokens[position + shift] === word) return position + shift;
-      const found = next.tokens.indexOf(word);
-      return found >= 0 ? found : shift === 0 ? position : null;
+      const found = next.tokens.indexOf(word), isReplaced = [position - 1, position + 1].some((at) => next.tokens[at] !== void 0 && next.tokens[at] === store.current.tokens[at]);
+      return found >= 0 ? found : shift === 0 && isReplaced ? position : null;
     };
     return { query: moved(chosen.query), key: null };
   }
@@ -1079,28 +1102,40 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }).map(({ layer, head }) => [layer, head]);
   }
   function firstEdit() {
+    if (store.source?.can.ahead) {
+      const { off: off2 } = (
+        /** @type {import("./schema.d.ts").Ahead} */
+        pageData.ahead
+      );
+      return { off: off2, words: `Switch off ${namesOf(off2)}, which write “${store.current.nextToken.token}”` };
+    }
     const from = store.before ?? store.current, { layer, head } = state(), query = queryOr(), key = keyOr();
     const all = headsThatLook(from, query, key), looking = 2 * all.length < [...from.places()].length ? all : [], off = looking.length ? looking : [
       /** @type {Place} */
       [layer, head]
     ];
-    const named = off.slice(0, MOST_NAMED).map((it) => placeName(...it)).join(", ");
-    const names = off.length > MOST_NAMED ? `${named} and ${off.length - MOST_NAMED} more` : named;
-    const { tokens } = from;
+    const { tokens } = from, names = namesOf(off);
     return { off, words: looking.length && tokens[query] !== void 0 ? `Switch off ${names}, which look from “${tokens[query]}” at “${tokens[key]}”` : `Switch off ${names}` };
   }
-  function outcomeInWords() {
+  function namesOf(off) {
+    const named = off.slice(0, MOST_NAMED).map((it) => placeName(...it)).join(", ");
+    return off.length > MOST_NAMED ? `${named} and ${off.length - MOST_NAMED} more` : named;
+  }
+  function outcome() {
     const { before, edited } = store, a = before?.guesses, b = edited?.guesses;
-    if (!before || !edited) return "";
-    if (!a || !b) return "It changes what is drawn. The page has no predictions to compare.";
+    if (!before || !edited) return { words: "" };
+    if (!a || !b) return { words: "It changes what is drawn. The page has no predictions to compare." };
     const changes = a.flatMap((guesses, i) => guesses.map(([word, p]) => {
       const after2 = b[i].find(([other]) => other === word)?.[1], least = b[i].at(-1)?.[1] ?? 0;
-      return { word, p, after: after2, least, change: Math.abs(p - (after2 ?? least)), token: before.tokens[i] };
+      return { word, p, after: after2, least, change: Math.abs(p - (after2 ?? least)), position: i, token: before.tokens[i] };
     }));
     const most = changes.reduce((best, it) => it.change > best.change ? it : best, changes[0]);
-    if (!most || most.change < LEAST_CHANGE) return "No prediction changes by 1 % or more.";
+    if (!most || most.change < LEAST_CHANGE) return { words: "No prediction changes by 1 % or more." };
     const after = most.after === void 0 ? `at most ${percent(most.least)}` : percent(most.after);
-    return `Largest change: after “${most.token}”, “${most.word}” goes from ${percent(most.p)} to ${after}.`;
+    const { position, token: token2 } = most;
+    const [then, now] = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), inWords = ([word, p]) => `“${word}” (${percent(p)})`;
+    const next = then[0] === now[0] ? "" : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
+    return { next, words: `, “${most.word}” goes from ${percent(most.p)} to ${after}: the largest change.`, token: token2, position };
   }
   var isOffered = (edits) => edits.off.length === 0 && Boolean(store.source?.can.edits.includes("off"));
 
@@ -1140,23 +1175,40 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       screen.drawPicture();
     });
     const disabled = !can("off");
+    form.classList.toggle("ahead", Boolean(store.source?.can.ahead));
     form.replaceChildren(
+      make("p", { class: "hint", id: "edit-outcome", role: "status" }),
       make("p", { class: "hint", id: "edit-why" }, whyNot()),
       button({ id: "edit-first", disabled }, () => edit({ off: firstEdit().off })),
       button({ id: "edit-off", disabled }, () => edit({ off: toggled(asked().edits.off, chosen.layer, chosen.head) })),
       ...Object.keys(pageData.edits).filter((name) => name !== "off").map(field),
       make("datalist", { id: "masks" }),
       button({ id: "edit-none" }, () => edit(NO_EDITS), "Reset"),
-      make("p", { class: "hint", id: "edit-outcome", role: "status" }),
       make("p", { class: "hint", id: "edit-said", role: "status" })
     );
     byId("typing").addEventListener("submit", (event) => event.preventDefault());
-    byId("typing").hidden = !store.source?.can.text;
+    byId("typing").hidden = !store.source?.can.text && !pageData.folder;
+    byId("text").title = "Shift and Enter begin a line.";
     byId("text").addEventListener("input", () => {
       fitField();
-      compute(byId("text").value, asked().edits);
+      if (store.source?.can.text) compute(byId("text").value, asked().edits);
+      else showCommand();
     });
+    byId("text").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey) event.preventDefault();
+    });
+    byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value)));
     byId("stop").addEventListener("click", stop);
+  }
+  function showCommand() {
+    const text = byId("text").value, isOther = text !== store.current.text && text.trim() !== "";
+    say(isOther ? `This file has one text. To read another, run: ${commandFor(text)}` : "", true);
+    byId("command").hidden = !isOther;
+  }
+  function commandFor(text) {
+    const quoted2 = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
+    const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted2(folder.slice(2))}` : quoted2(folder);
+    return `clearhead serve --open --model ${path} ${text.startsWith("-") ? "-- " : ""}${quoted2(text)}`;
   }
   function fillMasks() {
     const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
@@ -1165,7 +1217,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     list.isCausal = isCausal;
     list.replaceChildren(...pageData.masks.suggested.filter((it) => it.changes_causal || !isCausal).map((it) => make("option", { value: it.mask }, it.words)));
   }
-  var whyNot = () => store.source ? "" : "This file has numbers, but not the model that computed them, so it cannot recompute anything. For edits, open the model with clearhead serve.";
+  var whyNot = () => store.source ? store.source.can.ahead ? "This file has one edit computed ahead. For others, open the model with clearhead serve." : "" : "This file has numbers, but not the model that computed them, so it cannot recompute anything. For edits, open the model with clearhead serve.";
   function drawKeep() {
     const control = byId("keep");
     control.hidden = !pageData.beside && !store.source?.can.text;
@@ -1180,7 +1232,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("edit-off").setAttribute("aria-pressed", isOff2);
     byId("edit-first").hidden = !isOffered(edits);
     byId("edit-first").textContent = isOffered(edits) ? firstEdit().words : "";
-    byId("edit-outcome").textContent = outcomeInWords();
+    drawOutcome();
     fillMasks();
     for (const [name, edit2] of Object.entries(pageData.edits)) {
       if (name === "off") continue;
@@ -1191,8 +1243,19 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     byId("edit-none").disabled = changedEdits(edits).length === 0;
     byId("whatif").classList.toggle("active", store.edited !== null);
-    if (byId("text") !== document.activeElement && !store.isRefused) byId("text").value = text;
+    if (byId("text") !== document.activeElement && !store.isRefused && byId("command").hidden) byId("text").value = text;
     fitField();
+  }
+  function drawOutcome() {
+    const line = byId("edit-outcome"), { words, next, token: token2, position } = outcome(), shown = `${next} ${position} ${words}`;
+    if (line.shown === shown) return;
+    line.shown = shown;
+    line.replaceChildren(...position === void 0 ? [words] : [
+      next,
+      "After ",
+      button({ class: "link", title: "Go to this token" }, () => go({ query: position, key: null }), `“${token2}” (${position})`),
+      words
+    ]);
   }
   var MOST_ROWS = 4;
   function fitField() {
@@ -1639,6 +1702,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         runs.at(-1).push(wordAt(at));
       });
       const wrapped = (run) => run.length > 1 ? make("span", { class: "run", role: "presentation" }, run) : run[0];
+      const spans = isFromRight2 ? runsFromLeft(runs.map((run) => run.map((it) => it.textContent).join(""))) : [];
+      for (const [from, to] of spans.toReversed()) {
+        runs.splice(from, to - from + 1, [make("span", { class: "run", role: "presentation", dir: "ltr" }, runs.slice(from, to + 1).map(wrapped))]);
+      }
       const line = make("span", { class: "written", role: "presentation", dir: isFromRight2 ? "rtl" : "ltr" }, runs.map(wrapped));
       line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
       return line;
@@ -1830,11 +1897,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     for (const i of kept) {
       top += line;
       if (lines[i][0].position > before + 1) cut(top - gutter / 2);
-      for (const word of lines[i]) {
-        const { isFromRight: isFromRight2 } = word, left = isFromRight2 ? width - word.left - word.width : word.left;
-        const before2 = isFromRight2 ? word.after : word.before;
-        boxes.set(word.position, { ...word, x: x + left, y: top, before: before2 });
-      }
+      const drawn = lines[i], { isFromRight: isFromRight2 } = drawn[0], runs = isFromRight2 ? runsFromLeft(drawn.map((it) => it.text)) : [];
+      drawn.forEach((word, j) => {
+        const run = runs.find(([first, last]) => first <= j && j <= last), end = (it) => width - it.left;
+        const left = run ? end(drawn[run[1]]) - drawn[run[1]].width + word.left - drawn[run[0]].left : isFromRight2 ? end(word) - word.width : word.left;
+        const [before2, behind] = isFromRight2 && !run ? [word.after, word.before] : [word.before, word.after];
+        boxes.set(word.position, { ...word, x: x + left, y: top, before: before2, behind });
+      });
       before = lines[i].at(-1).position;
     }
     if (before < trace.keys.length - 1) cut(top + high + gutter / 2);
@@ -1852,10 +1921,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const weight = row[position], isQuery = position === query && trace.isOneText;
       const colour = difference ? Math.abs(weight) >= LEAST ? signedColour(weight, limit) : null : weight >= LEAST ? shareColour(weight) : null;
       if (colour) scene.rect(box.x, box.y, box.width, box.height, { fill: css(colour), radius: 4 });
-      if (isQuery) scene.rect(box.x, box.y, box.width, box.height, { stroke: "mark", line: 2.5, radius: 4 });
-      if (position === key) {
-        scene.rect(box.x, box.y, box.width, box.height, { stroke: "ink", line: 1.5, radius: 4, dash: [4, 3] });
-      }
+      if (isQuery) frame(scene, box, { stroke: "mark", line: 2.5 });
+      if (position === key) frame(scene, box, { stroke: "ink", line: 1.5, dash: [4, 3] });
       scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, {
         ...font,
         bold: isQuery,
@@ -1873,13 +1940,18 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     return top + high;
   }
+  function frame(scene, { x, y, width, height, before, behind }, ink) {
+    if (before && behind) return scene.rect(x, y, width, height, { ...ink, radius: 4 });
+    const right = x + width, bottom = y + height;
+    scene.path(before ? `M ${right} ${y} H ${x} V ${bottom} H ${right}` : behind ? `M ${x} ${y} H ${right} V ${bottom} H ${x}` : `M ${x} ${y} H ${right} M ${x} ${bottom} H ${right}`, ink);
+  }
   function arc(from, to, sides2, gutter) {
     const [x1, x2] = [from, to].map((it) => it.x + it.width / 2), [y1, y2] = [from.y, to.y];
     if (y1 === y2) {
       const lift = y1 - Math.min(gutter - 4, gutter / 2 + Math.abs(x1 - x2) / 30);
       return `M ${x1} ${y1} C ${x1} ${lift} ${x2} ${lift} ${x2} ${y2}`;
     }
-    const [left, right] = sides2, side = x1 + x2 - 2 * left < 2 * right - x1 - x2 ? left : right;
+    const [left, right] = sides2, side = x1 - left < right - x1 ? left : right;
     const [above1, above2] = [y1 - gutter / 2, y2 - gutter / 2], round = gutter / 2;
     const towards = (x) => side + Math.sign(x - side) * Math.min(round, Math.abs(x - side)), down = Math.sign(y2 - y1) * round;
     const before = (x) => x + Math.sign(side - x) * Math.min(round, Math.abs(x - side) / 2);
@@ -1910,7 +1982,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         heaviest(column, most).map((i) => [trace.queries[i], column[i], { query: i, key: query }, [trace.queries, i]])
       ]);
     }
-    if (from.guesses?.[query]) {
+    const { before, edited } = store, after = edited?.guesses?.[query], earlier = before?.guesses?.[query];
+    if (from === edited && after && earlier) lists.push(changedPredictions(trace, query, earlier, after, most));
+    else if (from.guesses?.[query] && !(from === before && edited)) {
       lists.push([
         `Predictions after ${clip(trace.queries[query], 12)}`,
         from.guesses[query].slice(0, most).map(([word, share]) => [word, share, null])
@@ -1923,19 +1997,27 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y2 = above;
       scene.text(title, left, y2 + 8, { bold: true, room: wide });
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
-      lines.forEach(([word, weight, changes, titled, amount], j) => {
-        const at = y2 + 32 + j * 23, room = wide * (amount ? 0.55 : 0.42), bar2 = wide - 50 - room - 6;
+      lines.forEach(([word, weight, changes, titled, amount, earlier2], j) => {
+        const at = y2 + 32 + j * 23, isPair = earlier2 !== void 0, room = wide * (isPair ? 0.32 : amount ? 0.55 : 0.42);
+        const bar2 = wide - (isPair ? 100 : 50) - room - 6;
         scene.text(word, left, at, { size: 14, serif: true, room });
         scene.rect(left + room + 6, at - 5, bar2, 10, { fill: "rule", radius: 2 });
-        scene.rect(left + room + 6, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
+        if (isPair) [earlier2, weight].forEach((part, i2) => scene.rect(left + room + 6, at - 5 + 5 * i2, bar2 * part, 5, { fill: sideColour(i2) }));
+        else scene.rect(left + room + 6, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
         scene.text(amount ?? percent(weight), left + wide, at, { align: "right" });
-        if (amount) scene.target(left, at - 11, wide, 23, changes, titled);
+        if (amount && changes) scene.target(left, at - 11, wide, 23, changes, titled);
         else if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
       });
       if (isColumn) above += 32 + 23 * Math.max(1, lines.length);
       else left += wide + 24;
     });
     return y + 32 + 23 * Math.max(...lists.map(([, lines]) => lines.length), 1);
+  }
+  function changedPredictions(trace, query, earlier, after, most) {
+    const [before, now] = [earlier, after].map((guesses) => new Map(guesses.toReversed())), words = /* @__PURE__ */ new Set([...before.keys(), ...now.keys()]);
+    const share = (known, word) => known.get(word) ?? 0, largest2 = (word) => Math.max(share(before, word), share(now, word));
+    const inWords = (known, word) => known.has(word) ? percent(known.get(word)) : `< ${percent([...known.values()][0])}`;
+    return [`Predictions after ${clip(trace.queries[query], 12)}`, [...words].sort((a, b) => largest2(b) - largest2(a)).slice(0, most).map((word) => [word, share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
   }
   function writersList(from, trace, writers) {
     const largest2 = Math.max(...writers.map((it) => it.from_key));
@@ -1979,7 +2061,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         const tried = (side.rest.query === null ? [[LEAST_SIZE, 0]] : LEAST_SIZES_AND_LISTS).map(([least, listed]) => ({ ...layOut(free - (listed ? 50 + 23 * listed : 0), least), listed }));
         const layout = tried.find((it) => it.fits) ?? tried[0];
         const at = textScene(scene, side, left, top + above + GUTTER, layout);
-        const after = wordLists(scene, side, left, at + 14, wide, false, layout.listed);
+        const after = layout.listed ? wordLists(scene, side, left, at + 14, wide, false, layout.listed) : at;
         bottom = columns === 2 ? Math.max(bottom, after) : after + 8;
       });
     }
@@ -2189,6 +2271,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var LABEL_HEIGHT = 22;
   var LEAST_LABELLED = 50;
   var ROLE = 1.7;
+  var AXIS = 30;
+  var COLUMN_NAME = 26;
   var HEADING = 180;
   var GROUP_GAP = 8;
   var gapOf = () => store.tiles.length > MANY_HEADS ? 3 : 6;
@@ -2212,7 +2296,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const fits2 = (size2) => groups.reduce((sum3, group) => sum3 + heightOf(group, size2), 0) <= height;
     let size = LARGEST_TILE / 2;
     while (size > leastTile() && !fits2(size)) size--;
-    grid.classList.remove("labelled");
+    grid.classList.remove("labelled", "matrix");
     for (const group of groups) group.style.setProperty("--tile", `${sizeIn(group, size)}px`);
     grid.columns = Math.max(1, Math.floor((room + gap) / (size + gap)));
   }
@@ -2234,6 +2318,15 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const columns = Math.floor((width + gap) / (leastTile() + gap));
       best = { columns: isByPlace ? Math.min(across, columns) : columns, rows: 0, side: 1, size: leastTile(), isLabelled: false };
     }
+    const isMatrix = sheet.order === "matrix";
+    if (isMatrix) {
+      const wide = Math.floor((width - AXIS + gap) / across) - gap, high = Math.floor((height + gap) / (layers + 1)) - gap;
+      const size = Math.max(narrow.matches ? wide : Math.min(wide, high, LARGEST_TILE), leastTile());
+      best = { columns: across, rows: layers, side: 1, size, isLabelled: false };
+      const every = Math.ceil(COLUMN_NAME / (best.size + gap));
+      grid.querySelectorAll(".axis.column").forEach((it, i) => it.classList.toggle("unnamed", i % every > 0));
+    }
+    grid.classList.toggle("matrix", isMatrix);
     grid.style.setProperty("--columns", best.columns);
     grid.style.setProperty("--tile", `${best.size}px`);
     grid.classList.toggle("labelled", best.isLabelled);
@@ -2267,6 +2360,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   // src/heads.js
   var ORDERS = {
     place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
+    matrix: ["matrix of layers and heads", (a, b) => a.layer - b.layer || a.head - b.head],
     label: ["label, strongest first", (a, b) => writerRank(a) - writerRank(b) || rankOf(rowOf(a)) - rankOf(rowOf(b)) || b.number - a.number || a.layer - b.layer || a.head - b.head],
     sharp: ["lowest entropy first", (a, b) => a.entropy - b.entropy],
     spread: ["highest entropy first", (a, b) => b.entropy - a.entropy],
@@ -2315,10 +2409,20 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     store.tiles = places.map(tile);
     byId("grid").classList.toggle("grouped", sheet.order === "label");
-    byId("grid").replaceChildren(...sheet.order === "label" ? inGroups(store.tiles) : store.tiles);
-    byId("grid-note").textContent = snapshot().data.missing ?? "";
+    byId("grid").replaceChildren(...{ label: inGroups, matrix: withAxes }[sheet.order]?.(store.tiles) ?? store.tiles);
+    const hasElsewhere = byId("grid").querySelector(".label[data-elsewhere]") !== null;
+    byId("grid-note").textContent = snapshot().data.missing ?? (hasElsewhere ? "“5 + 4”: 5 heads in this row, and 4 in other rows that have its role, too." : "");
     byId("heads-pane").hidden = places.length === 1;
     layOutGrid();
+  }
+  function withAxes(tiles) {
+    const axis = (kind, words) => make("span", { class: `axis ${kind}`, "aria-hidden": "true" }, words);
+    const across = Math.max(...tiles.map((it) => it.head)) + 1;
+    return [
+      axis("row", ""),
+      ...Array.from({ length: across }, (_, i) => axis("column", `H${i}`)),
+      ...tiles.flatMap((it) => it.head === 0 ? [axis("row", `L${it.layer}`), it] : [it])
+    ];
   }
   function inGroups(tiles) {
     const groups = /* @__PURE__ */ new Map(), found = [...snapshot().findings.values()];
@@ -2339,7 +2443,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const what = label === writingLabel() ? `it writes a large part of the logit of the predicted next token, ${snapshot().nextToken.token}.` : isEvenness(label) ? `the head has no role, and ${roleOf(label)?.claim}.` : `a large part ${meaningOf([label])}.`;
     const more = elsewhere2 ? ` This is also a role of ${count(elsewhere2, "head")} in other groups.` : "";
     const title = `${label}: ${what}${more} Click to show these heads.`;
-    return button({ class: "label", "aria-pressed": label === sheet.label, title }, () => {
+    return button({ class: "label", "data-elsewhere": elsewhere2 || void 0, "aria-pressed": label === sheet.label, title }, () => {
       sheet.label = sheet.label === label ? null : label;
       fillHeads();
       drawHeads();
@@ -3196,6 +3300,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       tab.tabIndex = isChosen ? 0 : -1;
     }
     byId("beside").setAttribute("aria-pressed", store.isAdding);
+    byId("beside").textContent = store.isAdding ? "Done" : "Compare";
     drawKeep();
     drawOptions();
     drawPicture();
@@ -3330,14 +3435,14 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (focused) byId(focused)?.focus();
   }
   function besideWords() {
-    const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}` : "Choose heads to show beside this one.";
+    const words = chosen.others.length ? `with ${chosen.others.map((it) => placeName(...it)).join(", ")}` : "Choose heads to show beside this one, then press Done.";
     const none = button(
       { class: "quiet" },
       () => {
         store.isAdding = false;
         go({ others: [], difference: false });
       },
-      "Only this one"
+      "End the comparison"
     );
     return make("span", { class: "soft beside" }, words, " ", ...chosen.others.length ? [none] : []);
   }
@@ -3380,7 +3485,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const all = [...snapshot().places()].length, exact = [...snapshot().exactHeads()];
       const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles.length);
       const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
-      const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source ? "" : "clearhead serve computes the others.";
+      const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source?.can.text ? "" : "clearhead serve computes the others.";
       if (exact.length) sentences.push(`The page has every step of ${which}.`);
       if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ${trace.bins.join(" × ")} cells, and the ${trace.links.n} largest weights of ${queries}.`, others);
     }
@@ -3393,11 +3498,12 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function buildSave() {
     byId("save").hidden = false;
     byId("save").addEventListener("toggle", nameSaved);
+    byId("link").hidden = !navigator.clipboard;
+    byId("link").addEventListener("click", () => copy(byId("link"), location.href));
     byId("save").addEventListener("click", async (event) => {
       const kind = event.target.closest("[data-save]")?.dataset.save;
       if (!kind) return;
       byId("save").open = false;
-      if (kind === "link") return void navigator.clipboard?.writeText(location.href);
       const { layer, head, query, view } = state();
       const stem = ["attention", `${layer}.${head}`, kind === "csv" && !isRowOnly() || query === null ? "all" : query, view].join("-");
       if (kind === "csv") download(new Blob([csvOf()], { type: "text/csv" }), `${stem}.csv`);
@@ -3461,6 +3567,20 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const link = make("a", { href: URL.createObjectURL(blob), download: name });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1e4);
+  }
+
+  // src/hosts/ahead.js
+  function aheadSource() {
+    const { ahead } = pageData;
+    if (!ahead) return null;
+    const only = JSON.stringify({ ...NO_EDITS, off: ahead.off });
+    return {
+      can: { text: false, ahead: true, edits: ["off"] },
+      compute: async (text, edits) => {
+        if (text === opened.text && JSON.stringify({ ...NO_EDITS, ...edits }) === only) return ahead.snapshot;
+        throw new Error("This file has one text, and one edit of it. For others, open the model with clearhead serve.");
+      }
+    };
   }
 
   // src/hosts/frame.js
@@ -4042,7 +4162,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       globalThis
     );
     if (pageSource) return pageSource();
-    return host === "server" || host === "notebook" ? remoteSource() : liveSource();
+    return host === "server" || host === "notebook" ? remoteSource() : liveSource() ?? aheadSource();
   }
   function start() {
     byId("app").hidden = false;
@@ -4072,7 +4192,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     draw();
     const before = new URLSearchParams(hash.slice(1)).get("kept");
     if (pageData.beside && before === "model") keep();
-    else if (store.source && before) store.source.compute(before, NO_EDITS).then((data) => {
+    else if (store.source?.can.text && before) store.source.compute(before, NO_EDITS).then((data) => {
       store.kept = new Snapshot(keepLabels(data));
       go({});
     }, () => {

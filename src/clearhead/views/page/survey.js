@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b6d604089285799bf34c6a208681fc73f11f65955beedb8197a179007efb1073; do not edit.
+// Made by `make page` from the sources e377cd42a1976fcbcd746fa928675f6b8c0245fd71691dedb41630b1932c04ce; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -24,7 +24,9 @@ var clearhead = (() => {
   __export(survey_exports, {
     chosen: () => chosen,
     go: () => go,
-    survey: () => survey
+    survey: () => survey,
+    ticksOf: () => ticksOf,
+    valueOn: () => valueOn
   });
 
   // src/marks.js
@@ -132,7 +134,7 @@ var clearhead = (() => {
   var START = {
     at: 0,
     // index of the head
-    metric: survey.metrics[0].name,
+    metric: known("previous", 0),
     decile: LARGEST,
     x: known("first", 1),
     y: known("previous", 0),
@@ -153,6 +155,9 @@ var clearhead = (() => {
   if (differences.length) {
     const { at, metric } = differences[0];
     Object.assign(START, { at, metric, x: metric, y: DIFFERENCE + metric });
+  } else {
+    const means = survey.heads.map(({ metrics }) => metrics[START.metric]?.mean ?? -Infinity);
+    START.at = means.indexOf(Math.max(...means));
   }
   var chosen = { ...START };
   var theme = { isDark: false };
@@ -308,6 +313,50 @@ var clearhead = (() => {
     screen.misread = misread;
   }
 
+  // src/survey/findings.js
+  var BEHAVIOURS = ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
+  var BEST = 3;
+  var MOST = 0.5;
+  var headName = ({ layer, head: head2 }) => `L${layer}H${head2}`;
+  function sentences() {
+    const kinds2 = Object.entries(survey.key_kinds), heads = survey.heads, several = heads.filter((it) => it.several);
+    const leading = heads.map(({ mixes }) => mixes.at(-1)?.shares.findIndex(([share]) => share > MOST) ?? -1);
+    const groups = kinds2.map(([kind, meaning], i) => ({ kind, meaning, n: leading.filter((it) => it === i).length })).filter(({ n }) => n).sort((a, b) => b.n - a.n), all = groups.reduce((sum, { n }) => sum + n, 0);
+    return [
+      `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
+      several.length ? `${count(several.length, "head does", "heads do")} more than one thing, for example ${several.slice(0, BEST).map(headName).join(", ")}.` : ""
+    ].filter(Boolean);
+  }
+  function bestHeads(name) {
+    const own = survey.heads.map((it, at) => ({ at, it, numbers: it.metrics[name] }));
+    return own.filter(({ numbers: numbers2 }) => numbers2 && (numbers2.low ?? numbers2.mean) > (numbers2.uniform ?? 0)).sort((a, b) => b.numbers.mean - a.numbers.mean).slice(0, BEST);
+  }
+  function buildFindings() {
+    byId("findings-words").replaceChildren(...sentences().map((it) => make("p", { class: "lead" }, it)));
+    const rows = BEHAVIOURS.filter(metricOf).map((name) => ({ name, best: bestHeads(name) })).filter(({ best }) => best.length).map(({ name, best }) => ({ kind: "", cells: [
+      make("span", { title: metricOf(name)?.formula }, words(name)),
+      ...best.map(({ at, it, numbers: numbers2 }) => {
+        const { mean, low, high } = numbers2, interval = low === null || high === null ? "" : `${number(low, 2)} to ${number(high, 2)}`;
+        const button = make(
+          "button",
+          { type: "button", class: "quiet", "data-at": at, "data-metric": name },
+          make("b", {}, headName(it)),
+          ` ${number(mean, 2)} `,
+          make("small", {}, interval)
+        );
+        button.addEventListener("click", () => go({ at, metric: name, y: name }));
+        return button;
+      }),
+      ...Array(BEST - best.length).fill("")
+    ] }));
+    byId("findings-table").replaceChildren(...rows.length ? [table("The best heads of each behaviour: mean weight on its keys, with 95 % interval", ["behaviour", "1", "2", "3"], rows)] : []);
+  }
+  function drawFindings() {
+    for (const button of byId("findings-table").querySelectorAll("button")) {
+      button.setAttribute("aria-pressed", String(Number(button.dataset.at) === chosen.at && button.dataset.metric === chosen.metric));
+    }
+  }
+
   // src/colours.js
   function mixed(points, place) {
     const at = Math.max(0, Math.min(1, place)) * (points.length - 1);
@@ -352,8 +401,8 @@ var clearhead = (() => {
   var MOST_TOKENS = 8;
   var signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
   function drawHead() {
-    const { layer, head: at, module, mixes } = head();
-    byId("head-title").textContent = `L${layer}H${at}`;
+    const { module, mixes } = head();
+    byId("head-title").textContent = headName(head());
     byId("module").textContent = module;
     byId("roles").textContent = rolesOf(mixes.at(-1));
     drawMetrics();
@@ -421,7 +470,7 @@ var clearhead = (() => {
   }
 
   // src/survey/differences.js
-  var MOST = 12;
+  var MOST2 = 12;
   function drawDifferences() {
     byId("differences").hidden = !survey.other;
     if (!survey.other) return;
@@ -429,7 +478,7 @@ var clearhead = (() => {
     const heads = new Set(sure.map(({ at }) => at)).size;
     byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${count(differences.length, "number")} with a difference, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
     byId("caution").textContent = survey.caution;
-    const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
+    const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST2).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
       const { mean, other, difference, low, high, q } = compared;
       const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head2} ${words(metric)}`);
@@ -592,17 +641,66 @@ var clearhead = (() => {
     for (const axis of ["x", "y", "colour"]) {
       const list = byId(`axis-${axis}`);
       list.append(...axes.map((name) => make("option", { value: name }, words(name))));
-      list.addEventListener("change", () => go({ [axis]: list.value }));
+      list.addEventListener("change", () => go({
+        [axis]: list.value,
+        ...axis === "y" && metricOf(list.value) ? { metric: list.value } : {}
+      }));
     }
-    listenToPoints(byId("scatter"), (at) => go({ at }));
+    listenToPoints(byId("scatter"), (at) => go({ at }), nameActive);
     new ResizeObserver(drawScatter).observe(byId("scatter"));
   }
-  function rangeOf(axis) {
-    const values = survey.heads.map((it) => valueOn(it, axis)).filter(Number.isFinite);
+  var valuesOn = (axis) => survey.heads.map((it) => valueOn(it, axis));
+  function ticksOf(axis) {
+    const values = valuesOn(axis).filter(Number.isFinite);
     const low = Math.min(...values, Infinity), high = Math.max(...values, -Infinity);
     if (low > high) return [0, 1];
-    return low === high ? [low - 0.5, high + 0.5] : [low, high];
+    const rough = (high - low || 1) / 4, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * /** @type {number} */
+    [1, 2, 5, 10].find((it) => it * power >= rough * (1 - 1e-9)), first = Math.floor(low / step + 1e-9);
+    const last = Math.max(first + 1, Math.ceil(high / step - 1e-9));
+    return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
   }
+  var rangeOf = (axis) => {
+    const ticks = ticksOf(axis);
+    return [ticks[0], ticks[ticks.length - 1]];
+  };
+  var FAR = 3.5;
+  var MOST_NAMED = 8;
+  function outliers() {
+    const median = (values) => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
+    const far = [chosen.x, chosen.y].map((axis) => {
+      const values = valuesOn(axis), finite = values.filter(Number.isFinite), middle = median(finite);
+      const unit = 1.48 * median(finite.map((it) => Math.abs(it - middle))), greatest = Math.max(...finite);
+      return values.map((it) => it === greatest ? Infinity : unit && Number.isFinite(it) ? Math.abs(it - middle) / unit : 0);
+    });
+    const most = survey.heads.map((_, i) => Math.max(far[0][i], far[1][i]));
+    return most.map((_, i) => i).filter((i) => most[i] > FAR).sort((a, b) => most[a] === most[b] ? 0 : most[b] - most[a]).slice(0, MOST_NAMED);
+  }
+  function addNames(picture, heads, placeOf2, width) {
+    const boxes = (
+      /** @type {number[][]} */
+      []
+    );
+    for (const at of heads) {
+      const [x, y] = placeOf2(at), name = headName(survey.heads[at]), wide = 7.5 * name.length;
+      const box = [x + 9, x - 9 - wide].map((left) => [left, y - 7, left + wide, y + 7]).find(([left, top, right, bottom]) => left >= 0 && right <= width && boxes.every(([l, t, r, b]) => right < l || left > r || bottom < t || top > b));
+      if (!box) continue;
+      boxes.push(box);
+      picture.append(makeSvg("text", { class: "name", x: box[0], y: y + 4 }, name));
+    }
+  }
+  function nameActive(at) {
+    const frame = byId("scatter"), picture = frame.firstChild, point = byId(`scatter-${at}`);
+    picture?.querySelector(".at-pointer")?.remove();
+    if (!point || !picture) return;
+    const [x, y] = [point.cx.baseVal.value, point.cy.baseVal.value], isRight = x > frame.clientWidth / 2;
+    picture.append(makeSvg(
+      "text",
+      { class: "name at-pointer", x: x + (isRight ? -11 : 11), y: y - 9, "text-anchor": isRight ? "end" : "start" },
+      headName(survey.heads[at])
+    ));
+  }
+  var tick = (value) => String(value).replace("-", "−");
   var end = (value) => Number.isInteger(value) ? String(value) : number(value, 3);
   function drawScatter() {
     const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
@@ -618,12 +716,12 @@ var clearhead = (() => {
     ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
     byId("colour-scale").replaceChildren(end(pale), ramp, end(strong));
     const picture = makeSvg("svg", { width, height });
-    for (const [value, anchor] of [[left, "start"], [(left + right) / 2, "middle"], [right, "end"]]) {
-      picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": anchor }, end(value)));
+    for (const value of ticksOf(chosen.x)) {
+      picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": value === right ? "end" : "middle" }, tick(value)));
     }
-    for (const value of [bottom, (bottom + top) / 2, top]) {
+    for (const value of ticksOf(chosen.y)) {
       picture.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
-      picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, end(value)));
+      picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
     }
     picture.append(makeSvg(
       "text",
@@ -635,10 +733,12 @@ var clearhead = (() => {
       const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
       if (!at.every(Number.isFinite)) continue;
       const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
-      const title = `L${it.layer}H${it.head}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
+      const title = `${headName(it)}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
       const fill = Number.isFinite(value) ? colour(value) : "none";
       picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
     }
+    const placeOf2 = (at) => [x(valueOn(survey.heads[at], chosen.x)), y(valueOn(survey.heads[at], chosen.y))];
+    addNames(picture, [.../* @__PURE__ */ new Set([chosen.at, ...outliers()])].filter((at) => placeOf2(at).every(Number.isFinite)), placeOf2, width);
     showPoints(frame, picture);
   }
 
@@ -750,7 +850,7 @@ var clearhead = (() => {
     const data = shown(), button = byId("vectors-compute");
     button.hidden = Boolean(data);
     button.disabled = running.at >= 0;
-    button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for L${head().layer}H${head().head}`;
+    button.textContent = `${vectorsOf(chosen.at) ? "Show" : "Compute"} for ${headName(head())}`;
     byId("vectors").hidden = !data;
     if (!data) return;
     offer("vectors", Object.fromEntries(partNames(data).map((name) => [name, titleOf(data, name)])));
@@ -823,6 +923,7 @@ var clearhead = (() => {
   var wrapped = (i, length) => (i + length) % length;
   function draw() {
     byId("misread").textContent = screen.misread.length ? `This survey does not have: ${screen.misread.join(", ")}.` : "";
+    drawFindings();
     drawScatter();
     drawDifferences();
     drawHead();
@@ -854,6 +955,7 @@ var clearhead = (() => {
     buildThemeButton((isDark) => {
       theme.isDark = isDark;
     }, draw);
+    buildFindings();
     buildScatter();
     buildExamples();
     buildVectors();

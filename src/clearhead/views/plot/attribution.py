@@ -32,7 +32,8 @@ def attribution(parts: LogitAttribution, position: int = -1) -> "Figure":
     left.set_yticks(range(L)[:: max(1, L // 16)])
     left.set(xlabel="head", ylabel="layer")
     figure.colorbar(image, ax=left, label="part of the logit")
-    right.barh(range(L), mlps, color=ACCENT)
+    right.bar_label(right.barh(range(L), mlps, color=ACCENT), fmt="%.2f", fontsize=6, padding=2)
+    right.margins(x=0.2)  # room for the labels
     right.axvline(0, color="0.6", linewidth=1)
     right.set_xlabel("part of the MLP")
     named = {"logit": parts.logit, "embedding": parts.embedding, "biases": parts.bias}

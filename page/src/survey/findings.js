@@ -1,0 +1,53 @@
+// The findings with which the page opens: what most heads do, and the best heads of each behaviour.
+
+import { byId, count, make, number, table } from "../marks.js";
+import { go } from "./address.js";
+import { chosen, metricOf, survey, words } from "./store.js";
+
+// Metrics of mass on the keys of one kind, the most telling first.
+const BEHAVIOURS = ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
+const BEST = 3; // heads of a behaviour
+const MOST = 0.5; // of the largest weights
+
+export const headName = (/** @type {{layer: number, head: number}} */ { layer, head }) => `L${layer}H${head}`;
+
+/** What the heads do, as sentences. */
+export function sentences() {
+  const kinds = Object.entries(survey.key_kinds), heads = survey.heads, several = heads.filter((it) => it.several);
+  const leading = heads.map(({ mixes }) => mixes.at(-1)?.shares.findIndex(([share]) => share > MOST) ?? -1);
+  const groups = kinds.map(([kind, meaning], i) => ({ kind, meaning, n: leading.filter((it) => it === i).length }))
+    .filter(({ n }) => n).sort((a, b) => b.n - a.n), all = groups.reduce((sum, { n }) => sum + n, 0);
+  return [
+    `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key` +
+      `${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
+    several.length ? `${count(several.length, "head does", "heads do")} more than one thing, for example ${several.slice(0, BEST).map(headName).join(", ")}.` : "",
+  ].filter(Boolean);
+}
+
+/** The heads with the largest means of a behaviour that are above uniform weights with their interval. */
+export function bestHeads(/** @type {string} */ name) {
+  const own = survey.heads.map((it, at) => ({ at, it, numbers: it.metrics[name] }));
+  return own.filter(({ numbers }) => numbers && (numbers.low ?? numbers.mean) > (numbers.uniform ?? 0))
+    .sort((a, b) => b.numbers.mean - a.numbers.mean).slice(0, BEST);
+}
+
+export function buildFindings() {
+  byId("findings-words").replaceChildren(...sentences().map((it) => make("p", { class: "lead" }, it)));
+  const rows = BEHAVIOURS.filter(metricOf).map((name) => ({ name, best: bestHeads(name) })).filter(({ best }) => best.length)
+    .map(({ name, best }) => ({ kind: "", cells: [make("span", { title: metricOf(name)?.formula }, words(name)),
+      ...best.map(({ at, it, numbers }) => {
+        const { mean, low, high } = numbers, interval = low === null || high === null ? "" : `${number(low, 2)} to ${number(high, 2)}`;
+        const button = make("button", { type: "button", class: "quiet", "data-at": at, "data-metric": name },
+          make("b", {}, headName(it)), ` ${number(mean, 2)} `, make("small", {}, interval));
+        button.addEventListener("click", () => go({ at, metric: name, y: name }));
+        return button;
+      }), ...Array(BEST - best.length).fill("")] }));
+  byId("findings-table").replaceChildren(...(rows.length
+    ? [table("The best heads of each behaviour: mean weight on its keys, with 95 % interval", ["behaviour", "1", "2", "3"], rows)] : []));
+}
+
+export function drawFindings() {
+  for (const button of byId("findings-table").querySelectorAll("button")) {
+    button.setAttribute("aria-pressed", String(Number(button.dataset.at) === chosen.at && button.dataset.metric === chosen.metric));
+  }
+}
