@@ -46,6 +46,8 @@ def test_the_parts_of_a_logit_are_those_of_one_position():
     heads, mlps = figure.axes[:2]
     np.testing.assert_allclose(cells(heads), parts.heads[:, :, 3], rtol=1e-6)
     np.testing.assert_allclose([bar.get_width() for bar in mlps.patches], parts.mlps[:, 3])
+    numbers = [label.get_text() for label in mlps.texts]
+    assert numbers == [f"{x:.2f}" for x in parts.mlps[:, 3].tolist()]
     title = f"position 3: logit {float(parts.logit[3]):.2f}, embedding"
     assert figure.get_suptitle().startswith(title)
     with pytest.raises(ch.BadValue, match="Position 99 was requested"):

@@ -75,3 +75,26 @@ def test_a_comparison_is_ended_by_its_button(visit):
     assert tab.locator("#beside").text_content() == "Compare"
     tab.get_by_role("button", name="End the comparison").click()
     assert tab.evaluate("chosen.others") == []
+
+
+def test_a_phone_shows_what_happens_without_the_head_in_full(visit):
+    text = "Long ago there was a witch. She took her"
+    report = ch.report(storyteller.load(), text, next_token=True)
+    page = replace(report, begin=None, model=None)
+    tab = visit(page, viewport={"width": 390, "height": 844})
+    sentence = tab.locator("#sentence")
+    assert "Without this head the probability of potions" in sentence.inner_text()
+    assert sentence.evaluate("(it) => it.scrollHeight <= it.clientHeight")
+    assert tab.locator("#picture").bounding_box()["y"] < 500
+
+
+def test_two_numbers_beside_a_role_are_explained(visit):
+    report = toy_report(11, layers=23)
+    first = report[22, 3]
+    second = replace(first.roles[0], name="first", label="first token (sink)")
+    layer = report.layers[22]
+    heads = (*layer.heads[:3], replace(first, roles=(*first.roles, second)))
+    layers = (*report.layers[:22], replace(layer, heads=heads))
+    tab = visit(replace(report, layers=layers))
+    assert tab.locator("#grid .label", has_text="first token").inner_text().endswith("+ 1")
+    assert "in other rows that have its role" in tab.locator("#grid-note").inner_text()
