@@ -25,7 +25,7 @@ HOUSE = {
     "views": 3540,
     "corpus": 4040,
     "demo": 475,
-    "models": 8450,
+    "models": 8900,
     "hf": 1915,
     "distributed": 2610,
     "nn": 1145,
@@ -36,7 +36,9 @@ WINGS = {  # the rooms inside a room, from the top down
         "functional", "engines", "stats", "problem", "masks", "files", "formatting", "torch_state",
         "errors",
     ),
-    "models": ("report", "why", "roles", "effects", "inspect", "weights", "follow", "progress"),
+    "models": (
+        "report", "why", "roles", "effects", "monitor", "inspect", "weights", "follow", "progress",
+    ),
 }  # fmt: skip
 MOST_ENTRIES, MOST_ARROWS = 9, 30  # of the house, and of each wing
 ENTRY_POINTS = {"__init__", "__main__"}

@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 import clearhead as ch
+from clearhead_cli import COMMANDS
 from docs import outputs
 from tests import words
 from tests.outputs import difference
@@ -152,6 +153,12 @@ def test_the_tables_of_benchmarks_are_whole(level, heading):
         if x["group"] in ("prefill", "decode", "training")
     }
     assert shown == expected
+
+
+def test_the_summary_for_models_lists_every_command():
+    listed = re.search(r"^- shell: clearhead (.*)$", (ROOT / "docs" / "llms.txt").read_text(), re.M)
+    assert listed is not None
+    assert listed[1].split(" | ") == [command.__name__ for command in COMMANDS]
 
 
 def test_the_table_of_errors_was_made_by_its_command():

@@ -59,6 +59,7 @@ from .models.inspect.intervene import Intervention, intervene
 from .models.inspect.recording import Recording
 from .models.inspect.rollout import rollout
 from .models.inspect.watch import watch
+from .models.monitor.monitor import Monitor as monitor
 from .models.report import Report, report, report_batch, report_weights
 from .models.weights.circuits import Circuits, circuits
 from .models.weights.logit_attribution import logit_attribution
@@ -71,10 +72,10 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "topk", "mass", "weighted", "value_weighted", "received", "pooled", "exact_rows", "matrix",
     "Matrix", "watch", "Recording", "intervene", "Intervention", "edits", "effects", "Effects",
     "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why", "circuits",
-    "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "survey", "Survey",
-    "load", "plan", "Plan", "causal", "Causal", "window", "prefix", "lengths", "documents", "dense",
-    "everything", "alibi", "bias", "nn", "distributed", "compat", "hf", "views",
-    "AttentionError", "BadValue", "BadType",
+    "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "monitor",
+    "survey", "Survey", "load", "plan", "Plan", "causal", "Causal", "window", "prefix",
+    "lengths", "documents", "dense", "everything", "alibi", "bias", "nn", "distributed", "compat",
+    "hf", "views", "AttentionError", "BadValue", "BadType",
 ]  # fmt: skip
 
 __version__ = "0.2.0"

@@ -15,6 +15,7 @@ from .bench import bench
 from .doctor import doctor, installed_version
 from .explain import explain
 from .look import look
+from .monitor import monitor
 from .output import say
 from .plan import plan
 from .serve import serve
@@ -39,6 +40,7 @@ COMMANDS = (
     whatif,
     why,
     train,
+    monitor,
     measure,
     ablate,
     plan,

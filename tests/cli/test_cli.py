@@ -369,7 +369,7 @@ def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected)
 
 @pytest.mark.parametrize("arguments, gave, rule, command", [
     (["explan", "a b"], "'explan'", "the commands are explain, look, survey, serve, whatif, why, "
-     "train, measure, ablate, plan, bench, doctor.", "clearhead"),
+     "train, monitor, measure, ablate, plan, bench, doctor.", "clearhead"),
     (["--foo"], "--foo", "the commands are explain, ", "clearhead"),
     (["look", "--foo"], "--foo", "usage: clearhead look [OPTIONS] [TEXT]...", "clearhead look"),
     (["look", "a b", "--model"], "--model", "an option that takes a value is followed by it.",

@@ -78,6 +78,8 @@ class Watcher(ModelFollower):
     It passes each call to `keep`, with the call as the engine computed it.
     """
 
+    gradients = True  # whether statistics of a call that records gradients record them too
+
     def __init__(
         self,
         model: nn.Module,
@@ -173,7 +175,7 @@ class Watcher(ModelFollower):
         # A checkpoint compares the tensors saved for backward by its two forward passes. Statistics
         # are computed in the first one only, so their tensors must bypass the checkpoint's hooks.
         unhooked = nullcontext() if in_transform() else saved_tensors_hooks(_unchanged, _unchanged)
-        with torch.set_grad_enabled(problem.grad), unhooked:
+        with torch.set_grad_enabled(problem.grad and self.gradients), unhooked:
             computed = call.stats
             if computed is None:
                 computed = statistics_of(problem, inputs, begun.swept)

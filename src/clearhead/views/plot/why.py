@@ -15,7 +15,8 @@ def why(reasons: Why) -> "Figure":
     """Draw the parts of a contrast as bars: on the left what wrote the key, on the right the query.
 
     The eight largest parts of each side have a bar, and the sum of all others has the last one, so
-    the bars of a side sum to the contrast. The title is the sentence.
+    the bars of a side sum to the contrast. The title is the sentence. Raises `Missing` without
+    matplotlib, and `BadType` for anything but a `Why`.
     """
     must_draw("why", reasons, Why, "why(...)")
     others = len(reasons.components) - DRAWN

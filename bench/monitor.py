@@ -1,0 +1,74 @@
+"""Measure what `monitor` adds to a step of a training, as a multiple of the step without it.
+
+    python -m bench.monitor --model DIR --tokens 512 --rounds 9
+
+A step is a forward and a backward pass, without logits, which would make it longer, and SGD. In
+each round a step of each kind runs between two without a monitor, whose mean it is compared with;
+the table has the medians. Times are processor times, because other programs may share the machine.
+"without" is such a step itself: its distance from 1 is the error of the others. At ``every=50`` the
+cost is a 50th of that of a logged step.
+"""
+
+import argparse
+import random
+import statistics
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead.hf import Checkpoint
+
+KINDS = {
+    "without": None,
+    "between logged steps": ("max",),
+    "max": ("max",),
+    "all": ch.models.monitor.metrics.METRICS,
+}
+
+
+def seconds_of_step(model: nn.Module, ids: torch.Tensor, kind: str) -> float:
+    optimizer, stats = torch.optim.SGD(model.parameters(), lr=1e-9), KINDS[kind]
+    every = 1_000 if "between" in kind else 1
+    monitor = stats and ch.monitor(model, every=every, stats=stats, start=1)
+    begin = time.process_time()
+    model(ids).last_hidden_state.square().mean().backward()
+    optimizer.step()
+    if monitor:
+        monitor.step()
+    optimizer.zero_grad()
+    elapsed = time.process_time() - begin
+    if monitor:
+        monitor.close()
+    return elapsed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=9)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    model = Checkpoint(chosen.model).module.train()
+    ids = torch.randint(100, 40_000, (1, chosen.tokens), generator=torch.Generator().manual_seed(0))
+    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    seconds_of_step(model, ids, "all")
+    for _ in range(chosen.rounds):
+        before = seconds_of_step(model, ids, "without")
+        for kind in random.sample(list(KINDS), len(KINDS)):
+            between = seconds_of_step(model, ids, kind)
+            after = seconds_of_step(model, ids, "without")
+            ratios[kind].append(2 * between / (before + after))
+            before = after
+    print(f"{chosen.tokens} tokens, {before:.2f} s a step")
+    for kind, measured in ratios.items():
+        print(f"{kind:22} {statistics.median(measured):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Watch a training: numbers of each head at every logged step, and alarms."""

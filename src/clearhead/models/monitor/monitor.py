@@ -1,0 +1,259 @@
+"""Watch a training: `Monitor`, which logs numbers of each head at every few steps."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...core.errors import BadType, BadValue, as_count, did_you_mean
+from ...core.functional.ambient import FollowedCall
+from ...core.problem.problem import Inputs, Problem
+from ...core.stats import Statistic
+from ...core.torch_state import compiled_parts
+from ..follow.layers import check_layers, checked_list, must_be_module
+from ..inspect.recording import Call
+from ..inspect.watcher import Watcher
+from .adapters import lightning_callback, tensorboard, trainer_callback
+from .alarms import Alarm, Alarms
+from .history import History, parquet
+from .metrics import METRICS, HeadSums, statistics_for, sums_of_call
+
+
+class Monitor(AbstractContextManager["Monitor"]):
+    """Logs numbers of each attention head while a model trains.
+
+    >>> with ch.monitor(model, every=50, log=print) as monitor:  # doctest: +SKIP
+    ...     for batch in data:
+    ...         loss(model, batch).backward()
+    ...         optimizer.step()
+    ...         monitor.step()
+    ...         optimizer.zero_grad()
+
+    Steps are numbered from `start`. A step whose number is a multiple of `every` is logged: `log`
+    gets one flat dict, and its number. The dict has ``attention/L12/H3/max`` for head 3 of layer
+    12, and so on. These are the metrics, over all queries of the step's forward passes, without
+    padding and fully masked queries:
+
+    - ``max``: the largest logit, after scale, soft cap, bias and mask.
+    - ``entropy``: the mean entropy of the weights, in nats.
+    - ``entropy_fraction``: the mean of entropy / log n, for queries that may look at n > 1 keys.
+    - ``first``, ``self``: the mean weight on the first token of the text, and on the query itself.
+    - ``peaked``: the fraction of queries whose largest weight exceeds 0.99.
+    - ``output``: the root mean square over queries of the norm of the head's output before the
+      output projection, as a multiple of the same for all heads of its layer.
+
+    A forward pass counts if the model is in training mode and autograd records it. So evaluation
+    in between does not count, and all micro-batches of a step do. A layer that a checkpoint
+    recomputes counts once. On other steps nothing of the model is hooked. On a logged step, a model
+    that torch.compile compiled runs eagerly.
+
+    With DistributedDataParallel or FSDP2, the numbers are those of the batches of all ranks: all
+    ranks call `step`, which communicates once. Every rank logs the same.
+
+    Args:
+        every: log each step whose number is a multiple of this.
+        stats: the metrics to log.
+        log: is called with a dict and the number of the step: ``ch.monitor.parquet(folder)``,
+            ``ch.monitor.tensorboard(writer)``, or ``wandb.log``. None logs nothing; `step` returns
+            the dict.
+        layers: only these layers: numbers, or patterns for module names. None means all.
+        on_alarm: is called with each `Alarm`. If it returns True, `stopped` becomes True, and the
+            callbacks of Trainer and Lightning stop the run. None warns.
+        group: the ranks whose batches belong to the step: a process group. None means those of
+            DistributedDataParallel or FSDP2, or this process if no group is initialized.
+        start: the number of the first step; of a resumed run, that at which it goes on.
+
+    Raises:
+        BadValue, BadType: unknown metrics or layers, ranks that are not known, and at a logged
+            step a model that ran without an attention call.
+    """
+
+    TrainerCallback = classmethod(trainer_callback)
+    LightningCallback = classmethod(lightning_callback)
+    tensorboard = staticmethod(tensorboard)
+    parquet = staticmethod(parquet)
+    read = History.read
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 50,
+        stats: Sequence[str] = METRICS,
+        log: Callable[[dict[str, float], int], object] | None = None,
+        layers: Sequence[int | str] | None = None,
+        on_alarm: Callable[[Alarm], object] | None = None,
+        group: "dist.ProcessGroup | None" = None,
+        start: int = 0,
+    ) -> None:
+        must_be_module("monitor", model, "monitor watches the modules of a model.")
+        self.model, self.log, self.on_alarm = model, log, on_alarm
+        self.every = as_count(
+            "every", every, "every is a number of steps.", "pass every=50.", least=1
+        )
+        self.stats = _checked(stats)
+        self.group = _group_of(model) if group is None else group
+        self.next_step, self.stopped = start, False
+        check_layers(checked_list("layers", layers, patterns=True), model)
+        watched = statistics_for(self.stats), layers, None, None, "output" in self.stats
+        self._watcher = _StepWatcher(model, self._keep, *watched)
+        self._sums: dict[int, HeadSums] = {}
+        self._heads: dict[int, int] | None = None  # of the layers that the ranks agreed on
+        self._alarms = Alarms()
+        self._open = ExitStack()
+        self._begin()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove all hooks. No further step is logged."""
+        self._open.close()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step that runs now is logged."""
+        return self.next_step % self.every == 0
+
+    def step(self) -> dict[str, float] | None:
+        """End a step of the training. Returns the numbers of a logged step, and None for others."""
+        number, due = self.next_step, self.is_due
+        self.next_step += 1
+        row = None
+        if due:
+            self._open.close()
+            if not self._sums:
+                self._watcher.check_recorded()
+                warnings.warn(
+                    f"monitor counted no forward pass at step {number}: a pass counts if the model "
+                    "is in training mode and autograd records it",
+                    stacklevel=2,
+                )
+            row = self._logged(number)
+        self._begin()
+        return row
+
+    def _begin(self) -> None:
+        self._sums = {}
+        if self.is_due:
+            if compiled_parts(self.model):
+                self._open.enter_context(torch.compiler.set_stance("force_eager"))
+            self._open.enter_context(self._watcher.followed())
+
+    @torch.no_grad()
+    def _keep(self, call: Call, followed: FollowedCall) -> None:
+        sums = sums_of_call(call, followed)
+        if (before := self._sums.get(call.layer)) is not None:
+            sums = before.merge(sums)
+        self._sums[call.layer] = sums
+
+    def _logged(self, number: int) -> dict[str, float]:
+        merged = sorted(self._merged(self._sums).items())
+        layers = {layer: sums.numbers(self.stats) for layer, sums in merged}
+        row = {
+            f"attention/L{layer}/H{head}/{name}": value
+            for layer, numbers in layers.items()
+            for head in range(len(next(iter(numbers.values()), ())))
+            for name, value in ((name, x[head]) for name, x in numbers.items())
+        }
+        if self.log is not None:
+            self.log(row, number)
+        for alarm in self._alarms.check(number, layers):
+            if self.on_alarm is not None:
+                self.stopped |= self.on_alarm(alarm) is True
+            else:
+                warnings.warn(f"step {number}: {alarm.sentence}", stacklevel=3)
+        return row
+
+    @property
+    def _world(self) -> int:
+        return 1 if self.group is None else dist.get_world_size(self.group)
+
+    def _merged(self, sums: dict[int, HeadSums]) -> dict[int, HeadSums]:
+        """Return the sums over all ranks, by one collective operation.
+
+        At the first logged step, another one agrees on the layers.
+        """
+        if self.group is None or self._world == 1:
+            return sums
+        if self._heads is None:
+            of_ranks: list[Any] = [None] * self._world
+            own = {layer: len(x.largest) for layer, x in sums.items()}
+            dist.all_gather_object(of_ranks, own, self.group)
+            self._heads = dict(sorted((k, v) for x in of_ranks for k, v in x.items()))
+        if unknown := sums.keys() - self._heads.keys():
+            raise BadValue(
+                f"Layer {min(unknown)} made its first call at step {self.next_step - 1}.",
+                "over ranks, the layers are those of the first logged step.",
+                "pass layers= with the layers that always run.",
+            )
+        parts = [sums.get(layer) or HeadSums.empty(H) for layer, H in self._heads.items()]
+        flat = torch.cat([x for part in parts for x in (part.largest, part.sums.flatten())])
+        device = next(self.model.parameters()).device
+        gathered = [torch.empty_like(flat, device=device) for _ in range(self._world)]
+        dist.all_gather(gathered, flat.to(device), self.group)
+        totals = [_apart(x.cpu(), self._heads.values()) for x in gathered]
+        merged = {}
+        for i, layer in enumerate(self._heads):
+            total = totals[0][i]
+            for of_rank in totals[1:]:
+                total = total.merge(of_rank[i])
+            merged[layer] = total
+        return merged
+
+
+def _apart(flat: Tensor, heads: Iterable[int]) -> list[HeadSums]:
+    """Divide a flat tensor into the sums of layers."""
+    parts, columns = [], HeadSums.empty(1).sums.shape[1]
+    for H in heads:
+        largest, sums, flat = flat.split([H, H * columns, len(flat) - H * (1 + columns)])
+        parts.append(HeadSums(largest, sums.reshape(H, columns)))
+    return parts
+
+
+class _StepWatcher(Watcher):
+    """Follows the forward passes that count."""
+
+    gradients = False
+
+    def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
+        self._begun = None
+        if not (self.grad_enabled and self.model.training):
+            return ()
+        return super().begin(problem, inputs)
+
+
+def _checked(stats: object) -> tuple[str, ...]:
+    rule = f"stats is a list of metrics: {', '.join(METRICS)}."
+    if isinstance(stats, str) or not isinstance(stats, Sequence) or not stats:
+        raise BadType(f"stats is {stats!r}.", rule, 'pass for example stats=["max", "entropy"].')
+    for name in stats:
+        if name not in METRICS:
+            hint = did_you_mean(name, METRICS) or "use some of these."
+            raise BadValue(f"stats has {name!r}.", rule, hint)
+    return tuple(name for name in METRICS if name in stats)
+
+
+def _group_of(model: nn.Module) -> "dist.ProcessGroup | None":
+    """Return the ranks whose batches belong to a step of the model."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        group: dist.ProcessGroup = model.process_group
+        return group
+    meshes: Mapping[Any, None] = dict.fromkeys(
+        x.device_mesh for x in model.parameters() if hasattr(x, "device_mesh")
+    )
+    if len(meshes) == 1 and next(iter(meshes)).size() == dist.get_world_size():
+        return dist.group.WORLD
+    raise BadValue(
+        f"monitor got a {type(model).__name__}, and torch.distributed has "
+        f"{dist.get_world_size()} ranks.",
+        "the numbers of a step are those of all batches of the step; whose they are is known for "
+        "DistributedDataParallel and FSDP2 alone.",
+        "pass the wrapped model, or group=torch.distributed.group.WORLD.",
+    )

@@ -1,0 +1,381 @@
+"""`monitor` equals dense attention in float64 over all micro-batches of a step."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+from tests.distributed.processes import on_processes
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.outside,
+    pytest.mark.filterwarnings(
+        "ignore:`gradient_checkpointing:FutureWarning"
+    ),  # its new name is new
+]
+
+V, B, T, H, D = 53, 3, 11, 4, 6
+SIZES = dict(hidden_size=H * D, intermediate_size=29, num_hidden_layers=2, vocab_size=V)
+
+
+def llama(key_heads=2, kind="Llama", **options):
+    ch.hf.register()
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        **SIZES, num_attention_heads=H, num_key_value_heads=key_heads,
+        attn_implementation="clearhead", **options,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                x.mul_(20)  # weights that are far from uniform
+    return model.train()
+
+
+def batch(number):
+    ids = torch.randint(0, V, (B, T), generator=torch.Generator().manual_seed(number))
+    real = torch.ones_like(ids)
+    real[1, : 2 + number % 3] = 0
+    return {"input_ids": ids, "attention_mask": real, "labels": ids.where(real.bool(), -100)}
+
+
+class Dense:
+    """Attention as a matrix in float64, which collects what `monitor` should log."""
+
+    def __init__(self):
+        self.layers = {}
+
+    def __call__(self, module, q, k, v, attention_mask, scaling, dropout=0.0, **others):
+        k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
+        scores = (q @ k.mT).double() * scaling
+        allowed = torch.ones(T, T).tril().bool() & self.real[:, None, None, :].bool()
+        scores = scores.masked_fill(~allowed, -math.inf)
+        weights = scores.softmax(-1).nan_to_num()
+        z = weights.to(v.dtype) @ v
+        counts = self.real.bool()[:, None, :].expand(B, H, T)
+        n = allowed.sum(-1).expand(B, H, T)
+        entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1)
+        first = self.real.argmax(-1)[:, None, None, None].expand(B, H, T, 1)
+        numbers = {
+            "max": scores.amax(-1),
+            "entropy": entropy,
+            "entropy_fraction": (entropy / n.log()).where(n > 1, math.nan),
+            "first": weights.gather(-1, first)[..., 0],
+            "self": weights.diagonal(dim1=-2, dim2=-1),
+            "peaked": (weights.amax(-1) > 0.99).double(),
+            "output": z.double().square().sum(-1),
+        }
+        of_layer = self.layers.setdefault(module.layer_idx, {name: [] for name in numbers})
+        for name, x in numbers.items():
+            x = x.detach().where(counts, math.nan).transpose(0, 1).flatten(1)
+            of_layer[name].append(x)
+        return z.transpose(1, 2).contiguous(), None
+
+    def row(self):
+        row = {}
+        for layer, numbers in self.layers.items():
+            joined = {name: torch.cat(x, 1) for name, x in numbers.items()}
+            of = {name: x.nanmean(1) for name, x in joined.items()}
+            of["max"] = joined["max"].nan_to_num(-math.inf).amax(1)
+            of["output"] = (of["output"] / of["output"].mean()).sqrt()
+            for name, x in of.items():
+                row |= {f"attention/L{layer}/H{h}/{name}": float(x[h]) for h in range(H)}
+        return row
+
+
+def dense_row(model, batches, autocast):
+    """Return the numbers of a step, from the same model on dense attention, with its gradients."""
+    dense = Dense()
+    transformers.AttentionInterface.register("dense", dense)
+    model.set_attn_implementation("dense")
+    for inputs in batches:
+        dense.real = inputs["attention_mask"]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.no_grad():
+            model(**inputs)
+    model.set_attn_implementation("clearhead")
+    return dense.row()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("checkpoint", [None, False, True])
+def test_a_step_is_that_of_dense_attention(checkpoint, autocast):
+    model, batches = llama(), [batch(1), batch(2)]
+    if checkpoint is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": checkpoint})
+        model.enable_input_require_grads()
+    optimizer, logged = torch.optim.SGD(model.parameters(), lr=0.0), []
+    with ch.monitor(model, every=2, log=lambda row, step: logged.append((step, row))) as monitor:
+        for _ in range(3):
+            for inputs in batches:
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    loss = model(**inputs).loss
+                loss.backward()
+                model.train(not checkpoint)  # reentrant ones warn of evaluation in training mode
+                with torch.no_grad():
+                    model(**batch(7))
+                model.train()
+            optimizer.step()
+            row = monitor.step()
+            optimizer.zero_grad()
+    assert [step for step, _ in logged] == [0, 2] and row == logged[-1][1]
+    model.gradient_checkpointing_disable()
+    expected = dense_row(model, batches, autocast)
+    assert row.keys() == expected.keys()
+    tolerance = 2e-2 if autocast else 2e-5
+    for name, value in expected.items():
+        if not (autocast and name.endswith("peaked")):  # a threshold
+            assert row[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+def test_nothing_is_hooked_between_logged_steps():
+    model = llama()
+    with ch.monitor(model, every=3) as monitor:
+        assert any(x._forward_hooks for x in model.modules())
+        model(**batch(0)).loss.backward()
+        monitor.step()
+        assert not any(x._forward_hooks for x in model.modules())
+        assert monitor.step() is None
+    assert not any(x._forward_hooks for x in model.modules())
+
+
+def test_a_model_in_evaluation_mode_is_named():
+    model = llama().eval()
+    with ch.monitor(model, every=1) as monitor:
+        model(**batch(0)).loss.backward()
+        with pytest.raises(ch.BadValue), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            monitor.step()
+
+
+def test_a_compiled_model_runs_eagerly_on_logged_steps():
+    model = llama()
+    expected = dense_row(model, [batch(3)], False)
+    compiled = torch.compile(model, backend="eager")
+    with ch.monitor(compiled, every=2) as monitor:
+        for number in range(3):
+            compiled(**batch(3)).loss.backward()
+            row = monitor.step()
+            assert (row is not None) == (number % 2 == 0)
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def of_rank(rank, kind):
+    model = llama()
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    with ch.monitor(model, every=1) as monitor:
+        model(**batch(rank)).loss.backward()
+        return monitor.step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_step_of_two_ranks_is_that_of_both_batches(kind, tmp_path):
+    model = llama()
+    with ch.monitor(model, every=1) as monitor:
+        for number in range(2):
+            model(**batch(number)).loss.backward()
+        expected = monitor.step()
+    for row in on_processes(2, of_rank, tmp_path / "ranks", kind):
+        assert row == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_alarms():
+    from clearhead.models.monitor.alarms import Alarms
+
+    def numbers(**of):
+        quiet = {"max": [3.0, 4.0], "output": [1.0, 1.0]}
+        return {5: quiet | {"entropy_fraction": [0.8, 0.9], "first": [0.1, 0.3]} | of}
+
+    alarms = Alarms()
+    for step in range(4):
+        assert not alarms.check(step, numbers())
+    (logit,) = alarms.check(4, numbers(max=[3.0, 21.0]))
+    assert (logit.rule, logit.layer, logit.head, logit.value) == ("logit", 5, 1, 21.0)
+    assert "L5H1" in logit.sentence
+    assert not alarms.check(5, numbers(max=[3.0, 22.0]))  # it lasts
+    assert not alarms.check(6, numbers())
+    raised = alarms.check(7, numbers(
+        max=[101.0, 4.0], output=[1.4, 1e-4], entropy_fraction=[0.05, 0.1], first=[0.95, 0.93],
+    ))  # fmt: skip
+    assert [(x.rule, x.head) for x in raised] == [
+        ("logit", 0), ("dead", 1), ("entropy", None), ("sink", None),
+    ]  # fmt: skip
+
+
+def test_an_exploding_logit_is_reported_before_the_loss_moves():
+    model = llama(H)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    alarms, losses = [], []
+    with ch.monitor(model, every=1, on_alarm=lambda alarm: alarms.append(alarm) or True) as monitor:
+        for step in range(12):
+            loss = model(**batch(step % 2)).loss
+            losses.append(float(loss.detach()))
+            loss.backward()
+            optimizer.step()
+            monitor.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model.model.layers[1].self_attn.q_proj.weight[:D] *= 1.8
+            if monitor.stopped:
+                break
+    assert [x.rule for x in alarms][:1] == ["logit"] and alarms[0].layer == 1
+    assert len(losses) < 12 and losses[-1] < 1.2 * losses[0]
+
+
+def test_the_callback_of_trainer(tmp_path):
+    model, logged = llama(), []
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=5, per_device_train_batch_size=1, use_cpu=True,
+        gradient_accumulation_steps=2, report_to=[], save_strategy="no", logging_steps=100,
+        disable_tqdm=True,
+    )  # fmt: skip
+    data = [{"input_ids": x, "labels": x} for x in batch(0)["input_ids"]]
+    callback = ch.monitor.TrainerCallback(every=2, log=lambda row, step: logged.append((step, row)))
+    transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+    assert [step for step, _ in logged] == [0, 2, 4]
+    assert all(math.isfinite(x) for x in logged[-1][1].values())
+    assert not any(x._forward_hooks for x in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec")
+def test_the_callback_of_lightning(tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+        def training_step(self, inputs, number):
+            return self.model(**inputs).loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    logged = []
+    callback = ch.monitor.LightningCallback(
+        every=2, log=lambda row, step: logged.append((step, row))
+    )
+    trainer = lightning.Trainer(
+        max_steps=5, accumulate_grad_batches=2, callbacks=[callback], accelerator="cpu",
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    data = torch.utils.data.DataLoader([batch(i) for i in range(10)], batch_size=None)
+    trainer.fit(Module(), data)
+    assert [step for step, _ in logged] == [0, 2, 4]
+    assert all(math.isfinite(x) for x in logged[-1][1].values())
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path) as writer:
+        ch.monitor.tensorboard(writer)({"attention/L0/H0/max": 2.5}, 50)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    (event,) = read.Scalars("attention/L0/H0/max")
+    assert (event.step, event.value) == (50, 2.5)
+
+
+def train(model, folder, steps, *, every=1):
+    """Return the rows that a run logged to a folder, by step."""
+    optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.01), {}
+    write = ch.monitor.parquet(folder)
+
+    def log(row, step):
+        rows[step] = row
+        write(row, step)
+
+    with ch.monitor(model, every=every, log=log, start=steps[0]) as monitor:
+        for step in steps:
+            model(**batch(step)).loss.backward()
+            optimizer.step()
+            monitor.step()
+            optimizer.zero_grad()
+    return rows
+
+
+def test_files_have_what_was_logged(tmp_path):
+    folder = tmp_path / "a*b [1]"  # characters of a pattern
+    rows = train(llama(), folder, range(5), every=2)
+    history = ch.monitor.read(folder)
+    assert history.steps == [0, 2, 4] and len(history.heads) == 2 * H
+    for i, row in enumerate(rows.values()):
+        for at, (layer, head) in enumerate(history.heads):
+            for name, x in history.values.items():
+                assert x[i, at] == row[f"attention/L{layer}/H{head}/{name}"]
+    assert "max" in repr(history) and "3 logged steps, 0 to 4, of 8 heads" in repr(history)
+
+
+def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
+    train(llama(), tmp_path, range(6))
+    (tmp_path / ".step-000000006.parquet.17-abc").write_bytes(b"PAR1")  # of a killed process
+    rows = train(llama(), tmp_path, range(4, 5))
+    history = ch.monitor.read(tmp_path)
+    assert history.steps == [0, 1, 2, 3, 4]
+    assert history.values["max"][4, 0] == rows[4]["attention/L0/H0/max"]
+    with pytest.raises(ch.BadValue, match="steps 0 to 4 of a run"):
+        train(llama(), tmp_path, range(2))
+    assert ch.monitor.read(tmp_path).steps == [0, 1, 2, 3, 4]
+
+
+def test_a_step_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    write = ch.monitor.parquet(tmp_path)
+    write({"attention/L0/H0/max": 1.0}, 0)
+    monkeypatch.setattr("os.replace", full)
+    with pytest.warns(UserWarning, match="step 1 is not in .*No space"):
+        write({"attention/L0/H0/max": 2.0}, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000.parquet"]
+
+
+def test_a_history_repeats_the_alarms_and_is_drawn(tmp_path):
+    plot = ch.views.plot
+    write = ch.monitor.parquet(tmp_path)
+    for step, largest in enumerate([3.0, 3.0, 3.0, 31.0, 250.0]):
+        heads = {"attention/L0/H0/max": 2.0, "attention/L0/H1/max": largest}
+        write(heads | {"attention/L1/H0/entropy": 0.5}, 10 * step)
+    history = ch.monitor.read(tmp_path)
+    (alarm,) = history.alarms()
+    assert (alarm.step, alarm.layer, alarm.head, alarm.value) == (30, 0, 1, 31.0)
+    assert math.isnan(history.values["entropy"][0, 0])
+    if plot.can_draw():
+        lines, cells, *_ = plot.training(history, "max").axes
+        assert lines.get_legend().get_texts()[0].get_text() == "L0H1"
+        drawn = cells.collections[0].get_array().reshape(3, 5)
+        assert drawn[1].tolist() == [3.0, 3.0, 3.0, 31.0, 250.0]
+        with pytest.raises(ch.BadValue, match="did you mean 'max'"):
+            plot.training(history, "maxx")
+
+
+def test_a_folder_without_steps(tmp_path):
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ch.BadValue, match="no steps of a training"):
+            ch.monitor.read(folder)
+
+
+def test_wrong_arguments():
+    model = llama()
+    with pytest.raises(ch.BadValue, match="max_logit"):
+        ch.monitor(model, stats=["max_logit"])
+    with pytest.raises(ch.BadType, match="stats"):
+        ch.monitor(model, stats="max")
+    with pytest.raises(ch.BadValue, match="every"):
+        ch.monitor(model, every=0)
