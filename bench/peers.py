@@ -138,9 +138,7 @@ def onnx_attention(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     causal = isinstance(case.mask, Causal)
     node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
     session = _session(
-        node,
-        [_declared("q", q), _declared("k", k), _declared("v", v)],
-        [_declared("out", q)],
+        node, [_declared("q", q), _declared("k", k), _declared("v", v)], [_declared("out", q)]
     )
     feed = {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()}
     return lambda: session.run(None, feed)

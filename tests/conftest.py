@@ -28,10 +28,7 @@ from hypothesis import HealthCheck, settings
 TESTS = Path(__file__).parent
 # What tools write to the root of the tree, beside names that begin with a dot.
 OF_TOOLS = {"build", "dist", "out"}
-UNIT = {
-    *("core", "nn", "models"),
-    *("test_architecture.py", "test_errors.py", "test_mutations.py"),
-}
+UNIT = {*("core", "nn", "models"), *("test_architecture.py", "test_errors.py", "test_mutations.py")}
 BEFORE = pytest.StashKey[set[str]]()
 OUTSIDE = {"transformers", "jax", "onnxruntime", "matplotlib", "playwright"}
 

@@ -215,9 +215,7 @@ def next_word_scores(model: Decoder, vocabulary: Vocabulary, stories: Sequence[S
 
 
 def best_distance(
-    searched: Sequence[Story],
-    held_out: Sequence[Story],
-    relation: Relation,
+    searched: Sequence[Story], held_out: Sequence[Story], relation: Relation
 ) -> float:
     """Compute the rate of always looking back by the most frequent distance in `searched`."""
     distances = [i - j for story in searched for i, j in relation(story).items()]

@@ -137,8 +137,7 @@ def _version(requested: bool) -> None:
 def about(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Type a sentence, and see attention computed step by step."""

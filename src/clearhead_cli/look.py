@@ -28,8 +28,7 @@ def look(
         ),
     ] = None,
     beside: Annotated[
-        Path | None,
-        typer.Option(help="Another model, for comparison on the page."),
+        Path | None, typer.Option(help="Another model, for comparison on the page.")
     ] = None,
     effects: Annotated[
         bool,

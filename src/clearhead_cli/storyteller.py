@@ -14,8 +14,7 @@ from .output import say, say_loading
 
 def train(
     text: Annotated[
-        Path | None,
-        typer.Argument(help="Your own text file; default: stories of the grammar."),
+        Path | None, typer.Argument(help="Your own text file; default: stories of the grammar.")
     ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder for checkpoints, weights and the loss curve.")

@@ -29,8 +29,7 @@ def survey(
         ),
     ] = None,
     model: Annotated[
-        Path | None,
-        typer.Option(help="A Hugging Face checkpoint, a GGUF file or a storyteller."),
+        Path | None, typer.Option(help="A Hugging Face checkpoint, a GGUF file or a storyteller.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder of the survey.")] = Path("out/survey"),
     size: Annotated[

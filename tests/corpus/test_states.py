@@ -84,10 +84,7 @@ def test_damage_within_a_state_is_named(computed, tmp_path):
     data[-100] ^= 0xFF
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(data)
-    reads = [
-        lambda: read_totals(damaged, "origin", 5),
-        lambda: list(read_sums(damaged, "origin")),
-    ]
+    reads = [lambda: read_totals(damaged, "origin", 5), lambda: list(read_sums(damaged, "origin"))]
     errors = 0
     for read in reads:  # one of the two parts has the byte
         try:

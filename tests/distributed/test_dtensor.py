@@ -101,9 +101,7 @@ def trained(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         row = mesh["data"].get_local_rank()
         with sharded(T, mesh["sequence"], layout="head-tail") as here:
             logits = model(
-                here.shard(ids[row : row + 1]),
-                position_ids=here.positions[None],
-                use_cache=False,
+                here.shard(ids[row : row + 1]), position_ids=here.positions[None], use_cache=False
             ).logits
             mine = here.shard(labels[row : row + 1])
         part = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum") / T

@@ -82,9 +82,7 @@ def check(
         *case.q.shape[:3], case.v.shape[-1], generator=torch.Generator().manual_seed(5)
     ).to(dtype)
     true = forward_and_back(
-        lambda *x, **kw: ch.attention(*x, engine="steps", **kw),
-        wanting(case, torch.float64),
-        seed,
+        lambda *x, **kw: ch.attention(*x, engine="steps", **kw), wanting(case, torch.float64), seed
     )
     # Gradients of dropped weights err as much in all fast engines.
     plain = tiled if case.keywords.get("dropout") else naive_attention

@@ -216,11 +216,7 @@ def helper(module, q):
     [
         (Attention, False, "yes: Attention uses the"),
         (Attention, True, "no: Attention passes block_indices to its attention function"),
-        (
-            Passes,
-            False,
-            "cannot tell: Passes passes indices to its attention function if it has",
-        ),
+        (Passes, False, "cannot tell: Passes passes indices to its attention function if it has"),
         (Helped, False, "yes: Helped uses the"),
         (Overridden, False, "cannot tell: no module of Overridden calls"),
         (Hidden, True, "cannot tell: the code of Hidden does not show how it calls"),

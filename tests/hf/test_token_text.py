@@ -122,11 +122,7 @@ def test_json_has_the_spelling_and_the_ids():
     assert data["key_token_ids"] == [464, 3797, 82]
     read = embedded(html.page(trace))
     assert read["tokens"] == ["The", "cat", "s"]
-    assert read["spelling"] == {
-        "raw": ["The", "Ġcat", "s"],
-        "ids": [464, 3797, 82],
-        "joined": [2],
-    }
+    assert read["spelling"] == {"raw": ["The", "Ġcat", "s"], "ids": [464, 3797, 82], "joined": [2]}
     words = embedded(html.page(ch.explain(q, q, q, tokens=["a", "b", "c"])))
     assert "spelling" not in words
 

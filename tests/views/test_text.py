@@ -526,10 +526,7 @@ def test_follow_begins_at_the_embedding_of_a_text():
 def test_heat_draws_shares_with_characters():
     weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.7, 0.21, 0.1]])
     masked = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1) > 0, -math.inf)
-    steps = (
-        Step("masked", "", "", "q k", masked),
-        Step("weights", "", "", "q k", weights),
-    )
+    steps = (Step("masked", "", "", "q k", masked), Step("weights", "", "", "q k", weights))
     whole = printed(text.heat, Trace(steps, ("I", "like", "it"), ("I", "like", "it")))
     assert whole.splitlines() == [
         "weights",

@@ -157,10 +157,7 @@ def _test_of(shares: Shares, p: np.ndarray, n: int) -> HeadTest:
                 p_differ, differ = float(largest), [(c, v), (other, w)]
     p_differ = min(1.0, p_differ * math.comb(C, 2) * V * (V - 1))
     return HeadTest(
-        value,
-        _named(surest) if value < 1 else (),
-        p_differ,
-        _named(differ) if p_differ < 1 else (),
+        value, _named(surest) if value < 1 else (), p_differ, _named(differ) if p_differ < 1 else ()
     )
 
 

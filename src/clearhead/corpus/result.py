@@ -173,11 +173,7 @@ class Survey:
         return Table(rows.columns, tuple(sorted(rows.rows, key=lambda row: -row[value])))
 
     def example_rows(
-        self,
-        model: "str | Path | TextModel | nn.Module",
-        examples: Table,
-        *,
-        tokenizer: Any = None,
+        self, model: "str | Path | TextModel | nn.Module", examples: Table, *, tokenizer: Any = None
     ) -> list[Tensor]:
         """Compute the weights of the query of each example on all keys of its context, (T,) each.
 
@@ -309,12 +305,7 @@ class Survey:
         )
 
     def of_head(
-        self,
-        table: str,
-        layer: int,
-        head: int,
-        metric: str | None = None,
-        order: str = "",
+        self, table: str, layer: int, head: int, metric: str | None = None, order: str = ""
     ) -> Table:
         """Return the rows of a head. Raises `BadValue` for a head or metric that does not exist."""
         parameters: list[Any] = [layer, head]

@@ -277,11 +277,7 @@ def check_on_all_positions(p: Problem, mask: Mask | None, bias: Bias | None, gri
     """Check the mask and ALiBi on all positions, and a bias tensor on this rank's rows."""
     q, k, v = (
         torch.empty(size, dtype=p.dtype, device="meta")
-        for size in (
-            (p.B, p.H, grid.Tq, p.D),
-            (p.B, p.G, grid.Tk, p.D),
-            (p.B, p.G, grid.Tk, p.Dv),
-        )
+        for size in ((p.B, p.H, grid.Tq, p.D), (p.B, p.G, grid.Tk, p.D), (p.B, p.G, grid.Tk, p.Dv))
     )
     make_problem(q, k, v, Options(mask=mask))
     if isinstance(bias, Alibi):

@@ -152,11 +152,7 @@ def gradients(
 
 
 def _gradients_of_tiles(
-    p: Problem,
-    inputs: Inputs,
-    outputs: QueryOutputs,
-    bias_grad: bool,
-    dropped: BlockDropout | None,
+    p: Problem, inputs: Inputs, outputs: QueryOutputs, bias_grad: bool, dropped: BlockDropout | None
 ) -> Gradients:
     """Compute the gradients tile by tile.
 

@@ -104,10 +104,7 @@ class RotaryPositions(nn.Module):
     """
 
     def __init__(
-        self,
-        head_size: int,
-        base: float = 10000.0,
-        pairs: Literal["half", "interleaved"] = "half",
+        self, head_size: int, base: float = 10000.0, pairs: Literal["half", "interleaved"] = "half"
     ) -> None:
         super().__init__()
         self.head_size = check_size("RotaryPositions", "head_size", head_size)

@@ -144,10 +144,7 @@ class MultiHeadAttention(nn.Module):
                 "torch.nn.utils.prune computes weights only before each forward.",
                 "call torch.nn.utils.prune.remove(module, name) first.",
             )
-        extra = {
-            "add_bias_kv": module.bias_k is not None,
-            "add_zero_attn": module.add_zero_attn,
-        }
+        extra = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
         if any(extra.values()):
             raise BadValue(
                 f"from_torch got a module with {' and '.join(n for n, on in extra.items() if on)}.",

@@ -18,11 +18,7 @@ POOLED_NOTE = (
 
 
 def write(
-    report: Report,
-    out: str | Path,
-    *,
-    beside: Report | None = None,
-    ahead: Report | None = None,
+    report: Report, out: str | Path, *, beside: Report | None = None, ahead: Report | None = None
 ) -> dict[str, Path]:
     """Write the page, the pictures and the numbers of a report to the folder `out`.
 

@@ -27,8 +27,7 @@ BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float6
 
 SKIPPED = INTERPRETED or not torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(
-    SKIPPED,
-    reason="kernels are interpreted" if INTERPRETED else "torch finds no CUDA device",
+    SKIPPED, reason="kernels are interpreted" if INTERPRETED else "torch finds no CUDA device"
 )
 pytestmark = [
     pytest.mark.timeout(900),  # the first call of a kind compiles

@@ -137,8 +137,7 @@ def test_without_a_seed_the_generator_decides(name, qkv, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, seed",
-    [("steps", None), ("tiled", None), ("steps", 4), ("tiled", 4), ("cpu", 4)],
+    "name, seed", [("steps", None), ("tiled", None), ("steps", 4), ("tiled", 4), ("cpu", 4)]
 )
 def test_dropout_of_everything_gives_zero_and_of_nothing_changes_nothing(name, seed, qkv):
     q, k, v = (x.requires_grad_() for x in qkv)

@@ -839,10 +839,7 @@ def test_a_statistic_of_ones_own_needs_a_class_only(engine):
 
 NO_MORE = {
     "topk": (topk(6), "topk got n=6, and there are 5 keys."),
-    "span": (
-        mass({"a": (0, 5), "b": (3, 6)}),
-        "mass got (3, 6) for the group 'b': there are 5",
-    ),
+    "span": (mass({"a": (0, 5), "b": (3, 6)}), "mass got (3, 6) for the group 'b': there are 5"),
     "lengths": (mass({"a": lengths(keys=6)}), "lengths(keys=6) counts 6 keys, and there are 5."),
 }
 

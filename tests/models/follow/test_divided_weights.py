@@ -6,11 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import clearhead as ch
@@ -57,10 +53,7 @@ def test_attribution_needs_whole_weights(mesh):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "parts"),
-    [(1, ATTENTION), (2, MLP)],
-    indirect=["mesh"],
-    ids=["one rank", "no heads"],
+    ("mesh", "parts"), [(1, ATTENTION), (2, MLP)], indirect=["mesh"], ids=["one rank", "no heads"]
 )
 def test_whole_heads_are_watched(mesh, parts):
     model, x = ch.nn.TransformerBlock(12, 4, causal=True).eval(), torch.randn(1, 5, 12)

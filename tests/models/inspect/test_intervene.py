@@ -102,10 +102,7 @@ EDGES = {
         ch.window(before=1),  # follows the corner of the call
         torch.arange(Tk) >= torch.arange(Tq).unsqueeze(-1) + START - 1,
     ),
-    "dense": (
-        ch.dense(keep=NUMBERS[0, 0] > 0.3),
-        NUMBERS[0, 0] > 0.3,
-    ),
+    "dense": (ch.dense(keep=NUMBERS[0, 0] > 0.3), NUMBERS[0, 0] > 0.3),
     "of the text": (
         ch.documents([0] * 5 + [1] * 6),
         torch.tensor([0] * 5 + [1] * 6)[START:].unsqueeze(-1) == torch.tensor([0] * 5 + [1] * 6),

@@ -10,12 +10,7 @@ import torch
 import clearhead as ch
 from clearhead.models.report import report
 from clearhead.models.roles.role_keys import is_separator, is_special
-from clearhead.models.roles.role_tests import (
-    chance_of_column,
-    chance_of_votes,
-    interval,
-    t_tail,
-)
+from clearhead.models.roles.role_tests import chance_of_column, chance_of_votes, interval, t_tail
 from clearhead.models.roles.table import LABELS
 from tests.models.report import simulated_heads as simulated
 from tests.models.report.models import AttentionCalls, normal, pointing

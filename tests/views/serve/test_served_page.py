@@ -166,9 +166,7 @@ def test_a_run_is_stopped(browser):
 
 
 def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
-    browser,
-    tmp_path,
-    monkeypatch,
+    browser, tmp_path, monkeypatch
 ):
     from clearhead.views.html import report
 

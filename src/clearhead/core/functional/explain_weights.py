@@ -16,10 +16,7 @@ WHY = "Another program computed these weights. Their scores and values are unkno
 
 
 def explain_weights(
-    weights: Tensor,
-    *,
-    tokens: Sequence[str] | None = None,
-    key_tokens: Sequence[str] | None = None,
+    weights: Tensor, *, tokens: Sequence[str] | None = None, key_tokens: Sequence[str] | None = None
 ) -> Trace:
     """Return a `Trace` of attention weights that another program computed, for the views.
 

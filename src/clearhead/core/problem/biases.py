@@ -162,9 +162,7 @@ def bias(tensor: Tensor) -> TensorBias:
     """
     if tensor is alibi:
         raise BadType(
-            "bias got the function alibi.",
-            "the function returns a bias.",
-            "call it: bias=alibi().",
+            "bias got the function alibi.", "the function returns a bias.", "call it: bias=alibi()."
         )
     if isinstance(tensor, Mask):
         raise BadType(

@@ -88,10 +88,7 @@ class _Texts(TextTracker):
 
 
 def _trace(
-    number: int,
-    weights: Tensor,
-    tokens: Sequence[str] | None,
-    key_tokens: Sequence[str] | None,
+    number: int, weights: Tensor, tokens: Sequence[str] | None, key_tokens: Sequence[str] | None
 ) -> Trace:
     """Return the trace of a layer, whose number is in the errors."""
     try:

@@ -141,10 +141,7 @@ class _Reading(ModelFollower):
     begun: BegunCall
 
     def __init__(
-        self,
-        model: nn.Module,
-        tokens: Sequence[str] | None,
-        decoder_tokens: Sequence[str] | None,
+        self, model: nn.Module, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None
     ) -> None:
         super().__init__(model)
         self.collector = Collector(TextTracker(tokens, decoder_tokens, self.running.texts))

@@ -245,12 +245,7 @@ class _Tested:
 
 
 def _tested(
-    mass: Tensor,
-    words: Tensor,
-    uniform: Tensor,
-    probability: Tensor,
-    level: float,
-    hit: Tensor,
+    mass: Tensor, words: Tensor, uniform: Tensor, probability: Tensor, level: float, hit: Tensor
 ) -> _Tested:
     mean, half = interval(mass, words)
     least = max(MIN_MASS, TIMES_UNIFORM * float(uniform.mean()))

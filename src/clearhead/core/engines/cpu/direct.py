@@ -76,12 +76,7 @@ def answer_of(
 
 
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    scale: float | None,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, softcap: float | None
 ) -> tuple[Sizes, KernelArgs] | None:
     """Return the sizes and the arguments of a plain call, or None for any other call."""
     if core is None or not is_undisturbed() or not level():

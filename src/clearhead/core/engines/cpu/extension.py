@@ -45,11 +45,7 @@ _pool: bool = core is not None and any(map(core.take_pool, LIBRARIES))
 
 # torch's types and functions by which the core reads and makes tensors.
 _reads: bool = core is not None and core.take_tensors(
-    Tensor,
-    Parameter,
-    Tensor.is_neg,
-    torch.is_grad_enabled,
-    Tensor.new_empty,
+    Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled, Tensor.new_empty
 )
 if core is not None and not _reads:
     raise ImportError(

@@ -52,11 +52,7 @@ class _CoreStats(torch.autograd.Function):
     @staticmethod
     @with_own_buffers
     def forward(
-        ctx: Any,
-        p: Problem,
-        inputs: Inputs,
-        statistics: Statistics,
-        *tensors: Tensor | None,
+        ctx: Any, p: Problem, inputs: Inputs, statistics: Statistics, *tensors: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         part, top = core_stats(p, inputs, statistics)
         assert part.rows is not None
