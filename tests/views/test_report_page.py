@@ -23,16 +23,7 @@ from clearhead.models.roles.table import EVENNESS, LABELS, RANK
 from clearhead.views import html
 from clearhead.views.html.report import Budget, pool
 from tests.models.report.models import AttentionCalls, normal
-from tests.views.test_page import (  # noqa: F401
-    HOSTILE,
-    address,
-    axe,
-    embedded,
-    map_cell,
-    open_step,
-    texts,
-    value,
-)
+from tests.views.test_page import HOSTILE, address, axe, embedded, map_cell, open_step, texts, value  # noqa: F401
 
 
 def toy_report(T, *, layers=3, H=4, G=2, D=5, tokens=None, mask=ch.causal, sharp=60):
