@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .explain import random_note, write_page
-from .options import OTHER_FOLDER, Text, refuse
+from .options import HEAD, OTHER_FOLDER, Text, refuse
 from .output import say, say_loading, say_written, terminal_width, wrapped
 from .text_input import read_text
 
@@ -221,8 +221,7 @@ def _parse_tile(tile: str) -> tuple[int, int, range, range]:
     """Parse ``0:3:64-127:0-63`` as layer, head, queries and keys; ranges include their ends."""
     from clearhead.core.errors import BadValue
 
-    pattern = r"(?:layer ?|L)?(\d+) ?(?:[:,]|,? ?head|H) ?(\d+):(\d+)-(\d+):(\d+)-(\d+)"
-    match = re.fullmatch(pattern, tile)
+    match = re.fullmatch(rf"{HEAD}:(\d+)-(\d+):(\d+)-(\d+)", tile)
     if match is None:
         raise BadValue(
             f"--tile {tile!r} is not a tile.",

@@ -8,6 +8,9 @@ import typer
 
 OTHER_FOLDER = "pass another folder with --out."
 
+# A head: L0H7, 0:7, 0,7, 0.7 or layer 0 head 7.
+HEAD = r"(?i:layer\s*|L)?(\d+)\s*(?:[.:,]\s*|,?\s*(?i:head|H)\s*)(\d+)"
+
 Text = Annotated[
     list[str] | None,
     typer.Argument(

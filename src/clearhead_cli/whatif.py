@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import Model, Text
+from .options import HEAD, Model, Text
 from .output import say_loading
 from .text_input import read_text
 
@@ -42,7 +42,8 @@ def whatif(
     Prints the next words and the losses before and after, and how much weight moves. For a model
     that predicts no next word, prints how far its vectors turn.
 
-    A PLACE is layers, heads and rows (queries), numbered from 0: 'layers 0,1 head 7 row 4'.
+    A PLACE is layers, heads and rows (queries), numbered from 0: 'layers 0,1 head 7 row 4'; or one
+    head, 'L0H7'.
 
     \b
     Examples:
@@ -88,6 +89,8 @@ def _edit(text: str, kind: str, tokens: list[str]) -> "edit.Edit":
 
     selection, colon, edges = text.rpartition(":") if kind != "ablate" else (text, ":", "")
     option = f"--{kind.replace('_', '-')}"
+    if "layer" not in selection:
+        selection = re.sub(rf"^\s*{HEAD}\b", r"layer \1 head \2 ", selection)
     numbers: dict[str, list[int]] = {}
     at = 0
     while match := PLACE.match(selection, at):

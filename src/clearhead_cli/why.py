@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Model, Text
+from .options import HEAD, Model, Text
 from .output import say_loading
 from .text_input import read_text
 from .whatif import positions_of
@@ -49,7 +49,7 @@ def why(
     from clearhead.core.errors import BadValue
     from clearhead.views.load import load_text_model
 
-    if (named := re.fullmatch(r"[Ll]?(\d+)[Hh.](\d+)", head.strip())) is None:
+    if (named := re.fullmatch(HEAD, head.strip())) is None:
         raise BadValue(
             f"--head {head!r} was passed.",
             "why needs a layer and a head.",

