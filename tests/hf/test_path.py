@@ -264,8 +264,8 @@ def test_a_sweep_over_senders_and_receivers(tmp_path):
     pytest.importorskip("matplotlib")
     (ax, *_) = ch.views.plot.effects(result).axes
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("sender", "receiver")
-    assert [label.get_text() for label in ax.get_yticklabels()] == [f"{a}.{b}" for a, b in senders]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["1.0", "3.1"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [f"L{a}H{b}" for a, b in senders]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["L1H0", "L3H1"]
 
 
 @pytest.mark.parametrize(("of", "heads"), [("query", 4), ("value", 2)])
