@@ -154,9 +154,8 @@ def _look_at_text(
     beside = None if other is None else report(other, words)
     result = report(model, words, effects=effects or model.is_small, probe=probe, next_token=True)
     ahead = _without_writers(model, words, result)
-    written = write(
-        result, out, beside=beside, ahead=ahead
-    )  # before printing, because a pipe may close
+    # Written before anything is printed, because a pipe may close.
+    written = write(result, out, beside=beside, ahead=ahead)
     if csv is not None:
         written["table"] = _write_csv(result, csv)
     is_short = len(result.heads) <= SHORT_TABLE

@@ -155,10 +155,10 @@ class Monitor(AbstractContextManager["Monitor"]):
         merged = sorted(self._merged(self._sums).items())
         layers = {layer: sums.numbers(self.stats) for layer, sums in merged}
         row = {
-            f"attention/L{layer}/H{head}/{name}": value
+            f"attention/L{layer}/H{head}/{name}": values[head]
             for layer, numbers in layers.items()
             for head in range(len(next(iter(numbers.values()), ())))
-            for name, value in ((name, x[head]) for name, x in numbers.items())
+            for name, values in numbers.items()
         }
         if self.log is not None:
             self.log(row, number)
