@@ -99,8 +99,9 @@ class Monitor(AbstractContextManager["Monitor"]):
         self.group = _group_of(model) if group is None else group
         self.next_step, self.stopped = start, False
         check_layers(checked_list("layers", layers, patterns=True), model)
-        watched = statistics_for(self.stats), layers, None, None, "output" in self.stats
-        self._watcher = _StepWatcher(model, self._keep, *watched)
+        self._watcher = _StepWatcher(
+            model, self._keep, statistics_for(self.stats), layers, outputs="output" in self.stats
+        )
         self._sums: dict[int, HeadSums] = {}
         self._heads: dict[int, int] | None = None  # of the layers that the ranks agreed on
         self._alarms = Alarms()
