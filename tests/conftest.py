@@ -13,6 +13,7 @@ same numbers whatever ran before it, so what failed once fails again.
 import atexit
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ OF_TOOLS = {"build", "dist", "out"}
 UNIT = {*("core", "nn", "models"), *("test_architecture.py", "test_errors.py", "test_mutations.py")}
 BEFORE = pytest.StashKey[set[str]]()
 OUTSIDE = {"transformers", "jax", "onnxruntime", "matplotlib", "playwright"}
+ALL_OUTSIDE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.outside\b", re.MULTILINE)
 
 torch.set_num_threads(1)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else it is inherited
@@ -83,7 +85,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.relative_to(TESTS).parts[0] not in UNIT:
         return True
     is_file = collection_path.suffix == ".py"
-    return (is_file and "pytestmark = pytest.mark.outside" in collection_path.read_text()) or None
+    return (is_file and bool(ALL_OUTSIDE.search(collection_path.read_text()))) or None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -280,6 +280,7 @@ def test_the_shell_starts_without_the_package():
             assert not {name for name in named if name.split(".")[0] in ("clearhead", "torch")}
 
 
+@pytest.mark.outside  # git lists the files
 def test_scripts_name_files_that_exist():
     """A file that moved is also moved in shell scripts, the Makefile, workflows and settings."""
     names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
