@@ -158,7 +158,7 @@ def test_the_tables_of_benchmarks_are_whole(level, heading):
 def test_the_summary_for_models_lists_every_command():
     listed = re.search(r"^- shell: clearhead (.*)$", (ROOT / "docs" / "llms.txt").read_text(), re.M)
     assert listed is not None
-    assert listed[1].split(" | ") == [command.__name__ for command in COMMANDS]
+    assert listed[1].split(" | ") == COMMANDS
 
 
 def test_the_table_of_errors_was_made_by_its_command():

@@ -1,4 +1,4 @@
-"""The command line: one file for each command, and one for the three of the storyteller.
+"""The command line: one file for each command of the package.
 
 It is a package beside clearhead, and its functions import clearhead when they run, so that
 `--help`, `--version` and completion do not load torch.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .bench import bench
+from .checkout import PROGRAMS, Commands, imported
 from .doctor import doctor, installed_version
 from .explain import explain
 from .look import look
@@ -19,7 +19,6 @@ from .monitor import monitor
 from .output import say
 from .plan import plan
 from .serve import serve
-from .storyteller import ablate, measure, train
 from .survey import survey
 from .whatif import whatif
 from .why import why
@@ -28,27 +27,17 @@ if TYPE_CHECKING:
     from clearhead.core.errors import AttentionError
 
 app = typer.Typer(
+    cls=Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (
-    explain,
-    look,
-    survey,
-    serve,
-    whatif,
-    why,
-    train,
-    monitor,
-    measure,
-    ablate,
-    plan,
-    bench,
-    doctor,
-)
-for command in COMMANDS:
+_OF_PACKAGE = (explain, look, survey, serve, whatif, why, monitor, plan, doctor)
+COMMANDS = [*(command.__name__ for command in _OF_PACKAGE), *PROGRAMS]
+for command in _OF_PACKAGE:
     app.command()(command)
+for name, (_, line) in PROGRAMS.items():
+    app.command(name, help=line)(lambda: None)
 
 # An argument of Python in an error, such as seed=0; not inside a call, where it may have brackets.
 ARGUMENT = re.compile(r"(?<![\w(])([a-z_]+)=(?:clearhead\.)?(?=([^\s.,;:]?))")
@@ -100,8 +89,10 @@ def _with_options(error: "AttentionError") -> "AttentionError":
 
     ``pass for example context=128.`` becomes ``pass for example --context 128.``
     """
-    command: Any = getattr(typer.main.get_command(app), "commands", {}).get(sys.argv[1])
-    names = [] if command is None else [name for x in command.params for name in x.opts]
+    name = sys.argv[1]
+    group: Any = typer.main.get_command(app)
+    command = imported.get(name, group.commands.get(name))
+    names = [] if command is None else [option for x in command.params for option in x.opts]
     options = {name[2:].replace("-", "_"): name for name in names if name.startswith("--")}
 
     def option(match: re.Match[str]) -> str:
@@ -115,9 +106,8 @@ def _usage(error: Any) -> "AttentionError":
     """Convert a usage error of click: an unknown option or command, a missing or wrong argument."""
     from clearhead.core.errors import BadValue
 
-    names = [command.__name__ for command in COMMANDS]
-    path, rule = "clearhead", f"the commands are {', '.join(names)}."
-    if error.ctx is None and sys.argv[1] in names:  # click has no context for a missing value
+    path, rule = "clearhead", f"the commands are {', '.join(COMMANDS)}."
+    if error.ctx is None and sys.argv[1] in COMMANDS:  # click has no context for a missing value
         path, rule = f"clearhead {sys.argv[1]}", "an option that takes a value is followed by it."
     elif error.ctx is not None and error.ctx.parent is not None:
         path = error.ctx.command_path

@@ -20,6 +20,7 @@ import clearhead_cli as cli
 from clearhead import demo as storyteller
 from clearhead.nn.explain_text import explain_text
 from clearhead.nn.tokenize import tokenize
+from clearhead_cli.checkout import PROGRAMS, command_of_checkout, imported
 from tests.views.serve.models import save_gpt2
 
 STORY = (
@@ -369,7 +370,7 @@ def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected)
 
 @pytest.mark.parametrize("arguments, gave, rule, command", [
     (["explan", "a b"], "'explan'", "the commands are explain, look, survey, serve, whatif, why, "
-     "train, monitor, measure, ablate, plan, bench, doctor.", "clearhead"),
+     "monitor, plan, doctor, train, measure, ablate, bench.", "clearhead"),
     (["--foo"], "--foo", "the commands are explain, ", "clearhead"),
     (["look", "--foo"], "--foo", "usage: clearhead look [OPTIONS] [TEXT]...", "clearhead look"),
     (["look", "a b", "--model"], "--model", "an option that takes a value is followed by it.",
@@ -564,18 +565,36 @@ def test_help_and_version_do_not_wait_for_torch():
         subprocess.run([sys.executable, "-c", script, *argument.split()], check=True)
 
 
-@pytest.mark.parametrize("name", [command.__name__ for command in cli.COMMANDS])
+def command(name):
+    """A command, without what its package needs until it is used."""
+    if name in PROGRAMS:
+        return command_of_checkout(name)
+    return typer.main.get_command(cli.app).commands[name]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_examples_of_the_help_are_commands(name):
     """Each is read by the command as a shell would hand it over, and not run."""
-    group = typer.main.get_command(cli.app)
-    docs = group.commands[name].callback.__doc__
+    docs = command(name).callback.__doc__
     examples = re.findall(
         rf"^ +clearhead ({name}.*)$", docs.partition("Examples:")[2], re.MULTILINE
     )
     assert examples
     for example in examples:
         arguments = shlex.split(example)[1:]
-        assert group.commands[name].make_context(name, arguments).info_name == name
+        assert command(name).make_context(name, arguments).info_name == name
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_command_of_the_checkout(run, name, monkeypatch):
+    """Its line in the list of commands is that of its own help, and it is missed with a reason."""
+    line = PROGRAMS[name][1]
+    code, out, _ = run(name, "--help")
+    assert code == 0 and out.startswith(f"Usage: clearhead {name} ") and line in out
+    imported.clear()
+    monkeypatch.setitem(PROGRAMS, name, ("bench.nowhere", line))
+    code, _, err = run(name)
+    assert code == 2 and err.startswith("Error: There is no bench.nowhere beside the installed")
 
 
 def test_models_of_the_same_name_do_not_share_their_files(run, tmp_path):

@@ -8,9 +8,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from .checkout import import_from_checkout
-from .options import OTHER_FOLDER
-from .output import check_writable, say_written
+from clearhead.core.errors import BadValue, writable_folder
+from clearhead.views import plot
+from clearhead_cli.options import OTHER_FOLDER
+from clearhead_cli.output import check_writable, say_written
+
+from . import GPU_GROUPS, count_results, figure, measure, measure_gpu, table
 
 
 def bench(
@@ -45,10 +48,6 @@ def bench(
       clearhead bench decode --threads 2 --peer torch
       clearhead bench --gpu
     """
-    from clearhead.core.errors import BadValue, writable_folder
-    from clearhead.views import plot
-
-    benchmark = import_from_checkout("bench")
     if gpu and (threads or peers):
         raise BadValue(
             "bench got --gpu with --threads or --peer.",
@@ -60,26 +59,25 @@ def bench(
     results: list[dict[str, Any]] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        of_gpu = sum(len(benchmark.GPU_GROUPS.get(g, ())) for g in groups or benchmark.GPU_GROUPS)
-        total = of_gpu if gpu else benchmark.count_results(groups or (), threads)
+        of_gpu = sum(len(GPU_GROUPS.get(g, ())) for g in groups or GPU_GROUPS)
+        total = of_gpu if gpu else count_results(groups or (), threads)
         task = bar.add_task("timing", total=total)
 
         def on_result(result: dict[str, Any]) -> None:
-            typer.echo(f"{benchmark.table(result)}\n")
+            typer.echo(f"{table(result)}\n")
             results.append(result)
             # After each result, so that an interrupted run leaves a file.
             out.write_text(json.dumps({"results": results}, indent=1) + "\n")
             bar.advance(task)
 
         if gpu:
-            done = benchmark.measure_gpu(groups or (), rounds=rounds, on_result=on_result)
+            done = measure_gpu(groups or (), rounds=rounds, on_result=on_result)
         else:
-            done = benchmark.measure(
+            done = measure(
                 groups or (), threads=threads, rounds=rounds, peers=peers or (), on_result=on_result
             )
     out.write_text(json.dumps(done, indent=1) + "\n")
     written = {"figures": out}
     if plot.can_draw():
-        figure = benchmark.figure(done["results"])
-        written["plot"] = plot.save(figure, out.with_suffix(".png"))
+        written["plot"] = plot.save(figure(done["results"]), out.with_suffix(".png"))
     say_written(written)

@@ -8,8 +8,12 @@ from typing import Annotated
 
 import typer
 
-from .checkout import import_from_checkout
-from .output import say, say_loading
+from clearhead import demo
+from clearhead_cli.output import say, say_loading
+
+from .ablate import ablate as train_variants
+from .measure import measure as measure_heads
+from .train import train as train_model
 
 
 def train(
@@ -39,7 +43,7 @@ def train(
       clearhead train --out out/mine
       clearhead train book.txt --steps 2000 --size 64
     """
-    storyteller = import_from_checkout("examples.storyteller").train(
+    storyteller = train_model(
         out, text=text, seed=seed, steps=steps, batch=batch, rate=rate, d=size, layers=layers,
         heads=heads, context=length, every=every,
         command=shlex.join(["clearhead", *sys.argv[1:]]),
@@ -72,12 +76,8 @@ def measure(
       clearhead measure out/mine --json
     """
     say_loading(model)
-    from clearhead import demo
-
     storyteller = demo.load(model)
-    table = import_from_checkout("examples.storyteller").measure(
-        storyteller, search=search, report=report
-    )
+    table = measure_heads(storyteller, search=search, report=report)
     typer.echo(json.dumps(table.as_dict()) if as_json else str(table))
     if model is not None:
         say(f"table    {demo.keep_table(model, table.as_dict())}")
@@ -98,7 +98,6 @@ def ablate(
     Examples:
       clearhead ablate --steps 500 --out out/ablation
     """
-    storyteller = import_from_checkout("examples.storyteller")
-    typer.echo(str(storyteller.ablate(out, steps=steps, seed=seed)))
+    typer.echo(str(train_variants(out, steps=steps, seed=seed)))
     for path in sorted(out.glob("ablation*")):
         say(f"written  {path}")
