@@ -15,7 +15,8 @@ from typing import Literal
 from zlib import crc32
 
 from clearhead.core.errors import BadValue
-from clearhead.demo.cast import (
+
+from .cast import (
     CHARACTERS,
     COLOURS,
     GIVES,

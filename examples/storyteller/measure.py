@@ -28,6 +28,7 @@ from clearhead.models.inspect.watch import Call, watch
 from clearhead.models.progress import progress_bar
 
 from .baselines import Bigram, Unigram
+from .cast import pronouns, verbs
 from .data import SKIP, pad, stories
 from .grammar import Story, lexicon
 
@@ -36,6 +37,11 @@ RELATIONS: dict[str, Relation] = {
     "previous word": lambda story: {i: i - 1 for i in range(1, len(story.words))},
     "subject": lambda story: story.subjects,
     "antecedent": lambda story: story.antecedents,
+}
+WORDS = {  # whose relation is measured; () for all words but the first
+    "previous word": (),
+    "subject": tuple(sorted(verbs())),
+    "antecedent": tuple(sorted(pronouns())),
 }
 BATCH = 100  # stories, which limits the memory
 
@@ -63,7 +69,7 @@ class Table:
         return cls(
             stored["searched"],
             stored["reported"],
-            tuple(MeasuredHead(**row) for row in stored["heads"]),
+            tuple(MeasuredHead(**{**x, "words": tuple(x["words"])}) for x in stored["heads"]),
             {name: Scores(**scores) for name, scores in stored["guesses"].items()},
         )
 
@@ -144,6 +150,7 @@ def measure(
                 random=random_head["rate"],
                 distance=best_distance(searched, held_out, RELATIONS[head["label"]]),
                 chance=chance(held_out, RELATIONS[head["label"]]),
+                words=WORDS[head["label"]],
             )
             for head, random_head in zip(heads, random_heads, strict=True)
         ),

@@ -14,10 +14,10 @@ import clearhead as ch
 from clearhead import demo as st
 from clearhead.core.files import atomic_io
 from clearhead.core.functional.ambient import listening
-from clearhead.demo import cast, vocabulary
+from clearhead.demo import vocabulary
 from clearhead.views.report_files import write
 from examples import storyteller as training
-from examples.storyteller import data, grammar
+from examples.storyteller import cast, data, grammar
 from examples.storyteller.ablate import VARIANTS
 from examples.storyteller.baselines import Bigram, Unigram
 from examples.storyteller.measure import RELATIONS, Table, best_distance, chance

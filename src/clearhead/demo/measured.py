@@ -15,7 +15,7 @@ class MeasuredHead:
     """A relation and the head that was selected for it.
 
     A rate is the fraction of words, verbs or pronouns whose largest weight is on the word that
-    `label` names.
+    `label` names. `words` are these verbs or pronouns, and () for all words but the first.
     """
 
     label: str
@@ -27,6 +27,7 @@ class MeasuredHead:
     random: float  # the rate of the best head of a model with random weights
     distance: float  # the rate of the best fixed distance
     chance: float
+    words: tuple[str, ...]
 
     def __str__(self) -> str:
         of = f"{self.rate:.1%} of held-out {WORDS_OF[self.label]}"

@@ -25,7 +25,6 @@ from ..models.follow.outputs import most_probable
 from ..models.report import Report
 from ..models.report.text_model import Remark
 from ..nn.token_ids import run_with_known_ids
-from .cast import pronouns, verbs
 from .live_model import live_model
 from .measured import WORDS_OF, MeasuredHead, with_measured_labels
 from .model import Config, Decoder, untrained
@@ -145,14 +144,14 @@ class Storyteller:
     def _begin(self, report: Report) -> tuple[int, int, int] | None:
         """Return the layer, the head and the query of the clearest pronoun, or else verb."""
         for head in sorted(self.heads, key=lambda head: head.label):  # the antecedent first
-            if head.label == "previous word":
+            if not head.words:
                 continue
             layer = report.layers[head.layer]
             weights = layer.top_weights[head.head, :, 0].tolist()
             named = [
                 (weight, query)
                 for query, weight in zip(layer.kept_queries, weights, strict=True)
-                if query > 0 and report.tokens[query].lower() in _kind(head)
+                if query > 0 and report.tokens[query].lower() in head.words
             ]
             if named:
                 return head.layer, head.head, max(named)[1]
@@ -221,8 +220,8 @@ class Storyteller:
         trace = self.explain(text, head.layer)
         tokens, weights = trace.queries or (), trace["weights"][head.head]
         queries: Iterable[int] = range(1, len(tokens))  # no word precedes the first
-        if head.label != "previous word":
-            queries = [i for i in queries if tokens[i].lower() in _kind(head)]
+        if head.words:
+            queries = [i for i in queries if tokens[i].lower() in head.words]
         largest, keys = weights.max(-1)
         return [WordLink(tokens[i], tokens[int(keys[i])], float(largest[i])) for i in queries]
 
@@ -241,11 +240,6 @@ class Storyteller:
 
 def _percent(probability: float) -> str:
     return "<1%" if probability < 0.005 else f"{probability:.0%}"
-
-
-def _kind(head: MeasuredHead) -> frozenset[str]:
-    """Return the words for which a head of subjects or antecedents was measured."""
-    return verbs() if head.label == "subject" else pronouns()
 
 
 def load(path: str | Path | None = None) -> Storyteller:
@@ -326,7 +320,10 @@ def _table(path: Path) -> dict[str, Any] | None:
 def _heads(table: dict[str, Any] | None) -> tuple[MeasuredHead, ...]:
     """Return the heads of a table. Raises KeyError, TypeError or ValueError for another table."""
     rows = table["heads"] if table else ()
-    heads = tuple(MeasuredHead(**{**row, "rate": float(row["rate"])}) for row in rows)
+    heads = tuple(
+        MeasuredHead(**{**row, "rate": float(row["rate"]), "words": tuple(row["words"])})
+        for row in rows
+    )
     if unknown := {head.label for head in heads} - set(WORDS_OF):
         raise KeyError(*unknown)
     return heads
