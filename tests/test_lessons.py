@@ -214,6 +214,30 @@ def test_the_index_names_every_lesson():
     assert named == [path.name for path in LESSONS]
 
 
+def test_the_readme_and_the_site_count_the_lessons():
+    words = ("Seventeen", "Eighteen", "Nineteen", "Twenty", "Twenty-one")
+    number = words[len(LESSONS) - 17]
+    for file in ("README.md", "docs/index.md"):
+        assert f"{number} lessons" in (FOLDER.parent / file).read_text().replace("[", ""), file
+
+
+def test_each_section_of_the_documents_is_two_clicks_from_the_readme():
+    """The README links to the index, and the index to a heading of a lesson that names the document
+    as one that it covers; what a document says of trained models is in later lessons."""
+    assert "](lessons/index.md)" in (FOLDER.parent / "README.md").read_text()
+    index = (FOLDER / "index.md").read_text()
+    documents = re.findall(r"^### (\w)\. .*?\n(.*?)(?=^#|^```)", index, re.M | re.S)
+    assert [letter for letter, _ in documents] == list("abcde")
+    for letter, table in documents:
+        for row in table.strip().splitlines()[2:]:
+            lessons = re.findall(r"\(read/([^)#]+)#[^)]+\)", row)
+            assert lessons and row.count("](") == len(lessons), row
+            for lesson in lessons:
+                opening = (FOLDER / lesson).read_text().split("*Of the [five documents]")
+                covers = opening[1].split("*")[0] if len(opening) > 1 else letter
+                assert re.search(rf"\b{letter}\b", covers.partition("covers:")[2] or covers), row
+
+
 def test_a_page_that_differs_is_noticed():
     assert difference("x\na 0.123 b 3e-07", "x\na 0.124 b 5e-08") is None
     assert difference("x\na 0.123", "x\na 0.128") == ("a 0.123", "a 0.128")
