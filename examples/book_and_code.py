@@ -1,7 +1,7 @@
 """Write a public-domain book and source code, in turn, as a corpus for a survey.
 
 python -m examples.book_and_code out/kjv-and-stdlib.jsonl
-clearhead survey out/kjv-and-stdlib.jsonl --model DIR --tokens 1000000 --out out/survey
+clearhead survey out/kjv-and-stdlib.jsonl --model DIR --tokens 1000000 --out out/smollm2
 
 The book is the King James Bible, a text for each chapter, from the Debian packages bible-kjv and
 bible-kjv-text; `--packages` is a folder into which `dpkg -x` unpacked them. The code is Python's

@@ -80,6 +80,21 @@ def test_contributing_names_files_and_names_that_exist():
     assert not [x for x in names if not re.search(rf"\b{x}\b", code)]
 
 
+def test_no_two_surveys_of_the_documentation_have_one_folder():
+    """A folder holds one survey, and another one in it is refused."""
+    shell = [ROOT / "Makefile", ROOT / "src/clearhead_cli/survey.py", *ROOT.glob("examples/*.py")]
+    in_folder: dict[str, set[str]] = {}
+    for page in [ROOT / "README.md", *PAGES, *shell]:
+        text = page.read_text()
+        for call, folder in re.findall(r'(ch\.survey\([^=]*?out="(out/[\w-]+)")', text):
+            in_folder.setdefault(folder, set()).add(f"{page.name}: {call}")
+        for call, folder in re.findall(r"(clearhead survey .*--out (out/[\w-]+))", text):
+            call = re.sub(r"--model \S+", "--model DIR", call.replace("out/", ""))
+            in_folder.setdefault(folder, set()).add(call)
+    assert len(in_folder) > 8
+    assert not [calls for calls in in_folder.values() if len(calls) > 1]
+
+
 def test_every_page_is_in_a_table_of_contents():
     listed = set()
     for page in PAGES:

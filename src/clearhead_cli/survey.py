@@ -81,10 +81,10 @@ def survey(
 
     \b
     Examples:
-      clearhead survey book.txt --out out/survey
+      clearhead survey book.txt --out out/book
       clearhead survey texts/ code.jsonl --model DIR --workers 2
-      clearhead survey --repeats 100 50 --model DIR --out out/probe
-      clearhead survey book.txt --needles 100 16 --model DIR --out out/needles
+      clearhead survey --repeats 100 50 --model DIR --out out/repeats
+      clearhead survey book.txt --needles 100 16 --model DIR --out out/hidden
       clearhead survey merge out/survey
       clearhead survey compare out/tuned out/base
     """
