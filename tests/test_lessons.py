@@ -18,6 +18,7 @@ from jupyter_client import AsyncKernelManager
 from nbformat.v4 import new_code_cell
 
 from examples.smollm2 import cached
+from examples.storyteller.train import Recipe
 from lessons.render import READ, page, run
 from tests.outputs import DIGITS, difference
 
@@ -212,6 +213,12 @@ def test_a_figure_is_missed():
 def test_the_index_names_every_lesson():
     named = re.findall(r"\(read/(\d\d-[^)#]*\.md)\): ", (FOLDER / "index.md").read_text())
     assert named == [path.name for path in LESSONS]
+
+
+def test_lesson_14_counts_the_stories_that_the_included_model_read():
+    recipe = Recipe()
+    text = (FOLDER / "14-what-heads-cause.md").read_text()
+    assert f"trained on {recipe.steps * recipe.batch:,} small stories" in text
 
 
 def test_the_readme_and_the_site_count_the_lessons():
