@@ -1,7 +1,7 @@
 """clearhead: attention with a clear head. Exact, fast, and open to look into.
 
 The letters, in every docstring and error: B batch, H query heads, G key/value heads, Tq queries,
-Tk keys, D head size, Dv value size. True means "may look".
+Tk keys, D head dimension, Dv value size. True means "may look".
 """
 
 import importlib

@@ -191,7 +191,7 @@ def _print_retrieval(result: "Survey") -> None:
 
 
 def _print_forgetting(result: "Survey") -> None:
-    """Print how many key heads need all keys, and those with the largest error without them."""
+    """Print how many KV heads need all keys, and those with the largest error without them."""
     from clearhead.core.errors import AttentionError
     from clearhead.corpus.forgetting import RECENT, known_windows
     from clearhead.corpus.long import SINKS

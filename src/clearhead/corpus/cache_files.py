@@ -1,4 +1,4 @@
-"""Write what key heads can forget as files of other libraries: DuoAttention and KVPress.
+"""Write what KV heads can forget as files of other libraries: DuoAttention and KVPress.
 
 `tests/corpus/test_kvpress.py` opens both files with KVPress 0.5.5, which reads the patterns of
 DuoAttention too: with either, a tiny Llama has the logits of the masks that a survey proposes.
@@ -24,14 +24,14 @@ RATIOS = 99  # compression ratios of KVPress: 0.01 to 0.99
 
 
 def export_duo_attention(survey: "Survey", folder: str | Path, recent: int = RECENT) -> Path:
-    """Write key heads as a pattern of DuoAttention, and return the folder.
+    """Write KV heads as a pattern of DuoAttention, and return the folder.
 
-    ``full_attention_heads.tsv`` has a row for each layer, with a number from 0 to 1 for each key
+    ``full_attention_heads.tsv`` has a row for each layer, with a number from 0 to 1 for each KV
     head: 1 for a head that copies, and the error of another. Choose the fraction of streaming heads
     (`sparsity` there): the numbers are not the gates that DuoAttention trains, so its threshold 0.5
     means something else. ``config.json`` has the sizes of sinks and window.
 
-    Raises `BadValue` for a model of one layer, or of one key head in a layer: its pattern would be
+    Raises `BadValue` for a model of one layer, or of one KV head in a layer: its pattern would be
     a row or a column, which ``numpy.loadtxt`` there reads as a list of numbers.
     """
     heads = key_heads(survey, recent)
@@ -59,7 +59,7 @@ def export_kvpress(survey: "Survey", path: str | Path) -> Path:
     >>> press = LUKVPress(scorer, compression_ratio=0.5)  # doctest: +SKIP
     >>> press._budget_curves = np.load(path)  # otherwise it downloads a curve  # doctest: +SKIP
 
-    It has the fractions of keys to drop, (99, layers, key heads), for the total fractions 0.01 to
+    It has the fractions of keys to drop, (99, layers, KV heads), for the total fractions 0.01 to
     0.99. Where `budgets` refuses so few keys, all heads keep equally many. KVPress chooses the keys
     of a budget by its own scores, and not by position.
     """

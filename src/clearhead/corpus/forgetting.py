@@ -1,6 +1,6 @@
-"""Propose which keys each key head of a model can forget, from a survey with the metrics `long`.
+"""Propose which keys each KV head of a model can forget, from a survey with the metrics `long`.
 
-A key head is read by a group of query heads, and a cache drops a key for all of them. So its error
+A KV head is read by a group of query heads, and a cache drops a key for all of them. So its error
 is that of the query head with the largest one, and so is its retrieval score.
 """
 
@@ -25,7 +25,7 @@ COPIES = 0.1  # the retrieval score of a head that copies (Wu et al. 2024, arXiv
 
 
 class Mean(NamedTuple):
-    """The mean of a metric for the query head of a key head at which it is largest: `head`.
+    """The mean of a metric for the query head of a KV head at which it is largest: `head`.
 
     `low` and `high` are the ends of its interval over texts; both are the mean for one text.
     """
@@ -37,7 +37,7 @@ class Mean(NamedTuple):
 
 
 class KeyHead(NamedTuple):
-    """A key head: its error without the keys outside a window, and its retrieval score.
+    """A KV head: its error without the keys outside a window, and its retrieval score.
 
     The score is 0, with a warning, if no text of the survey repeats itself.
     """
@@ -61,12 +61,12 @@ class KeyHead(NamedTuple):
 
 @dataclass(frozen=True)
 class Budgets:
-    """How many keys each key head keeps of a context.
+    """How many keys each KV head keeps of a context.
 
     Attributes:
-        sizes: for each layer, the number of keys of each key head: the first `SINKS`, and the
+        sizes: for each layer, the number of keys of each KV head: the first `SINKS`, and the
             others from the end. `context` means all.
-        groups: for each layer, how many query heads read a key head.
+        groups: for each layer, how many query heads read a KV head.
         context: the tokens of a context.
     """
 
@@ -81,7 +81,7 @@ class Budgets:
         return sum(sizes) / (len(sizes) * self.context)
 
     def uniform(self) -> "Budgets":
-        """Return equal budgets for all key heads, of the same total size."""
+        """Return equal budgets for all KV heads, of the same total size."""
         sizes = [size for layer in self.sizes.values() for size in layer]
         size, rest = divmod(sum(sizes), len(sizes))
         equal = iter([size + 1] * rest + [size] * (len(sizes) - rest))
@@ -105,7 +105,7 @@ class Budgets:
 
 
 def key_heads(survey: "Survey", recent: int = RECENT) -> list[KeyHead]:
-    """Return every key head with its error without the keys outside `SINKS` and `recent`.
+    """Return every KV head with its error without the keys outside `SINKS` and `recent`.
 
     A layer whose own mask is such a window has the error 0. Raises `BadValue` if the survey does
     not have this window.
@@ -124,12 +124,12 @@ def key_heads(survey: "Survey", recent: int = RECENT) -> list[KeyHead]:
 
 
 def budgets(survey: "Survey", keep: float) -> Budgets:
-    """Divide a fraction `keep` of all keys among the key heads.
+    """Divide a fraction `keep` of all keys among the KV heads.
 
     >>> with ch.intervene(model, survey.budgets(0.25).edits()):  # doctest: +SKIP
     ...     model(ids)
 
-    A key head with a retrieval score of more than `COPIES` keeps all keys: it needs a text that it
+    A KV head with a retrieval score of more than `COPIES` keeps all keys: it needs a text that it
     copies wherever it is, and its error is small, because it seldom copies. The other keys are
     divided so that the sum of errors is least. Between two windows, and between the largest and the
     context, the error is taken as linear; where errors are not convex, it is their convex hull.
@@ -162,7 +162,7 @@ def _in_layers(
 
 
 def divide(curves: Sequence[Sequence[tuple[int, float]]], total: int) -> list[int]:
-    """Divide `total` keys among key heads with the least sum of errors.
+    """Divide `total` keys among KV heads with the least sum of errors.
 
     Each curve has sizes and errors, both convex: the steepest segments come first.
 
@@ -201,7 +201,7 @@ def hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def error_curves(survey: "Survey") -> list[list[tuple[int, float]]]:
-    """Return the errors of each key head by the number of keys that it keeps, as convex curves."""
+    """Return the errors of each KV head by the number of keys that it keeps, as convex curves."""
     context = survey.manifest.fixed["context"]
     errors, scores = _errors(survey), _scores(survey)
     return [
@@ -213,7 +213,7 @@ def error_curves(survey: "Survey") -> list[list[tuple[int, float]]]:
 
 
 def groups_of_layers(survey: "Survey") -> dict[int, tuple[int, int]]:
-    """Return for each layer its number of key heads, and of query heads that read each."""
+    """Return for each layer its number of KV heads, and of query heads that read each."""
     rows = survey.query(
         "select layer, count(distinct key_head), count(distinct head) from heads group by layer "
         "order by layer"
@@ -228,7 +228,7 @@ def known_windows(survey: "Survey") -> list[int]:
 
 
 def _errors(survey: "Survey") -> dict[int, dict[tuple[int, int], Mean]]:
-    """Return the error of each key head, for each window outside which a text has keys.
+    """Return the error of each KV head, for each window outside which a text has keys.
 
     Raises `BadValue` without one, and for a model that looks ahead, which has no such cache.
     """
@@ -263,7 +263,7 @@ def _must_not_look_ahead(survey: "Survey") -> None:
 
 
 def _scores(survey: "Survey") -> dict[tuple[int, int], Mean]:
-    """Return the retrieval score of each key head, with a warning if it was not measured."""
+    """Return the retrieval score of each KV head, with a warning if it was not measured."""
     if not survey.query("select 1 from heads where metric = 'retrieval' limit 1"):
         warnings.warn(
             "No text of the survey repeats earlier text, so no head is known to copy: survey "
@@ -274,7 +274,7 @@ def _scores(survey: "Survey") -> dict[tuple[int, int], Mean]:
 
 
 def _largest(survey: "Survey", metric: str) -> dict[tuple[int, int], Mean]:
-    """Return the mean of the query head with the largest one, by layer and key head.
+    """Return the mean of the query head with the largest one, by layer and KV head.
 
     It is 0 for a layer without such a query.
     """

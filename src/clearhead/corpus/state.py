@@ -47,7 +47,7 @@ class LayerState:
 
     Attributes:
         module: the name of the module that calls attention.
-        key_heads: the number of its key heads.
+        key_heads: the number of its KV heads.
         sums: the sum of each metric over the queries of each text, (n, H, M) in float64.
         queries: the number of these queries, (n, M) in int64.
         uniform: the sum of each metric for uniform weights, (M,) in float64; NaN without one.

@@ -1,8 +1,8 @@
-"""The metrics of what a head moves, the set `values`.
+"""The metrics of norm-weighted attention and of what varies, the set `values`.
 
 A value v writes v W_O into the residual stream, where W_O is the part of the layer's output
-projection that reads the head. So a weight on a small value moves little: a head that rests on the
-first token may move almost nothing from there.
+projection that reads the head. So a weight on a small value adds little: a head that rests on the
+first token may write almost nothing from there.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ RECENT = 16
 
 
 class Moved(Metric):
-    """A mass after each weight is multiplied by |v W_O| of its key, and divided by their sum.
+    """The norm-weighted attention on keys: each weight times |v W_O|, divided by their sum.
 
     It is 0 if all values of a query's keys are 0. Its mean is over the queries of the mass. Norms
     ignore that what two keys write may cancel.
@@ -69,7 +69,7 @@ class Varies(Metric):
 
 
 def values(reader: Reader, context: int) -> list[Metric]:
-    """Return what a head moves from some groups of keys, beside the masses of these groups.
+    """Return metrics: norm-weighted attention on groups of keys, their masses, and `varying`.
 
     Raises `BadValue` for a model whose heads write what is not known: before the survey begins, the
     model runs on two tokens, and each layer must write its heads times its output projection.

@@ -1,6 +1,6 @@
 """Compute the queries, keys, values and outputs of a head again, at the examples of a survey.
 
-Letters: n examples, T tokens of a context, D head size, Dv value size.
+Letters: n examples, T tokens of a context, D head dimension, Dv value size.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class HeadVectors(NamedTuple):
 
     Attributes:
         layer, head: numbers of the head, from 0.
-        key_head: the number of the key head that it reads.
+        key_head: the number of the KV head that it reads.
         examples: a row for each example: its text, context and positions, the weight, both tokens,
             the class of the query's token (`token_classes.CLASSES`), and the kind of the key
             (`basic.KINDS`).

@@ -1,6 +1,6 @@
 """The decoder: embeddings, blocks of causal attention, and logits for the next word.
 
-Letters: B batch, T tokens, d features, H heads, D head size.
+Letters: B batch, T tokens, d features, H heads, D head dimension.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,7 +1,7 @@
 """Layers of a transformers cache that write new tokens behind the stored ones.
 
 The layers of transformers copy all stored keys and values into a new tensor at every step.
-Letters: B batch, G key/value heads, T tokens, D head size.
+Letters: B batch, G key/value heads, T tokens, D head dimension.
 """
 
 from typing import Any

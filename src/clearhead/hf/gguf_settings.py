@@ -149,8 +149,8 @@ def _agrees(value: Any, known: Any) -> bool:
 def scale_queries(config: Any) -> None:
     """Write the scale of the scores of a Gemma 2 or 3, which its GGUF file lacks.
 
-    transformers takes 256, the size of most of its heads. llama.cpp takes the head size, and the
-    width of a head's part of the embedding for the model of 27B.
+    transformers takes 256, the size of most of its heads. llama.cpp takes the head dimension, and
+    the width of a head's part of the embedding for the model of 27B.
     """
     if hasattr(config, "query_pre_attn_scalar"):
         is_27b = config.num_hidden_layers in (46, 62)

@@ -1,7 +1,7 @@
 """Layers for models. Their attention calls `clearhead.attention`, so `watch` records it.
 
-Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head size. Inputs are
-(B, T, d), or (T, d) for one sequence.
+Letters: B batch, T tokens, d features; H query heads, G key/value heads, D head dimension. Inputs
+are (B, T, d), or (T, d) for one sequence.
 """
 
 from .block import FeedForward, TransformerBlock

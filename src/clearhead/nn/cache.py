@@ -1,6 +1,6 @@
 """Define the KV cache, which stores keys and values so that new tokens do not recompute them.
 
-Letters: B batch, G key/value heads, T tokens, D head size, Dv value size.
+Letters: B batch, G key/value heads, T tokens, D head dimension, Dv value size.
 """
 
 from collections.abc import Iterator

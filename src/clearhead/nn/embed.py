@@ -1,6 +1,6 @@
 """Define token embeddings, and sinusoidal, rotary and learned relative positions.
 
-Letters: B batch, T tokens (Tq queries, Tk keys), d features, H heads, D head size, p position.
+Letters: B batch, T tokens (Tq queries, Tk keys), d features, H heads, D head dimension, p position.
 """
 
 import math
@@ -99,7 +99,7 @@ class RotaryPositions(nn.Module):
     its Llama checkpoints, GPT-NeoX), ``"interleaved"`` pairs 2i with 2i + 1 (the paper, Meta's own
     Llama files). Trained weights work only with the pairs of their training.
 
-    Raises `BadValue` for an odd head size, another last dimension, or a start below 0.
+    Raises `BadValue` for an odd head dimension, another last dimension, or a start below 0.
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
     """
 

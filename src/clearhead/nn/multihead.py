@@ -1,7 +1,7 @@
 """Define multi-head attention: self or cross, grouped-query, with positions and a KV cache.
 
-Letters: B batch, T tokens (Tq queries, Tk keys), H query heads, G key/value heads, D head size,
-d model size (H * D).
+Letters: B batch, T tokens (Tq queries, Tk keys), H query heads, G key/value heads, D head
+dimension, d model size (H * D).
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class MultiHeadAttention(nn.Module):
         causal: a token looks only at itself and earlier tokens. With a cache, the last query is at
             the last key; without a cache, Tq = Tk.
         rotary: rotates queries and keys by their positions, which continue those of a cache. Its
-            head size is D. None means no rotation.
+            head dimension is D. None means no rotation.
         relative: adds a learned number for each head and distance to the scores; None means none.
         device, dtype: those of the weights; None means torch's default.
 

@@ -56,7 +56,7 @@ def steps(problem: Problem, inputs: Inputs) -> Iterator[Step]:
 
     last = "scores"
 
-    # 3. Scale the scores, so that their size does not depend on the head size; then bound them.
+    # 3. Scale the scores, so that their size does not depend on D; then bound them.
     if p.scale != 1.0:
         x = x * p.scale
         yield _step("scaled", _scale_formula(p), "b h q k", x)

@@ -43,7 +43,7 @@ def attention(
     Args:
         q: queries, (B, H, Tq, D). Leading dimensions may be missing from q, k and v alike. Under
             autocast, tensors of different dtypes are converted to the dtype of autocast.
-        k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads key head i // (H // G).
+        k: keys, (B, G, Tk, D); H is a multiple of G, and query head i reads KV head i // (H // G).
         v: values, (B, G, Tk, Dv).
         mask: which keys each query may look at, for example `causal`; None means all keys.
         bias: added to the scaled scores; a tensor that broadcasts to (B, H, Tq, Tk), or `alibi()`;

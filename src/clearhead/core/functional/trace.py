@@ -89,7 +89,7 @@ class Trace(ShownInNotebook, Savable):
         return replace(self._only({"b": index}), about=about)
 
     def head(self, which: int) -> "Trace":
-        """Return the trace of one query head, counted from 0, and of the key head that it reads.
+        """Return the trace of one query head, counted from 0, and of the KV head that it reads.
 
         Raises `BadValue` if there is no such head.
         """

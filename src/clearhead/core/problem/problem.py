@@ -4,9 +4,9 @@ The letters, everywhere in clearhead (docstrings, errors, C++, JavaScript):
 
     B batch            H query heads    G key/value heads
     Tq queries         Tk keys
-    D head size        Dv value size
+    D head dimension        Dv value size
 
-H is a multiple of G, and query head i reads key head i // (H // G). Queries are (B, H, Tq, D), keys
+H is a multiple of G, and query head i reads KV head i // (H // G). Queries are (B, H, Tq, D), keys
 (B, G, Tk, D), values (B, G, Tk, Dv), with any strides. Leading dimensions may be missing from all
 three alike, so a single (Tq, D) works. A batch of size 1 broadcasts.
 
@@ -227,7 +227,7 @@ class Problem:
 
 
 def repeat_heads(x: Tensor, H: int) -> Tensor:
-    """Repeat each key head H // G times in a row: (B, G, T, d) -> (B, H, T, d)."""
+    """Repeat each KV head H // G times in a row: (B, G, T, d) -> (B, H, T, d)."""
     B, G, T, d = x.shape
     if G == H:
         return x

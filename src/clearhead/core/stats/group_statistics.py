@@ -198,12 +198,12 @@ class weighted(GroupStatistic):
 
 @dataclass(frozen=True, repr=False)
 class value_weighted(GroupStatistic):
-    """The fraction of a head's output that comes from each group of keys, by the norms of values.
+    """The norm-weighted attention on groups of keys: fractions of what a head writes, by norms.
 
     It is Σₖ w n over the group, divided by Σₖ w n over all keys, or 0 if that is 0. In `watch`, n
     is ``|v W_O|``, the norm of a key's value after the output projection of the head. A weight on a
     small value adds little to the output: Kobayashi et al. 2020, "Attention is not only a weight".
-    Norms ignore that contributions may cancel each other.
+    Norms ignore that what two keys write may cancel.
 
     Args:
         groups: masks or spans (lo, hi) of keys, by name, as in `mass`.

@@ -45,8 +45,8 @@ class Call:
             Where texts differ in length, negative ones count from its last. None if not requested.
         output: the output of the heads, (B, H, Tq, Dv); None if not requested.
         query: the queries that attention received, (B, H, Tq, D); None if not requested.
-        key: the keys that attention received, (B, G, Tk, D), of all key heads.
-        value: the values that attention received, (B, G, Tk, Dv), of all key heads.
+        key: the keys that attention received, (B, G, Tk, D), of all KV heads.
+        value: the values that attention received, (B, G, Tk, Dv), of all KV heads.
         at: the positions in the texts of the columns of the call.
         site: where TransformerLens has the tensors of the call.
     """

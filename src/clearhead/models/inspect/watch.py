@@ -86,7 +86,7 @@ def watch(
         outputs: also record the output of each recorded head, (B, H, Tq, Dv), as `.output`.
         inputs: also record what attention receives, after rotation and norms of queries and keys:
             `.query`, (B, H, Tq, D), of each recorded head, and `.key`, (B, G, Tk, D), and `.value`,
-            (B, G, Tk, Dv), of all key heads. Edits apply first; `temperature` and `uniform` change
+            (B, G, Tk, Dv), of all KV heads. Edits apply first; `temperature` and `uniform` change
             the queries.
         to: a folder. Each call is written to a safetensors file there, described by a line of
             `index.jsonl`, and not kept in memory. `recording.written` has the paths, for

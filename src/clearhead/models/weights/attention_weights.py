@@ -4,7 +4,7 @@ One run on a few ids identifies them by what they compute: a matrix is the W_V o
 product with its input is the values of the attention call. So the result does not depend on the
 names of modules or on the order in a fused projection.
 
-Letters: T tokens, H query heads, G key heads, D head size, Dv value size, d model size.
+Letters: T tokens, H query heads, G KV heads, D head dimension, Dv value size, d model size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _POSITIONS = 32  # of a longer run, the positions that are compared
 class HeadWeights(NamedTuple):
     """The matrices of a layer's heads, in fp32: W_Q, W_K (H, d, D), W_V (H, d, Dv), W_O (H, Dv, d).
 
-    Key heads are repeated for the query heads that share them, and the gain of a norm of queries or
+    KV heads are repeated for the query heads that share them, and the gain of a norm of queries or
     keys is folded in. `norm` is the norm between the stream and the matrices, or None. `rotary`
     rotates queries and keys, or is None. `inexact` lists what the matrices leave out.
     """

@@ -1,6 +1,6 @@
 """`circuits`: compute the QK and OV circuits of heads from the weights alone.
 
-Letters: L layers, H heads, D head size, Dv value size, d model size.
+Letters: L layers, H heads, D head dimension, Dv value size, d model size.
 """
 
 from collections.abc import Sequence
@@ -226,7 +226,7 @@ def circuits(model: nn.Module) -> Circuits:
 
     The gain of a norm is folded into the weights after it. With layer norm, its centring is folded
     in too, and the weights that write into the stream are centred, as in TransformerLens. Each head
-    has its own copy of a shared key head. Biases, positions and the scale of the scores are left
+    has its own copy of a shared KV head. Biases, positions and the scale of the scores are left
     out. One run on eight ids finds the matrices, by comparing their products with those of the
     model.
 

@@ -6,7 +6,7 @@ call is then linear in what was written: through norms, W_Q and W_K, norms of qu
 latent projections (MLA) and rotations. The part of a component in ``v . k_j`` is what it wrote
 times the gradient of ``v . k_j`` with respect to it.
 
-Letters: C components, H heads, G key heads, Tq queries, Tk keys, D head size, Dv value size, d
+Letters: C components, H heads, G KV heads, Tq queries, Tk keys, D head dimension, Dv value size, d
 model size.
 """
 

@@ -1,6 +1,6 @@
 """The scores of some queries of a head, and their weights.
 
-Letters: H heads, G key heads, Tq queries, Tk keys.
+Letters: H heads, G KV heads, Tq queries, Tk keys.
 """
 
 from dataclasses import replace

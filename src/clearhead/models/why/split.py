@@ -1,6 +1,6 @@
 """The parts of the contrast of one query of a head, or of its mean over queries.
 
-Letters: C components, H heads, G key heads, Tq queries, Tk keys, D head size.
+Letters: C components, H heads, G KV heads, Tq queries, Tk keys, D head dimension.
 """
 
 from collections.abc import Callable

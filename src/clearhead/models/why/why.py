@@ -1,6 +1,6 @@
 """`why`: split the score of a query and a key into what wrote them.
 
-Letters: C components, Tq queries, Tk keys, D head size.
+Letters: C components, Tq queries, Tk keys, D head dimension.
 """
 
 from collections.abc import Mapping, Sequence

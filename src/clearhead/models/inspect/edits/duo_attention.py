@@ -31,18 +31,18 @@ def from_duo_attention(
     head.
 
     Args:
-        folder: ``full_attention_heads.tsv`` has a number for each key head, a row for each layer.
+        folder: ``full_attention_heads.tsv`` has a number for each KV head, a row for each layer.
             ``config.json`` has `sink_size` and `recent_size`.
         model: the model of transformers that the edits are for. Its config has the number of
-            query heads that read a key head.
-        sparsity: the fraction of key heads that stream, those with the smallest numbers. Among
+            query heads that read a KV head.
+        sparsity: the fraction of KV heads that stream, those with the smallest numbers. Among
             equal numbers the first ones stream, where DuoAttention draws.
-        threshold: key heads with a smaller number stream. Pass one of these two. The numbers of
+        threshold: KV heads with a smaller number stream. Pass one of these two. The numbers of
             `Survey.export_duo_attention` are made for `sparsity`.
 
     Raises:
         BadValue, BadType: a folder without these files, or with other content; a model without a
-            config; a pattern of another number of layers or key heads; both or none of `sparsity`
+            config; a pattern of another number of layers or KV heads; both or none of `sparsity`
             and `threshold`, or one of them outside 0 to 1.
     """
     numbers, sinks, recent = _read(as_path("from_duo_attention", folder))
@@ -59,7 +59,7 @@ def from_duo_attention(
 
 
 def _read(folder: Path) -> tuple[np.ndarray, int, int]:
-    """Return the number of each key head, (layers, G), and the sizes of sinks and window."""
+    """Return the number of each KV head, (layers, G), and the sizes of sinks and window."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         sizes = config["sink_size"], config["recent_size"]
@@ -82,7 +82,7 @@ def _read(folder: Path) -> tuple[np.ndarray, int, int]:
 
 
 def _group(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return how many query heads read a key head. Raises `BadValue` for another model."""
+    """Return how many query heads read a KV head. Raises `BadValue` for another model."""
     config = getattr(model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
     heads, layers = (
@@ -108,7 +108,7 @@ def _group(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def _streaming(numbers: np.ndarray, sparsity: float | None, threshold: float | None) -> np.ndarray:
-    """Return which key heads stream, (layers, G)."""
+    """Return which KV heads stream, (layers, G)."""
     if (sparsity is None) == (threshold is None):
         raise BadValue(
             f"from_duo_attention got sparsity={sparsity!r} and threshold={threshold!r}.",

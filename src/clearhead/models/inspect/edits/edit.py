@@ -33,7 +33,7 @@ class Edit:
 
     Args:
         layers: numbers as in `Call.layer`, or patterns for module names such as ``"*.5.*"``.
-        heads: indices of query heads; -1 is the last. For `patch` of keys or values, indices of key
+        heads: indices of query heads; -1 is the last. For `patch` of keys or values, indices of KV
             heads.
         positions: positions of queries in the text, counted from 0, including tokens in a cache; -1
             is the last token of the text in a call. Padding does not count if the call carries it

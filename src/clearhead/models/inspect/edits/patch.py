@@ -35,11 +35,11 @@ class patch(FromRecording):
     ========  ==========================================================================
     "output"  o[b, h, q], the weighted sum of the values, before the output projection
     "query"   q[b, h, q], as attention receives it, after rotation and norm
-    "key"     k[b, g, k], likewise, for key head g
-    "value"   v[b, g, k], for key head g
+    "key"     k[b, g, k], likewise, for KV head g
+    "value"   v[b, g, k], for KV head g
     ========  ==========================================================================
 
-    For keys and values, `heads` are key heads, each of which is read by H // G query heads, and
+    For keys and values, `heads` are KV heads, each of which is read by H // G query heads, and
     `positions` are those of keys, in a cache too. Each call is patched as it reads them; a cache
     keeps its own.
 
@@ -74,7 +74,7 @@ class patch(FromRecording):
 
     @property
     def of_keys(self) -> bool:
-        """Does the edit select key heads and positions of keys?"""
+        """Does the edit select KV heads and positions of keys?"""
         return self.of in ("key", "value")
 
     def head_count(self, problem: Problem) -> int:

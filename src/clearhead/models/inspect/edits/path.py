@@ -94,7 +94,7 @@ class path(Edit):
         sender: any edit: `patch`, `ablate`, `knock_out`, ... That of one path has one layer, named
             by its number. Or the name of a module that writes into the stream, such as an MLP: its
             output becomes zeros, and all heads before the receiver keep theirs.
-        receiver: the layer and the head that reads, (layer, head); for keys and values, a key head.
+        receiver: the layer and the head that reads, (layer, head); for keys and values, a KV head.
             A list names several; None means all heads in layers after the sender.
         of: what the receiver reads: "query", "key" or "value".
         positions: positions of the receiver's queries or keys; None means all.

@@ -140,7 +140,7 @@ def heads_in(
 ) -> list[int]:
     """Return the indices of the edit's heads in a recorded tensor, (B, heads, ...).
 
-    With `of_keys`, these are key heads, all of which are recorded. Raises `BadValue` for heads that
+    With `of_keys`, these are KV heads, all of which are recorded. Raises `BadValue` for heads that
     were not recorded.
     """
     wanted, count = edit.heads_of(problem), edit.head_count(problem)
