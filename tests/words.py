@@ -18,13 +18,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 MOST_WORDS, MOST_NUMBERS = 35, 3
 
-# Code calls, returns and reports; people, papers and sentences also ask, tell and say.
+# Code calls, returns and reports. People, papers and tables ask, tell and say, and so do a query or
+# "it" where one person explains to another.
 SPEECH = "asks?|asked|asking|tells?|told|telling|says?|said|saying|hears?|heard|hearing"
 SPEAKERS = (
-    "argument|cache|call|cell|class|code|command|core|edit|engine|error|file|function|head|hint|it|"
-    "kernel|key|layer|library|mask|message|method|metric|model|module|name|number|option|page|"
-    "program|query|report|result|row|server|shape|statistic|survey|table|tensor|test|this|torch|"
-    "trace|value|weight|which"
+    "argument|cache|call|class|code|command|core|edit|engine|error|file|function|hint|kernel|layer|"
+    "library|mask|message|method|metric|model|module|option|page|program|report|server|shape|"
+    "statistic|survey|tensor|torch|trace"
 )
 
 # A phrase, and what to write in its place. The case of a letter counts only after (?-i:...).
@@ -44,7 +44,7 @@ PHRASES = {
     rf"(?:`|\b(?:{SPEAKERS})) (?:\w+ )?(?:{SPEECH})\b": "code does not speak: call, return, report",
     rf"\b(?:is|are|was|were|be|been|being) (?:\w+ )?(?:{SPEECH})\b": "name who does what",
     r"\b(?:asked|told) (?:for|of|by)\b": "request, pass",
-    r"\b(?:stands?|stood|standing)\b(?! (?:for|out)\b)": "is, is at, replaces",
+    r"\b(?:stands?|stood|standing)\b(?![ -](?:alone|by|for|in|on|out|still)\b)": "is, is at",
     r"\b(?:lies|lie|lying)\b": "is, is at",
     r"\btaught\b": "trained, backpropagated",
     r"\bthat (?:is|are|was|were) there\b": "that exists",
