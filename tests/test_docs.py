@@ -154,6 +154,14 @@ def test_what_a_user_calls_states_its_errors():
     assert silent == WITHOUT_ERRORS
 
 
+@pytest.mark.parametrize("name", ch.edits.__all__)
+def test_an_edit_describes_each_of_its_arguments(name):
+    edit = getattr(ch.edits, name)
+    text = inspect.getdoc(edit)
+    for argument in inspect.signature(edit).parameters:
+        assert re.search(rf"^    (\w+, )*{argument}(, \w+)*: ", text, re.MULTILINE), argument
+
+
 @pytest.mark.parametrize("level, heading", [("avx512", "## AVX-512"), ("avx2", "## AVX2")])
 def test_the_tables_of_benchmarks_are_whole(level, heading):
     """Every case that was measured, ours and torch's share of the ceiling as they were."""

@@ -27,6 +27,13 @@ class freeze(FromRecording):
     Calls and texts are matched with those of the recording as in `patch`. `watch` records the
     frozen weights; for this it forms a matrix of up to 2^27 cells.
 
+    Args:
+        recording: what ``watch(model, exact_rows=[...])`` returned for the other run.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
+
     Raises `BadValue` for a recording without the layer, its heads, texts or rows, with fewer calls,
     of other sizes, or of texts with different padding.
     """

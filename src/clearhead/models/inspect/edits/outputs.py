@@ -19,9 +19,16 @@ class ablate(Edit):
 
     ``by="mean"`` replaces it by the mean of each head over the queries and texts of a reference
     set: all calls of the layer in ``over``, recorded by ``watch(model, outputs=True)``. Fully
-    masked queries do not count, nor does padding that the calls carried. A tensor must broadcast
-    to (B, n, Tq, Dv), with the n heads of `heads` and the B texts of `batch` in their order (all if
-    None).
+    masked queries do not count, nor does padding that the calls carried.
+
+    Args:
+        by: "zero", "mean", or a tensor that broadcasts to (B, n, Tq, Dv), with the n heads of
+            `heads` and the B texts of `batch` in their order.
+        over: the recording of the reference set, for a mean only.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
 
     Raises `BadValue` for any other `by`, a mean without `over`, and a recording without the layer,
     its heads or outputs.
@@ -90,7 +97,14 @@ def zero_ablate(
     positions: Sequence[int] | None = None,
     batch: range | None = None,
 ) -> ablate:
-    """Replace the output of the heads by zeros: another name of ``ablate()``. Raises its errors."""
+    """Replace the output of the heads by zeros: another name of ``ablate()``. Raises its errors.
+
+    Args:
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
+    """
     return ablate(layers=layers, heads=heads, positions=positions, batch=batch)
 
 
@@ -105,8 +119,14 @@ def mean_ablate(
     """Replace the output of the heads by their mean: ``ablate(by="mean", over=over)``.
 
     Each head has one mean vector, over all positions of all texts in the recording. Padding and
-    fully masked queries do not count. `over` is recorded by ``watch(model, outputs=True)``. Raises
-    the errors of `ablate`.
+    fully masked queries do not count. Raises the errors of `ablate`.
+
+    Args:
+        over: the recording of ``watch(model, outputs=True)``.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
     """
     return ablate(
         by="mean", over=over, layers=layers, heads=heads, positions=positions, batch=batch
@@ -116,6 +136,13 @@ def mean_ablate(
 @dataclass(frozen=True, eq=False, repr=False)
 class scale(Edit):
     """Multiply the output of the heads by `factor`: o becomes factor * o. 0 is `ablate()`.
+
+    Args:
+        factor: a finite number.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
 
     Raises `BadValue` for a factor that is not finite, `BadType` for one that is not a number.
     """

@@ -49,6 +49,14 @@ class patch(FromRecording):
     call has the size of the call that is patched. Keys and values at named `positions` may come
     from a call of another length, for example from the prompt of a generation.
 
+    Args:
+        recording: what `watch` returned for the other run.
+        of: "output", "query", "key" or "value".
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: query heads, or KV heads for keys and values; -1 is the last, None means all.
+        positions: positions of queries or keys in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
+
     Raises `BadValue` for a recording without the layer, its heads, texts or what `of` names, with
     fewer calls, of other sizes, or of texts with different padding.
 

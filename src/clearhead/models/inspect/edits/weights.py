@@ -36,6 +36,13 @@ class knock_out(Edit):
     applies to the columns of that batch. Keys count from the first of the text, even if a cache
     has dropped it, and if the text is padded on the left.
 
+    Args:
+        mask: the edges to remove.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
+
     If no visible edge was removed, the `Intervention` reports it. Raises `BadType` unless `mask` is
     a mask, and `BadValue` in a call of other sizes.
     """
@@ -118,6 +125,13 @@ class keep_only(knock_out):
     """Remove all edges except those that `mask` allows.
 
     The same as ``knock_out(~mask)``, with its rules for `align` and T x T masks. Raises its errors.
+
+    Args:
+        mask: the edges that remain.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
     """
 
     def removed(self) -> Mask:
@@ -130,6 +144,13 @@ class temperature(Edit):
 
     Below 1 the weights become sharper, above 1 flatter. All logits are divided: x after scale, soft
     cap and bias, and the logit of a sink.
+
+    Args:
+        t: a positive number.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
 
     Raises `BadValue` unless t > 0. In a call with sinks or ALiBi, which are the same for all
     queries, it raises it if `positions` or `batch` is set. In a call with a soft cap, it also does
@@ -177,7 +198,15 @@ class temperature(Edit):
 class uniform(Edit):
     """Make the weights equal: w = 1/n for each of the n keys that the query may look at.
 
-    A sink gets weight 0. Raises `BadValue` if `positions` or `batch` is set in a call with sinks
+    A sink gets weight 0.
+
+    Args:
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of query heads; -1 is the last, None means all.
+        positions: positions of queries in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
+
+    Raises `BadValue` if `positions` or `batch` is set in a call with sinks
     or ALiBi, because these are the same for all queries.
     """
 
