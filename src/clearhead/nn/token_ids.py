@@ -20,6 +20,12 @@ def run(model: nn.Module, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
+def as_batch(inputs: Any) -> Any:
+    """Return the ids of one text, (T,), as a batch of one, (1, T), and other inputs as they are."""
+    one = isinstance(inputs, Tensor) and inputs.dim() == 1 and not inputs.is_floating_point()
+    return inputs[None] if one else inputs
+
+
 def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
     """Run a model. Raises `BadValue` for an id without an embedding.
 

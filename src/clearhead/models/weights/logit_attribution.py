@@ -189,9 +189,7 @@ def _one_text(ids: Tensor | Mapping[str, Any]) -> tuple[Tensor | dict[str, Any],
             "logit_attribution reads one text with at least one token.",
             "call logit_attribution once for each text.",
         )
-    if not isinstance(ids, Mapping):
-        return text.reshape(1, -1), text.flatten()
-    return named, text.flatten()
+    return (named if isinstance(ids, Mapping) else text.reshape(1, -1)), text.flatten()
 
 
 def _check_reached(

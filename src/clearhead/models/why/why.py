@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...core.errors import BadValue, as_index
 from ...core.functional.sharding import must_not_be_sharded
 from ...core.torch_state import own_dtypes
+from ...nn.token_ids import as_batch
 from ..follow.divided_weights import weights_must_be_whole
 from ..follow.layers import must_be_module, refuse_compiled
 from ..weights.attention_weights import rotary_of_call
@@ -87,8 +88,7 @@ def why(
     must_not_be_sharded("why")
     refuse_compiled(model)
     weights_must_be_whole("why", model)
-    if isinstance(inputs, Tensor) and inputs.dim() == 1:
-        inputs = inputs[None]
+    inputs = as_batch(inputs)
     if (query is None) != (over == "rows") or over not in (None, "rows"):
         raise BadValue(
             f"why got query={query!r} and over={over!r}.",

@@ -10,7 +10,7 @@ from torch import nn
 
 from ....core.errors import BadType, BadValue, did_you_mean, kind_of, whole_number
 from ....core.problem.problem import Problem
-from ....nn.token_ids import run
+from ....nn.token_ids import as_batch, run
 from ...follow.copies import fresh
 from ...follow.layers import MissingLayer
 from ...follow.random_numbers import no_random_numbers
@@ -205,11 +205,11 @@ class path(Edit):
         """Return the equivalent `patch` for a run of the model on these inputs.
 
         It runs the model twice; once if no layer is between sender and receiver. `inputs` are those
-        of `effects`. Raises what `intervene` raises, and `BadValue` for inputs that cannot be
-        copied, or a model that draws random numbers.
+        of `effects`, or the ids of one text, (T,). Raises what `intervene` raises, and `BadValue`
+        for inputs that cannot be copied, or a model that draws random numbers.
         """
         with no_random_numbers(model):
-            (edit,) = without_paths([self], model, inputs)
+            (edit,) = without_paths([self], model, as_batch(inputs))
         assert isinstance(edit, patch)
         return edit
 
