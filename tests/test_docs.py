@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 import clearhead as ch
+from clearhead import corpus, demo
 from clearhead_cli import COMMANDS
 from docs import outputs
 from tests import words
@@ -152,6 +153,28 @@ def test_what_a_user_calls_states_its_errors():
             if callable(thing) and not is_error and not re.search(r"\b[Rr]aises?\b", text):
                 silent.add(name)
     assert silent == WITHOUT_ERRORS
+
+
+# Methods whose name or base class states it, and one with two choices, which its docstring lists.
+SILENT_METHODS = {"Intervention.must_have_applied", "temperature.edit_problem", "Effects.grid"}
+
+
+def test_a_method_that_raises_states_it():
+    parts = ch, ch.nn, ch.distributed, ch.edits, ch.hf, ch.stats, ch.masks, corpus, demo
+    silent = set()
+    for part in parts:
+        for thing in (getattr(part, name) for name in part.__all__):
+            for owner in getattr(thing, "__mro__", ()):
+                methods = vars(owner) if owner.__module__.startswith("clearhead.") else {}
+                for name, method in methods.items():
+                    method = getattr(method, "__func__", method)
+                    if name.startswith("_") or not inspect.isfunction(method):
+                        continue
+                    text = inspect.getdoc(method) or ""
+                    raises = re.search(r"^ +raise\b", inspect.getsource(method), re.MULTILINE)
+                    if raises and not re.search(r"\b[Rr]aises?\b", text):
+                        silent.add(f"{owner.__name__}.{name}")
+    assert silent == SILENT_METHODS
 
 
 @pytest.mark.parametrize("name", ch.edits.__all__)

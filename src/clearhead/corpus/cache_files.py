@@ -62,6 +62,9 @@ def export_kvpress(survey: "Survey", path: str | Path) -> Path:
     It has the fractions of keys to drop, (99, layers, KV heads), for the total fractions 0.01 to
     0.99. Where `budgets` refuses so few keys, all heads keep equally many. KVPress chooses the keys
     of a budget by its own scores, and not by position.
+
+    Raises `BadValue` for layers with different numbers of KV heads, for a survey without the
+    metrics of `long`, and for a path that cannot be written.
     """
     _must_be_regular(survey, "a curve of KVPress")
     curves, (G, _) = error_curves(survey), groups_of_layers(survey)[0]

@@ -156,7 +156,10 @@ class Metric:
         return ()
 
     def values(self, call: LayerCall) -> Tensor:
-        """Compute the number of each query, (B, H, T)."""
+        """Compute the number of each query, (B, H, T).
+
+        A subclass defines it: here it raises `NotImplementedError`.
+        """
         raise NotImplementedError
 
     def counts(self, uniform: LayerCall) -> Tensor:
@@ -192,7 +195,10 @@ class Mass(Metric):
     """
 
     def group(self, batch: Batch) -> Mask:
-        """Return the keys of each query, as a mask."""
+        """Return the keys of each query, as a mask.
+
+        A subclass defines it: here it raises `NotImplementedError`.
+        """
         raise NotImplementedError
 
     def statistics(self, batch: Batch) -> Sequence[mass]:

@@ -119,14 +119,18 @@ class Survey:
         return self.query("select * from metrics")
 
     def histogram(self, layer: int, head: int, metric: str) -> Table:
-        """Return the histogram of a metric over the queries of a head; empty bins are left out."""
+        """Return the histogram of a metric over the queries of a head; empty bins are left out.
+
+        Raises `BadValue` for a head or metric that the survey does not have.
+        """
         self.must_have(metric)
         return self.of_head("histograms", layer, head, metric)
 
     def tokens(self, layer: int, head: int) -> Table:
         """Return the tokens that a head connects, on the sides "query" and "key", with their lift.
 
-        A link is a query whose largest weight is neither on key 0 nor on the query itself.
+        A link is a query whose largest weight is neither on key 0 nor on the query itself. Raises
+        `BadValue` for a head that the survey does not have.
         """
         return self.of_head("tokens", layer, head, order="side desc, lift desc")
 
@@ -258,7 +262,10 @@ class Survey:
         return comparison
 
     def by_metric(self, table: str, order: str) -> dict[tuple[int, int, str], list[dict[str, Any]]]:
-        """Return the rows of a table for each layer, head and metric, in one query."""
+        """Return the rows of a table for each layer, head and metric, in one query.
+
+        Raises `BadValue` for a table or an order that does not exist.
+        """
         rows = self.query(f"select * from {table} order by layer, head, metric, {order}")
         key = itemgetter("layer", "head", "metric")
         return {of: list(group) for of, group in groupby(rows.to_pylist(), key)}
@@ -284,7 +291,10 @@ class Survey:
     budgets = forgetting.budgets
 
     def context(self, text: int, context: int) -> list[str]:
-        """Return the tokens of a context, as written in the text."""
+        """Return the tokens of a context, as written in the text.
+
+        Raises `BadValue` for a context that the survey does not have.
+        """
         shard, index = self._context(text, context)
         return [shard.spelling[i] for i in shard.context(index).tolist()]
 

@@ -64,6 +64,7 @@ class Decoder(nn.Module):
                 block.attention.W_query = nn.Sequential(block.attention.W_query, undo)  # type: ignore[assignment]  # replaces a Linear
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        """Return the logits, (..., T) -> (..., T, words). Raises `BadValue` for a longer text."""
         if input_ids.shape[-1] > self.config.context:
             raise BadValue(
                 f"The text has {input_ids.shape[-1]} tokens.",

@@ -219,6 +219,9 @@ class Checkpoint:
         """Return the tokens of a text as written, each a `Token`, and the inputs of the model.
 
         In place of the text, its ids may be passed, (T,) or (1, T). No token is added to them.
+
+        Raises `BadValue` for a text without tokens or with special tokens alone, one that is too
+        long for the model, and ids that it lacks; `BadType` for ids that are not integers.
         """
         if isinstance(text, Tensor):
             ids = self._checked_ids(text)
@@ -284,7 +287,10 @@ class Checkpoint:
         return module
 
     def run(self, inputs: dict[str, Tensor], *, predict: bool = False) -> Any:
-        """Run `module` on a text, or with `predict` the `predictor` if there is one."""
+        """Run `module` on a text, or with `predict` the `predictor` if there is one.
+
+        Raises `BadValue` if the model needs more than the tokens, or an id has no embedding.
+        """
         module = self.predictor if predict and self.predictor is not None else self.module
         try:
             with torch.no_grad(), known_ids(module):

@@ -41,7 +41,10 @@ class TokenEmbedding(nn.Module):
         self.table = nn.Embedding(self.vocabulary, self.d, **factory)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the row of each id: integers of any shape (...) -> (..., d)."""
+        """Return the row of each id: integers of any shape (...) -> (..., d).
+
+        Raises `BadType` for anything but integers, `BadValue` for an id without a row.
+        """
         if not isinstance(ids, Tensor) or ids.dtype not in _INTEGERS:
             kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
             raise BadType(
@@ -124,7 +127,10 @@ class RotaryPositions(nn.Module):
         self.pairs = pairs
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """Rotate the features of (..., T, D); the first token is at position `start`."""
+        """Rotate the features of (..., T, D); the first token is at position `start`.
+
+        Raises `BadType` unless x is a tensor, `BadValue` for another D or a start below 0.
+        """
         check_type("RotaryPositions", "x", x, Tensor)
         if not x.dtype.is_floating_point or x.dim() < 2 or x.shape[-1] != self.head_size:
             raise BadValue(

@@ -25,7 +25,10 @@ class OneHead(nn.Module, ABC):
 
     @abstractmethod
     def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
-        """Check the input and project it to q, k and v, which are (B, T, d) or (T, d), like x."""
+        """Check the input and project it to q, k and v, which are (B, T, d) or (T, d), like x.
+
+        Raises `BadType` or `BadValue` for an input that does not fit the layer.
+        """
 
     def formulas(self) -> dict[str, str]:
         """Return the formulas of query, key and value."""

@@ -109,15 +109,24 @@ class Matrix(ShownInNotebook):
         return finish_rows(sums, self._problem.sinks).lse.reshape(self.shape[:-1])
 
     def rows(self, queries: Which) -> Tensor:
-        """Compute the exact weights of some queries, (B, H, n, Tk)."""
+        """Compute the exact weights of some queries, (B, H, n, Tk).
+
+        Raises `BadValue` for a query that does not exist, `BadType` for anything but numbers.
+        """
         return self._weights(queries, ALL)
 
     def cols(self, keys: Which) -> Tensor:
-        """Compute the exact weights that some keys receive, (B, H, Tq, n)."""
+        """Compute the exact weights that some keys receive, (B, H, Tq, n).
+
+        Raises the errors of `rows`.
+        """
         return self._weights(ALL, keys)
 
     def block(self, queries: Which, keys: Which) -> Tensor:
-        """Compute the exact weights of some queries on some keys, (B, H, q, k)."""
+        """Compute the exact weights of some queries on some keys, (B, H, q, k).
+
+        Raises the errors of `rows`.
+        """
         return self._weights(queries, keys)
 
     def entropy(self) -> Tensor:
@@ -139,7 +148,8 @@ class Matrix(ShownInNotebook):
         """Compute a map of at most rows x cols, (B, H, rows, cols).
 
         A cell is the weight that a query puts on a bin of keys, averaged over a bin of queries.
-        With `by`, a number for every key, weights are multiplied by it.
+        With `by`, a number for every key, weights are multiplied by it. Raises `BadValue` for
+        sizes below 1, and for another number of numbers.
         """
         statistic = pooled(rows, cols, by)
         statistic.must_fit(self._problem.grid)

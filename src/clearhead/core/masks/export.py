@@ -145,7 +145,11 @@ class Exports(ABC):
         B: int | None = None,
         H: int | None = None,
     ) -> str:
-        """Return "empty", "partial" or "full": what the mask allows of a block of cells."""
+        """Return "empty", "partial" or "full": what the mask allows of a block of cells.
+
+        `q` and `k` are the positions of its queries and keys. Raises `BadType` unless they are
+        ranges without a step, `BadValue` for a range that begins at no position.
+        """
         for name, positions in (("q", q), ("k", k)):
             if not isinstance(positions, range) or positions.step != 1:
                 raise BadType(

@@ -25,6 +25,9 @@ ALL_NAMES = ", ".join(s.call or f'"{s.name}"' for s in STATISTICS)
 def parse_stats(entries: "Iterable[str | Statistic]", grid: Grid | None = None) -> Statistics:
     """Return the requested statistics, checked, also against the sizes if these are known.
 
+    Raises `BadType` unless they are a list, `BadValue` for an unknown name, for one statistic
+    twice, and for one that does not fit the sizes.
+
     >>> [s.name for s in parse_stats(["entropy", "lse"])]
     ['entropy', 'lse']
     """

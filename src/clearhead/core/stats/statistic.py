@@ -164,11 +164,17 @@ class RowStatistic(Statistic):
         return 0
 
     def empty(self, p: Problem, queries: int) -> Accumulator:
-        """Return the accumulator of this many queries before their first key."""
+        """Return the accumulator of this many queries before their first key.
+
+        A subclass with an accumulator defines it: here it raises `NotImplementedError`.
+        """
         raise NotImplementedError(f"{self.name} declares an accumulator without its initial value")
 
     def counter(self, p: Problem) -> Callable[[Tile], Accumulator]:
-        """Return the function that computes the accumulator of one tile."""
+        """Return the function that computes the accumulator of one tile.
+
+        A subclass with an accumulator defines it: here it raises `NotImplementedError`.
+        """
         raise NotImplementedError(f"{self.name} declares an accumulator and does not compute it")
 
     @abstractmethod

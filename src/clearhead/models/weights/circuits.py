@@ -92,7 +92,10 @@ class Circuits:
         return "\n".join(lines)
 
     def ov(self, layer: int, head: int) -> Factored:
-        """Return ``W_V W_O``, (d, d), which maps what a head reads to what it writes: x W_V W_O."""
+        """Return ``W_V W_O``, (d, d), which maps what a head reads to what it writes: x W_V W_O.
+
+        Raises `BadValue` for a head that the model does not have, `BadType` for other indices.
+        """
         at = self._at(layer, head)
         return Factored(self.W_V[at], self.W_O[at])
 
@@ -101,7 +104,8 @@ class Circuits:
 
         `offset` is the distance from the query back to the key, for models that rotate queries and
         keys. None means no rotation, as at offset 0. Rotations that depend on the length of the
-        text, which `inexact` names, are those of a short one.
+        text, which `inexact` names, are those of a short one. Raises the errors of `ov`, and
+        `BadValue` for an offset in a layer that does not rotate.
         """
         at = self._at(layer, head)
         return Factored(self.W_Q[at], self._keys(at[0], offset)[at[1]].mT)
@@ -160,7 +164,8 @@ class Circuits:
         """Compute the composition scores of `samples` pairs of random matrices of the same shapes.
 
         Their entries are independent and normal, and the scores are about ``1 / sqrt(d)``. `seed`
-        determines them, and torch's generator is not used.
+        determines them, and torch's generator is not used. Raises `BadValue` for an unknown kind,
+        and fewer than two samples.
         """
         read, then = self._reader(kind, None)
         rule, hint = "two or more samples are drawn from a seed of 0 or more.", "pass samples=64."

@@ -173,7 +173,8 @@ class Edit:
         return selected
 
     def at_positions(self, problem: Problem, site: EditSite) -> Tensor:
-        """Return which queries of the call are at the named positions, (B|1, 1, Tq)."""
+        """Return which queries of the call are at the named positions, (B|1, 1, Tq). Raises
+        `BadValue` if the position of its query is unknown."""
         positions, start = self.positions or (), site.at.start
         if start is None and any(p >= 0 for p in positions):
             raise self._unknown_position(problem)
@@ -181,7 +182,8 @@ class Edit:
         return columns_at(positions, start or 0, first, after, problem.Tq)
 
     def positions_in(self, problem: Problem, site: EditSite) -> set[int]:
-        """Return the positions in the texts of a call from which `positions` selects."""
+        """Return the positions in the texts of a call from which `positions` selects. Raises
+        `BadValue` if they are unknown."""
         if site.at.start is None:
             raise self._unknown_position(problem)
         return real_positions(site.at.start, *site.at.real_queries(problem.Tq))

@@ -52,7 +52,8 @@ class freeze(FromRecording):
     def visible_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         """Return a problem with the frozen weights as a bias, since softmax(log w) = w.
 
-        A sink takes 1 minus the sum of the frozen weights.
+        A sink takes 1 minus the sum of the frozen weights. Raises `BadValue` for a call of too many
+        cells.
         """
         p = problem
         if p.all_pairs > MOST_DENSE_CELLS:
