@@ -1,10 +1,12 @@
 """The documentation: its code runs, its links resolve, every public name is in the reference."""
 
 import builtins
+import html
 import inspect
 import json
 import pydoc
 import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -248,6 +250,27 @@ def test_the_address_of_the_site_is_set_in_one_place():
     address = re.search(r'^Documentation = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
     host = re.match(r"https?://[^/]+", address)[0]
     assert not [name_of(page) for page in WITH_LINKS if host in page.read_text()]
+
+
+def test_the_math_font_of_the_site_has_the_letters_of_all_formulas():
+    """A browser writes a name of one letter in italics, which are characters of their own."""
+    convert = pytest.importorskip("latex2mathml.converter").convert
+    ttf = pytest.importorskip("fontTools.ttLib").TTFont
+    static = ROOT / "docs" / "static"
+    (file,) = re.findall(r'url\("(.*?)"\)', (static / "pages.css").read_text())
+    font = ttf(static / file)
+    italics = (*range(0x1D434, 0x1D468), 0x210E, *range(0x1D6E2, 0x1D71C))
+    italic = {unicodedata.normalize("NFKC", chr(x)): chr(x) for x in italics}
+    letters = set()
+    for page in WITH_LINKS:
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
+        for pair in re.findall(r"\$\$(.*?)\$\$|\$([^$\n]+)\$", text, re.DOTALL):
+            for tag, name in re.findall(r"<(m[ion])[^>]*>([^<]+)<", convert("".join(pair))):
+                name = html.unescape(name)
+                single = tag == "mi" and len(name) == 1
+                letters |= {italic.get(name, name)} if single else set(name)
+    assert "MATH" in font and len(letters) > 50
+    assert not [x for x in letters if ord(x) not in font.getBestCmap() and not x.isspace()]
 
 
 def test_the_site_links_to_the_lessons_that_it_runs(monkeypatch):
