@@ -73,7 +73,9 @@ def page(notebook: NotebookNode, name: str) -> Page:
                 figures[file] = figure
                 words = f"![{alt_text(cell, name)}](pictures/{file})"
             outputs.append(words)
-        parts.append(cell_on_page(cell, [words for words in outputs if words]))
+        shown = "\n\n".join(words for words in outputs if words)
+        one_block = re.sub(r"^```\n\n```text\n", "\n", shown, flags=re.MULTILINE)
+        parts.append(cell_on_page(cell, [one_block] if one_block else []))
     title, rest = parts[0].split("\n\n", 1)
     source = f"*Outputs are those of [the notebook](../{name}.md), which you can run.*"
     return Page("\n\n".join([title, source, rest, *parts[1:]]) + "\n", figures)
@@ -104,6 +106,8 @@ def one_output(output: NotebookNode) -> tuple[str, str | None]:
     if "image/svg+xml" in data:
         return "", data["image/svg+xml"]
     words = block(data["text/plain"])
+    if "<svg" in data.get("text/html", "") and "<iframe" not in data["text/html"]:
+        raise SystemExit(f"A forge shows only {data['text/plain']!r} of a picture: print it.")
     return (f"{words}\n\n{INTERACTIVE}" if "<iframe" in data.get("text/html", "") else words), None
 
 

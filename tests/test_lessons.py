@@ -15,11 +15,13 @@ import jupytext
 import numpy as np
 import pytest
 from jupyter_client import AsyncKernelManager
+from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
+import clearhead as ch
 from examples.smollm2 import cached
 from examples.storyteller.train import Recipe
-from lessons.render import READ, page, run
+from lessons.render import READ, one_output, page, run
 from tests.outputs import DIGITS, difference
 
 FOLDER = Path(__file__).parents[1] / "lessons"
@@ -243,6 +245,12 @@ def test_each_section_of_the_documents_is_two_clicks_from_the_readme():
                 opening = (FOLDER / lesson).read_text().split("*Of the [five documents]")
                 covers = opening[1].split("*")[0] if len(opening) > 1 else letter
                 assert re.search(rf"\b{letter}\b", covers.partition("covers:")[2] or covers), row
+
+
+def test_a_picture_that_a_forge_does_not_show_is_refused():
+    data = {"text/plain": "causal", "text/html": ch.causal._repr_html_()}
+    with pytest.raises(SystemExit, match="only 'causal' of a picture"):
+        one_output(NotebookNode(output_type="display_data", data=data))
 
 
 def test_a_page_that_differs_is_noticed():
