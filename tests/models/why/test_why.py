@@ -62,6 +62,14 @@ def test_sources_and_pairs_sum_to_the_parts(model):
     assert torch.allclose(pairs.sum(1), why.query_parts, atol=1e-5)
 
 
+def test_parts_are_those_of_the_key_or_of_the_query(model):
+    why = ch.why(model, ids(), layer=1, head=0, query=6, key=2)
+    assert why.largest("query") != why.largest("key") == why.largest()
+    for call in (lambda: why.largest("value"), lambda: why.sources(0, 0, "value")):
+        with pytest.raises(BadValue, match="got of='value'"):
+            call()
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_parts_of_blocks_with_either_norm(norm):
     model = randomised(TwoBlocks(norm))

@@ -129,10 +129,7 @@ class Why(ShownInNotebook, Savable):
 
         Raises `BadValue` for a head that is not an earlier one, and for a loaded result.
         """
-        if of not in ("key", "query"):
-            raise BadValue(
-                f"sources got of={of!r}.", 'of is "key" or "query".', "pass one of them."
-            )
+        self._parts("sources", of)
         rule = f"earlier layers are 0 to {self.layer - 1}."
         layer = as_index("Layer", layer, self.layer, rule, "pass one of these.")
         parts = self._with_run().sources(of, layer)
@@ -169,10 +166,19 @@ class Why(ShownInNotebook, Savable):
         return self._split
 
     def largest(self, of: str = "key", n: int = _LISTED) -> list[tuple[Component, float]]:
-        """Return the n largest parts by absolute value, with their components."""
-        parts = self.key_parts if of == "key" else self.query_parts
+        """Return the n largest parts by absolute value, with their components.
+
+        `of` is "key" or "query"; `BadValue` is raised for anything else.
+        """
+        parts = self._parts("largest", of)
         top = parts.abs().argsort(descending=True)[:n].tolist()
         return [(self.components[x], float(parts[x])) for x in top]
+
+    def _parts(self, method: str, of: str) -> Tensor:
+        """Return the parts of the keys or of the query. Raises `BadValue` for anything else."""
+        if of not in ("key", "query"):
+            raise BadValue(f"{method} got of={of!r}.", 'of is "key" or "query".', "pass one.")
+        return self.key_parts if of == "key" else self.query_parts
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a table with one row per component: its kind, layer, head and module, and its
