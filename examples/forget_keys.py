@@ -1,7 +1,7 @@
 """Measure which keys a real model can forget, and what it costs to forget them.
 
 A survey of SmolLM2-135M-Instruct (Q4_1, dequantised) with the metrics `long` proposes how many keys
-each key head keeps: the first 4 and the most recent ones. The program masks the others, and prints
+each KV head keeps: the first 4 and the most recent ones. The program masks the others, and prints
 the loss and how well the model predicts the digits of a pass key, beside equal budgets of the same
 total size.
 
@@ -102,7 +102,7 @@ def main() -> None:
     survey.export_kvpress(out / "kvpress.npy")
     kinds = [head.kind() for head in survey.key_heads()]
     print(survey)
-    print(", ".join(f"{kinds.count(kind)} key heads {kind}" for kind in sorted({*kinds})))
+    print(", ".join(f"{kinds.count(kind)} KV heads {kind}" for kind in sorted({*kinds})))
     cases: list[tuple[str, Budgets | None]] = [("all keys", None)]
     for fraction in FRACTIONS:
         budgets = survey.budgets(fraction)
