@@ -19,6 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 import clearhead as ch
+from clearhead.demo.cast import CHARACTERS
 from examples.smollm2 import cached
 from examples.storyteller.train import Recipe
 from lessons.render import READ, one_output, page, run
@@ -221,6 +222,15 @@ def test_lesson_14_counts_the_stories_that_the_included_model_read():
     recipe = Recipe()
     text = (FOLDER / "14-what-heads-cause.md").read_text()
     assert f"trained on {recipe.steps * recipe.batch:,} small stories" in text
+
+
+def test_lessons_14_and_17_name_the_deeds_of_the_characters():
+    deeds = {who.noun: {*who.deeds} for who in CHARACTERS}
+    for lesson in ("14-what-heads-cause.md", "17-what-a-head-carries.md"):
+        text = (FOLDER / lesson).read_text()
+        witch, queen = re.search(r"A witch (\*.*?)[.;](.*?)\.", text, re.DOTALL).groups()
+        assert {*re.findall(r"\*(\w+)\*", witch)} == deeds["witch"]
+        assert {*re.findall(r"\*(\w+)\*", queen)} == deeds["queen"] & deeds["princess"]
 
 
 def test_the_readme_and_the_site_count_the_lessons():
