@@ -24,8 +24,8 @@ PACKAGE = ROOT / "src" / "clearhead"
 HOUSE = {
     "views": 3540,
     "corpus": 4040,
-    "demo": 475,
-    "models": 8900,
+    "demo": 385,
+    "models": 9140,
     "hf": 1915,
     "distributed": 2610,
     "nn": 1145,

@@ -59,6 +59,7 @@ from .models.inspect.intervene import Intervention, intervene
 from .models.inspect.recording import Recording
 from .models.inspect.rollout import rollout
 from .models.inspect.watch import watch
+from .models.monitor.clip import qk_clip
 from .models.monitor.monitor import Monitor as monitor
 from .models.report import Report, report, report_batch, report_weights
 from .models.weights.circuits import Circuits, circuits
@@ -73,7 +74,7 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "Matrix", "watch", "Recording", "intervene", "Intervention", "edits", "effects", "Effects",
     "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why", "circuits",
     "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "monitor",
-    "survey", "Survey", "load", "plan", "Plan", "causal", "Causal", "window", "prefix",
+    "qk_clip", "survey", "Survey", "load", "plan", "Plan", "causal", "Causal", "window", "prefix",
     "lengths", "documents", "dense", "everything", "alibi", "bias", "nn", "distributed", "compat",
     "hf", "views", "AttentionError", "BadValue", "BadType",
 ]  # fmt: skip

@@ -101,6 +101,17 @@ def dense_row(model, batches, autocast):
     return dense.row()
 
 
+def gradient_row(model):
+    row = {}
+    for i, layer in enumerate(model.model.layers):
+        for name in "qk":
+            weight = getattr(layer.self_attn, f"{name}_proj").weight.grad
+            norms = weight.unflatten(0, (-1, D)).double().square().sum((1, 2)).sqrt()
+            for h, x in enumerate(norms.repeat_interleave(H // len(norms))):
+                row[f"attention/L{i}/H{h}/grad_{name}"] = float(x)
+    return row
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("checkpoint", [None, False, True])
 def test_a_step_is_that_of_dense_attention(checkpoint, autocast):
@@ -121,10 +132,11 @@ def test_a_step_is_that_of_dense_attention(checkpoint, autocast):
                 model.train()
             optimizer.step()
             row = monitor.step()
+            gradients = gradient_row(model)
             optimizer.zero_grad()
     assert [step for step, _ in logged] == [0, 2] and row == logged[-1][1]
     model.gradient_checkpointing_disable()
-    expected = dense_row(model, batches, autocast)
+    expected = dense_row(model, batches, autocast) | gradients
     assert row.keys() == expected.keys()
     tolerance = 2e-2 if autocast else 2e-5
     for name, value in expected.items():
@@ -177,7 +189,11 @@ def of_rank(rank, kind):
         fully_shard(model)
     with ch.monitor(model, every=1) as monitor:
         model(**batch(rank)).loss.backward()
-        return monitor.step()
+        row = monitor.step()
+        limit = 0.7 * max(max(x) for x in monitor.largest.values())
+        clipped = ch.qk_clip(model, limit=limit)
+        model(**batch(rank)).loss.backward()
+        return row, clipped, monitor.step()
 
 
 @pytest.mark.slow
@@ -186,10 +202,162 @@ def test_a_step_of_two_ranks_is_that_of_both_batches(kind, tmp_path):
     model = llama()
     with ch.monitor(model, every=1) as monitor:
         for number in range(2):
-            model(**batch(number)).loss.backward()
+            (model(**batch(number)).loss / 2).backward()
         expected = monitor.step()
-    for row in on_processes(2, of_rank, tmp_path / "ranks", kind):
+        limit = 0.7 * max(max(x) for x in monitor.largest.values())
+        clipped = ch.qk_clip(model, limit=limit)
+        for number in range(2):
+            model(**batch(number)).loss.backward()
+        after = monitor.step()
+    for row, of_ranks, row_after in on_processes(2, of_rank, tmp_path / "ranks", kind):
+        assert [x[:2] for x in of_ranks] == [x[:2] for x in clipped] and clipped
         assert row == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        for name, value in after.items():
+            if "grad" not in name:
+                assert row_after[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+class Branches(nn.Module):
+    """Its second layer runs if it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(ch.nn.SelfAttention(D, D) for _ in range(2))
+
+    def forward(self, x, both):
+        return self.layers[1](self.layers[0](x)) if both else self.layers[0](x)
+
+
+def of_rank_with_another_layer(rank, first):
+    model, said = nn.parallel.DistributedDataParallel(Branches().train()), []
+    with ch.monitor(model, every=1, stats=["max"]) as monitor:
+        for step in range(2):
+            model(torch.randn(B, T, D), both=rank == 1 and step >= first).sum()
+            try:
+                monitor.step()
+            except ch.BadValue as error:
+                said.append(f"{step}: {error}")
+                break
+    return said
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_layer_of_one_rank_is_refused_on_every_rank(first, tmp_path):
+    for said in on_processes(2, of_rank_with_another_layer, tmp_path / "ranks", first):
+        assert len(said) == 1 and said[0].startswith(f"{first}: At step {first}, some layer has")
+
+
+@pytest.mark.parametrize("key_heads", [H, 2])
+def test_a_clipped_head_has_the_limit_as_its_largest_logit(key_heads):
+    model = llama(key_heads)
+    with ch.monitor(model, every=1, stats=["max"]) as monitor:
+        model(**batch(0)).loss.backward()
+        before = monitor.step()
+        limit = sorted(before.values())[-3] * 0.9
+        expected = {name: min(value, limit) for name, value in before.items()}
+        clipped = ch.qk_clip(model, limit=limit)
+        assert [x.factor for x in clipped] == [limit / x.largest for x in clipped]
+        model(**batch(0)).loss.backward()
+        after = monitor.step()
+    first = [name for name in expected if "/L0/" in name]  # later layers read other inputs
+    assert len(clipped) == sum(x > limit for x in before.values()) >= 3
+    assert {n: after[n] for n in first} == pytest.approx({n: expected[n] for n in first}, rel=1e-4)
+    with pytest.raises(ch.BadValue, match="each step is clipped once"):
+        ch.qk_clip(model, limit=limit)
+        ch.qk_clip(model, limit=limit)
+
+
+def test_a_module_that_is_several_layers_is_scaled_once():
+    ch.hf.register()
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(
+        vocab_size=V, embedding_size=7, hidden_size=H * D, intermediate_size=29,
+        num_hidden_layers=3, num_attention_heads=H, attn_implementation="clearhead",
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.AlbertModel(config).train()
+    ids = batch(0)["input_ids"]
+    with ch.monitor(model, every=1, stats=["max"]) as monitor:
+        model(ids).last_hidden_state.sum().backward()
+        monitor.step()
+        before = monitor.largest
+        limit = 0.5 * max(before[0])
+        clipped = ch.qk_clip(model, limit=limit)
+        model(ids).last_hidden_state.sum().backward()
+        monitor.step()
+    factors = [min([x.factor for x in clipped if x.head == h], default=1.0) for h in range(H)]
+    assert len({(x.module, x.head) for x in clipped}) < len(clipped)
+    expected = [x * factor for x, factor in zip(before[0], factors, strict=True)]
+    assert monitor.largest[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_latent_attention_is_clipped_by_its_rules():
+    ch.hf.register()
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        **SIZES, num_attention_heads=H, num_key_value_heads=H, q_lora_rank=7, kv_lora_rank=5,
+        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=3, first_k_dense_replace=2,
+        attn_implementation="clearhead",
+    )  # fmt: skip
+    model = transformers.DeepseekV3ForCausalLM(config).train()
+    shared = model.model.layers[0].self_attn.kv_a_proj_with_mqa.weight.clone()
+    with ch.monitor(model, every=1, stats=["max"]) as monitor:
+        model(**batch(0)).loss.backward()
+        monitor.step()
+        limit = sorted(monitor.largest[0])[1] * 0.9
+        expected = [min(x, limit) for x in monitor.largest[0]]
+        ch.qk_clip(model, limit=limit)
+        model(**batch(0)).loss.backward()
+        monitor.step()
+        assert monitor.largest[0] == pytest.approx(expected, rel=1e-4)
+    assert torch.equal(shared, model.model.layers[0].self_attn.kv_a_proj_with_mqa.weight)
+
+
+def test_heads_whose_logits_do_not_follow_their_weights_are_refused():
+    for model in llama(kind="Qwen3", head_dim=D), llama(kind="Gemma2", head_dim=D):
+        weights = {name: x.clone() for name, x in model.state_dict().items()}
+        with ch.monitor(model, every=1, stats=["max"]) as monitor:
+            model(**batch(0)).loss.backward()
+            monitor.step()
+            with pytest.raises(ch.BadValue, match="cannot be clipped: its"):
+                ch.qk_clip(model, limit=1e-6)
+        assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
+
+
+def test_gradients_are_required_before_they_are_zero():
+    model = llama()
+    with ch.monitor(model, every=1) as monitor:
+        model(**batch(0)).loss.backward()
+        model.zero_grad()
+        with pytest.raises(ch.BadValue, match="before zero_grad"):
+            monitor.step()
+
+
+def test_a_layer_without_known_projections_has_no_gradients():
+    model = llama()
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = nn.Sequential(layer.self_attn.q_proj)
+    with ch.monitor(model, every=1) as monitor:
+        model(**batch(0)).loss.backward()
+        row = monitor.step()
+    assert "attention/L1/H3/max" in row and not [name for name in row if "grad" in name]
+
+
+def test_every_kind_of_projection_has_its_rows():
+    x = torch.randn(B, T, H * D)
+    layer = ch.nn.MultiHeadAttention(H * D, heads=H, kv_heads=2)
+    with ch.monitor(layer, every=1, stats=["max", "grad_q", "grad_k"]) as monitor:
+        layer(x).square().sum().backward()
+        row = monitor.step()
+    norms = layer.W_query.weight.grad.unflatten(0, (H, D)).square().sum((1, 2)).sqrt()
+    assert [row[f"attention/L0/H{h}/grad_q"] for h in range(H)] == pytest.approx(norms.tolist())
+    assert monitor.layers[0].obstacle == ""
+    for kind, options in ("GPT2", {}), ("GPTNeoX", {}), ("Phi3", {"pad_token_id": 0}):
+        model = llama(H, kind, **options)
+        with ch.monitor(model, every=1, stats=["max"]) as monitor:
+            model(**batch(0)).loss.backward()
+            monitor.step()
+        assert monitor.layers[1].obstacle == "", kind
 
 
 def test_alarms():
@@ -246,7 +414,7 @@ def test_the_callback_of_trainer(tmp_path):
     callback = ch.monitor.TrainerCallback(every=2, log=lambda row, step: logged.append((step, row)))
     transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
     assert [step for step, _ in logged] == [0, 2, 4]
-    assert all(math.isfinite(x) for x in logged[-1][1].values())
+    assert all(math.isfinite(x) and x > 0 for n, x in logged[-1][1].items() if "grad" in n)
     assert not any(x._forward_hooks for x in model.modules())
 
 
@@ -277,7 +445,7 @@ def test_the_callback_of_lightning(tmp_path):
     data = torch.utils.data.DataLoader([batch(i) for i in range(10)], batch_size=None)
     trainer.fit(Module(), data)
     assert [step for step, _ in logged] == [0, 2, 4]
-    assert all(math.isfinite(x) for x in logged[-1][1].values())
+    assert all(math.isfinite(x) and x > 0 for n, x in logged[-1][1].items() if "grad" in n)
 
 
 def test_tensorboard(tmp_path):
@@ -379,3 +547,7 @@ def test_wrong_arguments():
         ch.monitor(model, stats="max")
     with pytest.raises(ch.BadValue, match="every"):
         ch.monitor(model, every=0)
+    with pytest.raises(ch.BadValue, match="largest logits"):
+        ch.qk_clip(llama())
+    with pytest.raises(ch.BadValue, match="limit"):
+        ch.qk_clip(model, limit=-1)

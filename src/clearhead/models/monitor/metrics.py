@@ -17,8 +17,10 @@ from ..inspect.recording import Call
 ALMOST_ALL = 0.99  # a query whose largest weight exceeds this is `peaked`
 _GROUPS = {"first": prefix(1), "self": window(before=0, after=0)}
 
-# The numbers of a head, in the order in which they are logged.
-METRICS = ("max", "entropy", "entropy_fraction", "first", "self", "peaked", "output")
+# The numbers of a head, in the order in which they are logged. The last two are of gradients.
+METRICS = (
+    "max", "entropy", "entropy_fraction", "first", "self", "peaked", "output", "grad_q", "grad_k",
+)  # fmt: skip
 
 
 def statistics_for(metrics: tuple[str, ...]) -> tuple[Statistic, ...]:
@@ -33,7 +35,7 @@ def statistics_for(metrics: tuple[str, ...]) -> tuple[Statistic, ...]:
 class HeadSums(NamedTuple):
     """Sums of a layer over the queries of calls, (H, sums), and the largest logits, (H,).
 
-    The columns of `sums` are those of `_SUMS`. All are float64, and merge exactly but for rounding.
+    The columns of `sums` are those of `SUMS`. All are float64, and merge exactly but for rounding.
     """
 
     largest: Tensor
@@ -43,7 +45,7 @@ class HeadSums(NamedTuple):
     def empty(heads: int) -> "HeadSums":
         return HeadSums(
             torch.full((heads,), -math.inf, dtype=torch.float64),
-            torch.zeros(heads, len(_SUMS), dtype=torch.float64),
+            torch.zeros(heads, len(SUMS), dtype=torch.float64),
         )
 
     def merge(self, other: "HeadSums") -> "HeadSums":
@@ -51,20 +53,22 @@ class HeadSums(NamedTuple):
 
     def numbers(self, metrics: tuple[str, ...]) -> dict[str, list[float]]:
         """Return the metrics of each head. A mean over no query is NaN."""
-        of = dict(zip(_SUMS, self.sums.unbind(1), strict=True))
+        of = dict(zip(SUMS, self.sums.unbind(1), strict=True))
         squares = of["output"] / of["queries"]
         every = {
             "max": self.largest,
             "entropy_fraction": of["entropy_fraction"] / of["choices"],
             "output": (squares / squares.mean().clamp(min=1e-300)).sqrt(),
         }
+        every |= {name: of[name].sqrt() for name in ("grad_q", "grad_k")}
         for name in ("entropy", "first", "self", "peaked"):
             every[name] = of[name] / of["queries"]
         return {name: every[name].tolist() for name in metrics}
 
 
-_SUMS = (
+SUMS = (
     "queries", "choices", "entropy", "entropy_fraction", "first", "self", "peaked", "output",
+    "grad_q", "grad_k",
 )  # fmt: skip
 
 
@@ -96,5 +100,5 @@ def sums_of_call(call: Call, followed: FollowedCall) -> HeadSums:
         sums[name] = total(weight)
     if call.output is not None:
         sums["output"] = total(call.output.double().square().sum(-1))
-    columns = [sums.get(name, torch.zeros(H, dtype=torch.float64)).cpu() for name in _SUMS]
+    columns = [sums.get(name, torch.zeros(H, dtype=torch.float64)).cpu() for name in SUMS]
     return HeadSums(largest.cpu(), torch.stack(columns, 1))

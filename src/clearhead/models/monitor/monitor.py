@@ -1,9 +1,10 @@
 """Watch a training: `Monitor`, which logs numbers of each head at every few steps."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,19 @@ from ..inspect.watcher import Watcher
 from .adapters import lightning_callback, tensorboard, trainer_callback
 from .alarms import Alarm, Alarms
 from .history import History, parquet
-from .metrics import METRICS, HeadSums, statistics_for, sums_of_call
+from .metrics import METRICS, SUMS, HeadSums, statistics_for, sums_of_call
+from .query_key import QueryKey, query_key
+
+_GRADIENTS = ("grad_q", "grad_k")
+
+
+class LayerState(NamedTuple):
+    """What is known of a layer after a call: its parameters, and why `qk_clip` cannot use them."""
+
+    name: str
+    rows: QueryKey | None
+    H: int
+    obstacle: str
 
 
 class Monitor(AbstractContextManager["Monitor"]):
@@ -45,6 +58,10 @@ class Monitor(AbstractContextManager["Monitor"]):
     - ``peaked``: the fraction of queries whose largest weight exceeds 0.99.
     - ``output``: the root mean square over queries of the norm of the head's output before the
       output projection, as a multiple of the same for all heads of its layer.
+    - ``grad_q``, ``grad_k``: the norms of the gradients of the head's rows of W_Q, and of the rows
+      of W_K of the key head that it reads. They are those of `step`, clipped if gradients are, so
+      call it after the optimizer and before ``zero_grad``. A layer whose W_Q and W_K are not
+      found, or get no gradient, such as one with LoRA around them, has none.
 
     A forward pass counts if the model is in training mode and autograd records it. So evaluation
     in between does not count, and all micro-batches of a step do. A layer that a checkpoint
@@ -69,7 +86,7 @@ class Monitor(AbstractContextManager["Monitor"]):
 
     Raises:
         BadValue, BadType: unknown metrics or layers, ranks that are not known, and at a logged
-            step a model that ran without an attention call.
+            step a model that ran without an attention call, or whose gradients are gone.
     """
 
     TrainerCallback = classmethod(trainer_callback)
@@ -103,9 +120,12 @@ class Monitor(AbstractContextManager["Monitor"]):
             model, self._keep, statistics_for(self.stats), layers, outputs="output" in self.stats
         )
         self._sums: dict[int, HeadSums] = {}
+        self.layers: dict[int, LayerState] = {}
+        self.largest: dict[int, list[float]] = {}  # the largest logits of the last step, if logged
         self._heads: dict[int, int] | None = None  # of the layers that the ranks agreed on
         self._alarms = Alarms()
         self._open = ExitStack()
+        MONITORS[model] = self  # for `qk_clip`
         self._begin()
 
     def __exit__(self, *error: object) -> None:
@@ -124,6 +144,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         """End a step of the training. Returns the numbers of a logged step, and None for others."""
         number, due = self.next_step, self.is_due
         self.next_step += 1
+        self.largest = {}
         row = None
         if due:
             self._open.close()
@@ -143,7 +164,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         if self.is_due:
             if compiled_parts(self.model):
                 self._open.enter_context(torch.compiler.set_stance("force_eager"))
-            self._open.enter_context(self._watcher.followed())
+            self._open.enter_context(self._watcher.followed(bool(self.layers)))
 
     @torch.no_grad()
     def _keep(self, call: Call, followed: FollowedCall) -> None:
@@ -151,10 +172,30 @@ class Monitor(AbstractContextManager["Monitor"]):
         if (before := self._sums.get(call.layer)) is not None:
             sums = before.merge(sums)
         self._sums[call.layer] = sums
+        if call.layer not in self.layers:
+            self.layers[call.layer] = self._layer(call, followed)
+        self._watcher.projected.clear()
+
+    def _layer(self, call: Call, followed: FollowedCall) -> LayerState:
+        p, received = followed.problem, followed.received
+        rows = query_key(self.model.get_submodule(call.module), p.H, p.G, p.D, p.Dv)
+        obstacle = ""
+        if rows is None:
+            obstacle = "its W_Q and W_K are not found, or are not plain matrices"
+        elif p.softcap is not None or p.bias is not None:
+            obstacle = "its logits have a soft cap or a bias"
+        elif not all(
+            part.computes(x, self._watcher.projected.get(part.module))
+            for part, x in ((rows.query, received.q), (rows.key, received.k))
+        ):
+            obstacle = "its queries or keys are more than their matrices and a rotation"
+        return LayerState(call.module, rows, p.H, obstacle)
 
     def _logged(self, number: int) -> dict[str, float]:
-        merged = sorted(self._merged(self._sums).items())
-        layers = {layer: sums.numbers(self.stats) for layer, sums in merged}
+        own = {layer: self._with_gradients(layer, x) for layer, x in self._sums.items()}
+        merged = sorted(self._merged(own).items())
+        layers = {layer: sums.numbers(self._known(layer)) for layer, sums in merged}
+        self.largest = {layer: x["max"] for layer, x in layers.items() if "max" in x}
         row = {
             f"attention/L{layer}/H{head}/{name}": values[head]
             for layer, numbers in layers.items()
@@ -170,6 +211,30 @@ class Monitor(AbstractContextManager["Monitor"]):
                 warnings.warn(f"step {number}: {alarm.sentence}", stacklevel=3)
         return row
 
+    def _known(self, layer: int) -> tuple[str, ...]:
+        """Return the metrics of a layer: all, or those without gradients."""
+        rows = self.layers[layer].rows
+        has = rows is not None and rows.query.weight.requires_grad
+        return tuple(name for name in self.stats if has or name not in _GRADIENTS)
+
+    def _with_gradients(self, layer: int, sums: HeadSums) -> HeadSums:
+        name, rows, H, _ = self.layers[layer]
+        columns = sums.sums.clone()
+        for metric in {*self._known(layer)} & {*_GRADIENTS}:
+            assert rows is not None
+            part = rows.query if metric == "grad_q" else rows.key
+            of_rows = part.squared_gradient()
+            if of_rows is None:
+                raise BadValue(
+                    f"The weights of {name} have no gradient at step {self.next_step - 1}.",
+                    "grad_q and grad_k are norms of the gradients of the step.",
+                    "call monitor.step() after backward and before zero_grad; or leave them out "
+                    "of stats.",
+                )
+            copies = 1 if hasattr(part.weight, "device_mesh") else self._world
+            columns[:, SUMS.index(metric)] = of_rows.repeat_interleave(H // len(of_rows)) / copies
+        return sums._replace(sums=columns)
+
     @property
     def _world(self) -> int:
         return 1 if self.group is None else dist.get_world_size(self.group)
@@ -182,44 +247,47 @@ class Monitor(AbstractContextManager["Monitor"]):
         if self.group is None or self._world == 1:
             return sums
         if self._heads is None:
-            of_ranks: list[Any] = [None] * self._world
-            own = {layer: len(x.largest) for layer, x in sums.items()}
-            dist.all_gather_object(of_ranks, own, self.group)
-            self._heads = dict(sorted((k, v) for x in of_ranks for k, v in x.items()))
-        if unknown := sums.keys() - self._heads.keys():
+            counts: list[Any] = [None] * self._world
+            dist.all_gather_object(counts, {i: x.H for i, x in self.layers.items()}, self.group)
+            self._heads = dict(sorted((k, v) for x in counts for k, v in x.items()))
+        parts = [sums.get(layer) or HeadSums.empty(H) for layer, H in self._heads.items()]
+        own = torch.cat([torch.cat([x.largest[:, None], x.sums], 1) for x in parts])
+        has_others = self.layers.keys() != self._heads.keys()  # in the last row, for every rank
+        own = nn.functional.pad(own, (0, 0, 0, 1), value=float(has_others))
+        own = own.to(next(self.model.parameters()).device)
+        gathered = [torch.empty_like(own) for _ in range(self._world)]
+        dist.all_gather(gathered, own, self.group)
+        of_ranks, heads = torch.stack(gathered).cpu(), [*self._heads.values()]
+        if bool(of_ranks[:, -1].any()):
             raise BadValue(
-                f"Layer {min(unknown)} made its first call at step {self.next_step - 1}.",
-                "over ranks, the layers are those of the first logged step.",
+                f"At step {self.next_step - 1}, some layer has run on a part of the ranks alone, "
+                "or for the first time.",
+                "over ranks, the layers are those of the first logged step, on every rank.",
                 "pass layers= with the layers that always run.",
             )
-        parts = [sums.get(layer) or HeadSums.empty(H) for layer, H in self._heads.items()]
-        flat = torch.cat([x for part in parts for x in (part.largest, part.sums.flatten())])
-        device = next(self.model.parameters()).device
-        gathered = [torch.empty_like(flat, device=device) for _ in range(self._world)]
-        dist.all_gather(gathered, flat.to(device), self.group)
-        totals = [_apart(x.cpu(), self._heads.values()) for x in gathered]
-        merged = {}
-        for i, layer in enumerate(self._heads):
-            total = totals[0][i]
-            for of_rank in totals[1:]:
-                total = total.merge(of_rank[i])
-            merged[layer] = total
-        return merged
+        largest, total = of_ranks[:, :-1, 0].amax(0), of_ranks[:, :-1, 1:].sum(0)
+        merged = zip(self._heads, largest.split(heads), total.split(heads), strict=True)
+        return {layer: HeadSums(*x) for layer, *x in merged}
 
 
-def _apart(flat: Tensor, heads: Iterable[int]) -> list[HeadSums]:
-    """Divide a flat tensor into the sums of layers."""
-    parts, columns = [], HeadSums.empty(1).sums.shape[1]
-    for H in heads:
-        largest, sums, flat = flat.split([H, H * columns, len(flat) - H * (1 + columns)])
-        parts.append(HeadSums(largest, sums.reshape(H, columns)))
-    return parts
+MONITORS: "weakref.WeakKeyDictionary[nn.Module, Monitor]" = weakref.WeakKeyDictionary()
 
 
 class _StepWatcher(Watcher):
-    """Follows the forward passes that count."""
+    """Follows the forward passes that count, and remembers what linear modules returned."""
 
     gradients = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.projected: dict[nn.Module, Tensor] = {}
+
+    def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> Any:
+        if module is self.model:
+            self.projected.clear()
+        elif isinstance(result, Tensor) and getattr(module, "weight", None) is not None:
+            self.projected[module] = result.detach()
+        return super().leave(module, args, result)
 
     def begin(self, problem: Problem, inputs: Inputs) -> tuple[Statistic, ...]:
         self._begun = None
