@@ -259,7 +259,9 @@ def findings(T=5, *, layers=3, H=2, tokens=None, name="toy") -> Report:
     tokens = tokens or [f"t{i}" for i in range(T)]
     found = [
         SimpleNamespace(
+            query_tokens=tokens,
             key_tokens=tokens,
+            queries=T,
             max_entropy=2.0,
             heads=[SimpleNamespace(label="next token", entropy=i + h / 4) for h in range(H)],
             pooled=torch.rand(H, min(T, 64), min(T, 64), generator=draw),
@@ -297,10 +299,29 @@ def test_received_weight_has_a_bar_for_each_token():
     assert top == pytest.approx(report.layers[0].received[0].max().item())
 
 
+def test_one_head_of_a_report_is_its_map_with_tokens():
+    report = findings(tokens=TOKENS)
+    ax = Figure().add_subplot()
+    assert plot.head(report, 1, 0, ax) is ax
+    drawn = np.ma.masked_invalid(cells(ax))
+    allowed = np.tri(len(TOKENS)) > 0
+    weights = report.layers[1].pooled[0].double().numpy()
+    assert np.array_equal(drawn[allowed], weights[allowed])
+    assert labels(ax.xaxis) == labels(ax.yaxis) == LABELS
+    assert ax.get_title() == "L1H0: next token\ntoy" and ax.get_ylabel() == "query"
+    # Of a long text a cell is named by its first token.
+    ax = plot.head(findings(128, layers=1), 0, 1)
+    assert cells(ax).shape == (64, 64)
+    assert {label.removeprefix("t") for label in labels(ax.yaxis)} <= {
+        str(2 * i) for i in range(64)
+    }
+
+
 def test_a_head_that_is_not_there():
     for layer, head in ((0, 2), (3, 0), (-1, 0)):
-        with pytest.raises(ch.BadValue, match=f"Head {head} of layer {layer}"):
-            plot.received(findings(), layer, head)
+        for draw in (plot.received, plot.head):
+            with pytest.raises(ch.BadValue, match=f"Head {head} of layer {layer}"):
+                draw(findings(), layer, head)
 
 
 def test_every_head_has_its_map():

@@ -4,11 +4,11 @@ from .attribution import attribution
 from .canvas import can_draw
 from .effects import effects
 from .figures import heads, heatmap, save, steps, suffix_of
-from .report import entropy_by_layer, model, received
+from .report import entropy_by_layer, head, model, received
 from .training import training
 from .why import why
 
 __all__ = [
-    "attribution", "can_draw", "effects", "entropy_by_layer", "heads", "heatmap", "model",
+    "attribution", "can_draw", "effects", "entropy_by_layer", "head", "heads", "heatmap", "model",
     "received", "save", "steps", "suffix_of", "training", "why",
 ]  # fmt: skip

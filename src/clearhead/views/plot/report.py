@@ -6,7 +6,9 @@ import numpy as np
 
 from ...core.formatting import visible
 from ...models.report import Report
-from .canvas import ACCENT, LABELLED, drawable, figure_for, must_draw, new_figure, wrap_title
+from ...models.report.opening import token_labels
+from ..panels import Panel
+from .canvas import ACCENT, LABELLED, draw, drawable, figure_for, must_draw, new_figure, wrap_title
 from .ink import weight_ink
 
 if TYPE_CHECKING:
@@ -69,6 +71,30 @@ def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) ->
     ax.axhline(1.0, color="0.45", linestyle="--", linewidth=1)
     ax.set(xlabel="key", ylabel="received weight", xlim=(-0.7, count - 0.3), ylim=(0, None))
     ax.set_title(f"L{layer}H{head}: {drawable(label)}", parse_math=False)
+    return ax
+
+
+def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
+    """Draw the attention map of one head: queries down, keys across, with their tokens.
+
+    The scale of weights is their square root, from 0 to 1, as on the page. In a text of more than
+    256 tokens a cell is the mean weight of a part, named by its first token. Raises the errors of
+    `received`.
+    """
+    must_draw("head", report, Report, "report(...)")
+    label, own = report[layer, head].label, report.layers[layer]
+    weights = own.pooled[head].clamp(min=0).double().cpu()
+    queries, keys = (
+        [drawable(visible(tokens[i * len(tokens) // count])) for i in range(count)]
+        for tokens, count in zip(token_labels(report, layer), weights.shape, strict=True)
+    )
+    panel = Panel("", "q", "k", queries, keys, weights, ~own.allowed.cpu(), is_share=True)
+    side = max(4.0, min(8.0, 1.5 + 0.4 * max(weights.shape)))
+    ax = new_figure(side, side).add_subplot() if ax is None else ax
+    draw(ax, panel)
+    ax.set(xlabel="key", ylabel="query")
+    title = f"L{layer}H{head}: {drawable(label)}\n{drawable(visible(report.name, MOST_NAME))}"
+    ax.set_title(wrap_title(title, ax.figure, margin=0.6), parse_math=False)
     return ax
 
 
