@@ -349,8 +349,8 @@ export class Snapshot {
 
   // Every step of a layer, in place of what the page had of it.
   addSteps(number, data) {
-    const { module, cross_attention, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number];
-    this.read[number] = new Trace({ ...data, module, cross_attention, max_entropy, queries, keys, norms, norms_withheld },
+    const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number];
+    this.read[number] = new Trace({ ...data, module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld },
       this.tokens);
   }
 

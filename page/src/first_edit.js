@@ -3,6 +3,7 @@
 import { percent } from "./marks.js";
 import { keyOr, placeName, queryOr, state } from "./state.js";
 import { pageData, store } from "./store.js";
+import { writtenApart } from "./words.js";
 
 /** @import { Snapshot } from "./data.js" */
 /** @import { Place } from "./store.js" */
@@ -51,10 +52,12 @@ export function outcome() {
   const most = changes.reduce((best, it) => (it.change > best.change ? it : best), changes[0]);
   if (!most || most.change < LEAST_CHANGE) return { words: "No prediction changes by 1 % or more." };
   const after = most.after === undefined ? `at most ${percent(most.least)}` : percent(most.after);
-  const { position, token } = most;
-  const [then, now] = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), inWords = ([word, p]) => `“${word}” (${percent(p)})`;
+  const { position, token, word } = most;
+  const ends = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends;
+  const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
+  const inWords = ([word, p]) => `${named(ends.map(([it]) => it), word)} (${percent(p)})`;
   const next = then[0] === now[0] ? "" : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
-  return { next, words: `, “${most.word}” goes from ${percent(most.p)} to ${after}: the largest change.`, token, position };
+  return { next, words: `, ${named([...new Set(there)], word)} goes from ${percent(most.p)} to ${after}: the largest change.`, token, position };
 }
 
 // Whether the edit to begin with is offered: nothing is edited, and the page can switch heads off.

@@ -12,6 +12,7 @@ import { isEvenness, labelsOf, meaningOf, rankOf, roleOf, rowOf, shareName, shor
 import { fillCells } from "./scene.js";
 import { MOST_OTHERS, go, isAt, isOff, keyOr, placeInWords, placeName, point, shownTrace, snapshot, state, toggled, without } from "./state.js";
 import { chosen, sheet, store } from "./store.js";
+import { exampleOf, shownWeight } from "./telling.js";
 
 /** @import { Trace } from "./data.js" */
 
@@ -45,6 +46,7 @@ export function buildHeads() {
     fillHeads();
     drawHeads();
   });
+  byId("example").addEventListener("click", () => go({ query: byId("example").query, key: null }));
   byId("grid").addEventListener("keydown", walkGrid);
   byId("grid").addEventListener("pointerleave", () => point(null));
   new ResizeObserver(layOutGrid).observe(byId("grid"));
@@ -130,7 +132,7 @@ function tile({ layer, head }) {
     role: "radio", pointerenter, class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
     title: it ? leadOf(it) : undefined,
-    "aria-label": it ? `${name}: ${it.labels.join(" and ")} ${amountOf(it)}, ` +
+    "aria-label": it ? `${namedWithPart(layer, name)}: ${it.labels.join(" and ")} ${amountOf(it)}, ` +
       `entropy ${it.entropy.toFixed(2)}` : name,
   }, () => choosePlace(layer, head), make("canvas", { "aria-hidden": "true" }),
   make("span", { class: "place", "aria-hidden": "true" }, name), // short, below a tile
@@ -192,19 +194,37 @@ function walkGrid(event) {
 
 export function drawHeadLine() {
   const { layer, head } = state(), it = snapshot().finding(layer, head);
-  const does = it ? [...(writes(it) ? [writingLabel()] : []), ...(isByEntropy(it) ? [] : labelsOf(it))] : [];
+  const does = it ? [...(writes(it) ? [writingLabel()] : []), ...(isByEntropy(it) ? [] : new Set([rowOf(it), ...labelsOf(it)]))] : [];
   const named = does.flatMap((label, i) => [i ? ", " : ": ", make("em", {}, label), overWords(it, label)]);
-  byId("head-title").replaceChildren(placeInWords(layer, head), ...named);
+  byId("head-title").replaceChildren(namedWithPart(layer, placeInWords(layer, head)), ...named);
   byId("head-title").title = byId("head-title").textContent;
   const why = it && snapshot().data.effects_withheld, effect = effectOf(it), others = othersInWords(it);
   const short = why ? "without it: not measured" : effect ? `without it: ${effect.without}` : "";
   const sentence = why || (effect?.sentence ?? "");
   Object.assign(byId("effect"), { textContent: others ? `${short}. ${others}` : short,
     title: others ? `${sentence} ${STAND_IN}` : sentence });
+  drawExample(layer, head, it);
   const isHeadOff = isOff(layer, head);
   byId("head-lead").classList.toggle("roomy", Boolean(it));
   byId("head-lead").textContent = isHeadOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
   byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+}
+
+// A link to the token that shows the role of the head, if the selected one does not.
+function drawExample(layer, head, it) {
+  const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "";
+  const isShown = query !== null && shownWeight(trace, head, query, label)[0] > 0;
+  const best = isShown || !trace.isOneText || trace.size.k > MANY_WORDS || isOff(layer, head) ? null : exampleOf(trace, head, label);
+  byId("example").hidden = best === null;
+  if (best === null) return;
+  const [, key] = shownWeight(trace, head, best, label);
+  byId("example").textContent = `seen at “${clip(trace.queries[best], 10)}” → “${clip(trace.keys[key], 10)}”`;
+  byId("example").query = best;
+}
+
+function namedWithPart(layer, name) {
+  const { part } = snapshot().layer(layer);
+  return part ? `${name} (${part})` : name;
 }
 
 // The fraction of a role, and the tokens over which it is.

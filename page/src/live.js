@@ -72,7 +72,7 @@ class LiveModel {
     const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
     const labels = tokens.map((token, i) => (ids[i] === 0 ? `${token}(?)` : token));
     const about = `${count(layers.length, "layer")}, ${count(layers.length * this.heads, "head")}, ` +
-      `${count(tokens.length, "token")}: what every head looks at in this text`;
+      count(tokens.length, "token");
     return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
   }
 

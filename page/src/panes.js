@@ -1,7 +1,9 @@
 // The two panes of the page, between which a narrow screen slides.
 
 import { byId } from "./marks.js";
-import { stillOnly } from "./store.js";
+import { narrow, stillOnly } from "./store.js";
+
+const TOP = 9; // pixels above a pane, of its border and padding
 
 export function buildSwipe() {
   byId("swipe").addEventListener("click", (event) => {
@@ -12,8 +14,12 @@ export function buildSwipe() {
     const isSecond = byId("panes").scrollLeft > byId("panes").clientWidth / 2;
     const shown = isSecond ? "heads-pane" : "picture-pane"; // as the style sheet orders them
     for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
+    // A narrow page is as high as the pane that it shows.
+    byId("panes").style.height = narrow.matches ? `${byId(shown).offsetHeight + TOP}px` : "";
   };
   byId("panes").addEventListener("scroll", mark);
+  const sizes = new ResizeObserver(mark);
+  for (const pane of byId("panes").children) sizes.observe(pane);
   mark();
 }
 

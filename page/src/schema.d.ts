@@ -140,7 +140,8 @@ export interface LayerOrigin {
  * `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are
  * numbered. `kept` are the queries with exact rows; missing: all. `first` is the position of index
  * 0 of an axis, in a part of a larger text. A cell of a map pools `block` positions, or is one of
- * `bins`. `max_entropy` is that of uniform weights, in nats.
+ * `bins`. `max_entropy` is that of uniform weights, in nats. `part` is that of a model of two
+ * texts, such as "decoder".
  */
 export interface Layer {
   size: Record<string, number>;
@@ -158,6 +159,7 @@ export interface Layer {
   links?: Links;
   module?: string;
   cross_attention?: boolean;
+  part?: string;
   max_entropy?: number;
 }
 

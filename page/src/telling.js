@@ -1,9 +1,11 @@
 // Choose the most interesting head and query, with which the page opens.
 
-import { rankOf, roleOf } from "./roles.js";
+import { claimOf, rankOf, roleOf } from "./roles.js";
 import { largestAt } from "./state.js";
 import { store } from "./store.js";
 import { isPronoun, isWord } from "./words.js";
+
+/** @import { Trace } from "./data.js" */
 
 // The most interesting head and a query that shows it: a pronoun with its antecedent, if possible.
 export function mostTelling() {
@@ -16,6 +18,31 @@ export function mostTelling() {
     return { layer, head, query: begin.query };
   }
   return { layer, head, query: tellingQuery(layer, head) };
+}
+
+const examples = new WeakMap(); // by trace, then by head and label
+
+/** The query, of those that the page has, with the largest weight as the label of a head claims, if possible between words;
+ * null if none is.
+ * @param {Trace} trace @param {number} head @param {string} label @returns {number | null} */
+export function exampleOf(trace, head, label) {
+  const known = examples.get(trace) ?? new Map(), name = `${head} ${label}`;
+  examples.set(trace, known);
+  if (!known.has(name)) {
+    const strength = (query) => {
+      const [weight, key] = shownWeight(trace, head, query, label);
+      return weight && weight + (isWord(trace.queries[query]) && isWord(trace.keys[key]) ? 1 : 0);
+    };
+    const shown = trace.stored(head).map((query) => [query, strength(query)]).filter(([, it]) => it > 0);
+    known.set(name, shown.length ? shown.reduce((a, b) => (b[1] > a[1] ? b : a))[0] : null);
+  }
+  return known.get(name);
+}
+
+/** The largest weight of a query if it is as the label claims, or 0; and its key. */
+export function shownWeight(/** @type {Trace} */ trace, head, query, label) {
+  const row = trace.row(trace.used, head, query) ?? [0], key = largestAt(row);
+  return [claimOf(label, query, key, trace.queries) ? row[key] : 0, key];
 }
 
 // The query that best shows what a head does. Null if the page has none of its rows.

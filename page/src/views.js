@@ -207,7 +207,7 @@ function describeWhatIsLeftOut() {
       : store.source?.can.text ? "" : "clearhead serve computes the others.";
     if (exact.length) sentences.push(`The page has every step of ${which}.`);
     if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ` +
-      `${trace.bins.join(" × ")} cells, and the ${trace.links.n} largest weights of ${queries}.`, others);
+      `${trace.bins.join(" × ")} cells, each the mean of a part, and the ${trace.links.n} largest weights of ${queries}.`, others);
   }
   if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
   byId("left-out").textContent = sentences.filter(Boolean).join(" ");

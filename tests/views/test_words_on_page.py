@@ -2,8 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+import torch
+
 import clearhead as ch
 from clearhead import demo as storyteller
+from clearhead.core.formatting import Token
+from tests.hf.test_models import config
 from tests.views.test_report_page import toy_report
 
 MIXED = ["שלום", "hello", ",", "new", "world", "עולם", "טוב"]
@@ -28,14 +33,51 @@ def test_words_from_left_to_right_keep_their_order_in_a_line_from_right_to_left(
         assert last < after < hello and world < first, "the others from the right"
 
 
-def test_the_frame_of_a_piece_is_open_where_it_touches_another(visit):
+def test_the_frame_of_a_piece_has_four_sides(visit):
+    """Without the side where it touches another, that of a comma was a bracket."""
     report = toy_report(5, tokens=["a", "se", "ven", "th", "day"])
     tab = visit(report, hash="#layer=2&head=3&query=2")
     tab.evaluate("current.joined = new Set([2, 3]); fillAll(); draw()")
     frames = "picture.shapes.filter((it) => it.stroke === 'mark' && it.line === 2.5)"
-    assert tab.evaluate(f"{frames}.map((it) => it.kind)") == ["path"]
-    tab.evaluate("go({ query: 4 })")
-    assert tab.evaluate(f"{frames}.map((it) => it.kind)") == ["rect"]
+    for query in (1, 2, 3, 4):
+        tab.evaluate(f"go({{ query: {query} }})")
+        assert tab.evaluate(f"{frames}.map((it) => it.kind)") == ["rect"]
+        shadow = tab.locator(f"#word-{query}").evaluate("it => getComputedStyle(it).boxShadow")
+        assert shadow.endswith("0px 0px 0px 2px inset"), shadow
+
+
+def test_predictions_that_differ_in_the_space_before_them_are_told_apart(visit):
+    report = toy_report(5, tokens=["a", "b", "c", "d", "e"])
+    the, bare = Token(" the", "Ġthe", 262), Token("the", "the", 1169)
+    guesses = ((bare, 0.4), (the, 0.3), (Token(" cat", "Ġcat", 3797), 0.2), (" ", 0.1))
+    tab = visit(replace(report, guesses=(guesses,) * 5), hash="#layer=2&head=3&query=4")
+    assert tab.locator(".guess").text_content() == "→ the 40 %"
+    shown = "picture.shapes.filter((it) => it.kind === 'text' && it.serif).map((it) => it.text)"
+    assert tab.evaluate(shown)[-4:] == ["the", "␣the", "cat", "␣"]
+    tab.evaluate(
+        """[store.before, store.edited] = [current, Object.assign(Object.create(current),
+             { guesses: current.guesses.map(() => [["␣the", 0.9], ["the", 0.05]]) })]; go({});"""
+    )
+    assert "The next token is “␣the” (90 %) instead of “the” (40 %)" in (
+        tab.locator("#edit-outcome").text_content()
+    )
+    assert "“␣the” goes from 30 % to 90 %" in tab.locator("#edit-outcome").text_content()
+    assert {"30 % → 90 %", "40 % → 5 %"} <= set(
+        tab.evaluate("picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)")
+    )
+
+
+def test_a_head_links_to_the_token_that_shows_its_role(visit):
+    words = "Ann met Bob . Then Ann met Bob , and so Ann met".split()
+    report = toy_report(len(words), tokens=words)
+    tab = visit(report, hash="#layer=2&head=3&query=5")
+    link = tab.locator("#example")
+    assert link.is_hidden(), "this token shows it"
+    tab.evaluate("go({ query: 0, key: null })")
+    assert link.text_content() == "seen at “met” → “Ann”"
+    link.click()
+    assert tab.evaluate("chosen.query") == 1 and link.is_hidden()
+    assert "This head looks at the token before." in tab.locator("#sentence").text_content()
 
 
 def test_links_of_a_query_use_one_side(visit):
@@ -98,3 +140,32 @@ def test_two_numbers_beside_a_role_are_explained(visit):
     tab = visit(replace(report, layers=layers))
     assert tab.locator("#grid .label", has_text="first token").inner_text().endswith("+ 1")
     assert "in other rows that have its role" in tab.locator("#grid-note").inner_text()
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_encoder_decoder_and_cross_attention_are_named(visit, kind):
+    transformers = pytest.importorskip("transformers")
+    ch.hf.register()
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(
+        config(kind), attn_implementation="clearhead"
+    )
+    ours, theirs = [f"s{i}" for i in range(7)], [f"t{i}" for i in range(5)]
+    ids = torch.arange(3, 10)[None]
+    given = {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
+    report = ch.report(model.eval(), given, tokens=ours, decoder_tokens=theirs, progress=False)
+    tab = visit(report)
+    for layer in report.layers:
+        part = report.part_of(layer)
+        tab.evaluate(f"go({{ layer: {layer.number}, head: 1, query: 2, key: null }})")
+        place = f"L{layer.number}H1"
+        assert tab.locator("#head-title").text_content().startswith(f"{place} ({part})")
+        tile = tab.locator(f"[data-place='{layer.number}.1']")
+        assert tile.get_attribute("aria-label").startswith(f"{place} ({part}): ")
+        crosses = "its queries are the decoder's tokens, and its keys the encoder's."
+        assert (crosses in tab.locator("#sentence").text_content()) == layer.cross_attention
+        assert (
+            tab.locator("#sentence")
+            .text_content()
+            .startswith(f"{place}: {'st'[layer.in_decoder]}2")
+        )

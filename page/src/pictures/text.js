@@ -9,7 +9,7 @@ import { claimOf } from "../roles.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, isByContribution, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
-import { isWord, runsFromLeft, writtenLines } from "../words.js";
+import { isWord, runsFromLeft, writtenApart, writtenLines } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
 /** @import { Snapshot } from "../data.js" */
@@ -76,10 +76,11 @@ export function fillStrip() {
     line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
     return line;
   });
-  const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
-  if (next) {
+  const guesses = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
+  if (guesses.length) {
+    const [next] = writtenApart(guesses.map(([word]) => word));
     last?.append(make("span", { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
-      last.dir === "rtl" ? "← " : "→ ", make("bdi", {}, next[0]), " ", make("bdi", {}, percent(next[1]))));
+      last.dir === "rtl" ? "← " : "→ ", make("bdi", {}, next), " ", make("bdi", {}, percent(guesses[0][1]))));
   }
   strip.replaceChildren(...lines);
 }
@@ -167,11 +168,14 @@ function writtenInWords({ from_key, without }) {
   return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
 }
 
+const crossesInWords = () => "Cross-attention: its queries are " + (snapshot().data.layers.some((it) => it.part === "encoder")
+  ? "the decoder's tokens, and its keys the encoder's." : "tokens of one text, and its keys those of another.");
 const WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
 
 // What the head carries most to a query, and what it causes, if this is known.
 function inDetail(trace, layer, head, query, to, writer) {
   if (writer) return writtenInWords(writer);
+  if (trace.cross_attention) return [" ", make("span", { class: "more" }, crossesInWords())];
   const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
   if (carried?.some((part) => part > 0)) {
     const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
@@ -276,8 +280,7 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
       const run = runs.find(([first, last]) => first <= j && j <= last), end = (it) => width - it.left;
       const left = run ? end(drawn[run[1]]) - drawn[run[1]].width + word.left - drawn[run[0]].left
         : isFromRight ? end(word) - word.width : word.left;
-      const [before, behind] = isFromRight && !run ? [word.after, word.before] : [word.before, word.after];
-      boxes.set(word.position, { ...word, x: x + left, y: top, before, behind });
+      boxes.set(word.position, { ...word, x: x + left, y: top, before: isFromRight && !run ? word.after : word.before });
     });
     before = lines[i].at(-1).position;
   }
@@ -294,8 +297,9 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
     const colour = difference ? (Math.abs(weight) >= LEAST ? signedColour(weight, limit) : null)
       : weight >= LEAST ? shareColour(weight) : null;
     if (colour) scene.rect(box.x, box.y, box.width, box.height, { fill: css(colour), radius: 4 });
-    if (isQuery) frame(scene, box, { stroke: "mark", line: 2.5 });
-    if (position === key) frame(scene, box, { stroke: "ink", line: 1.5, dash: [4, 3] });
+    const framed = (ink) => scene.rect(box.x, box.y, box.width, box.height, { ...ink, radius: 4 });
+    if (isQuery) framed({ stroke: "mark", line: 2.5 });
+    if (position === key) framed({ stroke: "ink", line: 1.5, dash: [4, 3] });
     scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + (box.after && 4), box.height,
@@ -303,14 +307,6 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
       side.from.title(trace.keys, position));
   }
   return top + high;
-}
-
-// The frame of a word; that of a piece of one is open where it touches another piece.
-function frame(/** @type {Scene} */ scene, { x, y, width, height, before, behind }, ink) {
-  if (before && behind) return scene.rect(x, y, width, height, { ...ink, radius: 4 });
-  const right = x + width, bottom = y + height;
-  scene.path(before ? `M ${right} ${y} H ${x} V ${bottom} H ${right}` : behind ? `M ${x} ${y} H ${right} V ${bottom} H ${x}`
-    : `M ${x} ${y} H ${right} M ${x} ${bottom} H ${right}`, ink);
 }
 
 // The path from one word to another, which crosses no word: through the space above the line of each,
@@ -362,8 +358,8 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
   const { before, edited } = store, after = edited?.guesses?.[query], earlier = before?.guesses?.[query];
   if (from === edited && after && earlier) lists.push(changedPredictions(trace, query, earlier, after, most));
   else if (from.guesses?.[query] && !(from === before && edited)) {
-    lists.push([`Predictions after ${clip(trace.queries[query], 12)}`,
-      from.guesses[query].slice(0, most).map(([word, share]) => [word, share, null])]);
+    const guesses = from.guesses[query].slice(0, most), names = writtenApart(guesses.map(([word]) => word));
+    lists.push([`Predictions after ${clip(trace.queries[query], 12)}`, guesses.map(([, share], i) => [names[i], share, null])]);
   }
   if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
   // A list of heads names two things on each line, so it is wider.
@@ -395,8 +391,9 @@ function changedPredictions(trace, query, earlier, after, most) {
   const [before, now] = [earlier, after].map((guesses) => new Map(guesses.toReversed())), words = new Set([...before.keys(), ...now.keys()]);
   const share = (known, word) => known.get(word) ?? 0, largest = (word) => Math.max(share(before, word), share(now, word));
   const inWords = (known, word) => (known.has(word) ? percent(known.get(word)) : `< ${percent([...known.values()][0])}`);
-  return [`Predictions after ${clip(trace.queries[query], 12)}`, [...words].sort((a, b) => largest(b) - largest(a)).slice(0, most)
-    .map((word) => [word, share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
+  const shown = [...words].sort((a, b) => largest(b) - largest(a)).slice(0, most), names = writtenApart(shown);
+  return [`Predictions after ${clip(trace.queries[query], 12)}`, shown
+    .map((word, i) => [names[i], share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
 }
 
 // The heads that write the predicted token, with what each adds to its logit from one token.

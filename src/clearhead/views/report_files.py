@@ -6,15 +6,8 @@ from pathlib import Path
 from zlib import crc32
 
 from ..core.errors import must_be, writable_folder
-from ..core.formatting import MAP_SIDE
 from ..models.report import Report
 from . import html, plot
-
-POOLED_NOTE = (
-    "For a text this long, maps are pooled: a cell is the mean weight of a bin of queries on a bin "
-    "of keys. For exact weights of a part, run clearhead look FILE --model DIR --tile "
-    "LAYER:HEAD:QUERIES:KEYS, for example --tile 0:3:64-127:0-63."
-)
 
 
 def write(
@@ -34,11 +27,8 @@ def write(
     stem = file_stem(report.name)
     if _folder_of(out / f"{stem}-report.json") not in (None, report.folder):
         stem += f"-{crc32(report.folder.encode()):08x}"
-    note = POOLED_NOTE if len(report.tokens) > MAP_SIDE else ""
     paths = {
-        "page": html.write_report(
-            report, out / f"{stem}.html", note=note, beside=beside, ahead=ahead
-        ),
+        "page": html.write_report(report, out / f"{stem}.html", beside=beside, ahead=ahead),
         # Not {stem}.json: beside the weights of a storyteller this is the table of `measure`.
         "numbers": out / f"{stem}-report.json",
     }

@@ -326,7 +326,8 @@ def test_a_decoder_is_labelled_with_its_own_tokens():
     assert looks.trace.queries == tuple(theirs) and looks.trace.keys == tuple(ours)
     assert set(looks.heads[0].shares) == {"first", "separators"}
     assert {"previous", "same"} <= set(reads.heads[0].shares)
-    assert "Layer 2, layers.looks, looks from one text into another." in str(found)
+    assert [found.part_of(x) for x in found.layers] == ["", "", "cross-attention"], "unknown"
+    assert "Cross-attention, from one text into another: layer 2." in str(found)
     blocked = report(Blocked(), given, tokens=ours, decoder_tokens=theirs)
     assert [x.key_tokens[0] for x in blocked.layers] == ["s0", "t0", "s0"]
     cells = 2, 0, slice(1, 3), slice(0, 2)
@@ -369,6 +370,8 @@ def test_cross_attention_of_transformers_is_recognised(kind):
     source, target = [f"s{i}" for i in range(7)], [f"t{i}" for i in range(7)]
     found = report(model.eval(), given, tokens=source, decoder_tokens=target)
     assert [x.cross_attention for x in found.layers] == [False, False, False, True, False, True]
+    cross = ["decoder", "cross-attention"]
+    assert [found.part_of(x) for x in found.layers] == ["encoder", "encoder", *cross, *cross]
     sides = [(x.query_tokens[0], x.key_tokens[0]) for x in found.layers]
     decoder = [("t0", "t0"), ("t0", "s0")]
     assert sides == [("s0", "s0"), ("s0", "s0"), *decoder, *decoder]

@@ -114,7 +114,7 @@ def test_cross_attention_has_two_texts():
     assert found.layers[1].query_tokens == tuple(queries)
     assert found.layers[1].key_tokens == tuple(keys)
     assert "previous" not in found.heads[0].shares
-    assert "Layer 0 looks from one text into another." in str(found)
+    assert "Cross-attention, from one text into another: layers 0, 1." in str(found)
     with pytest.raises(BadValue, match=r"(?s)Layer 0 has the shape \(1, 3, 5, 7\).*key_tokens="):
         ch.report_weights(layers, tokens=queries)
 

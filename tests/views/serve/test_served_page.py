@@ -114,8 +114,9 @@ def test_a_part_of_a_long_text_exactly(browser, tmp_path):
         exact = reader.tile(text, 1, 2, range(query, query + 1), range(598, 599))["weights"]
         assert page.evaluate(f"zoomedWeight({query}, 598)") == pytest.approx(exact.item(), rel=1e-5)
         assert "weight 0.0" in page.locator("#reading").text_content()
+        page.set_viewport_size({"width": 1280, "height": 600})  # without room for labels
         shown = "picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)"
-        assert "L1H2, exactly  w18 → w4" in page.evaluate(shown)
+        page.wait_for_function(f"() => {shown}.includes('L1H2, exactly  w18 → w4')")
         # A cell of the part is pointed at in positions of the text.
         cell = "(({ x, y, cell }) => picture.under(x + 3.5 * cell, y + 2.5 * cell)"
         cell += ".of(x + 3.5 * cell, y + 2.5 * cell))(picture.map)"

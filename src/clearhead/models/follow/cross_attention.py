@@ -15,7 +15,7 @@ class CallSite:
     """The context of an attention call in a model and its texts.
 
     `module` is the name of the calling module. The tokens are None if unknown, and `at` has the
-    positions of the call in its texts.
+    positions of the call in its texts. `in_decoder` is whether its queries are the decoder's text.
     """
 
     module: str
@@ -23,6 +23,7 @@ class CallSite:
     query_tokens: tuple[str, ...] | None
     key_tokens: tuple[str, ...] | None
     at: Positions
+    in_decoder: bool = False
 
 
 class TextTracker:
@@ -49,7 +50,8 @@ class TextTracker:
         running = self.stack.running
         crosses = self.stack.crosses
         self.in_decoder = self.in_decoder or crosses
-        query_text = "decoder_tokens" if self.in_decoder or self.stack.in_decoder else "tokens"
+        in_decoder = self.in_decoder or self.stack.in_decoder
+        query_text = "decoder_tokens" if in_decoder else "tokens"
         key_text = "tokens" if crosses else query_text
         return CallSite(
             running[-1].name if running else "",
@@ -57,6 +59,7 @@ class TextTracker:
             self._tokens(query_text, problem.Tq),
             self._tokens(key_text, problem.Tk),
             self.stack.positions(problem) if at is None else at,
+            in_decoder,
         )
 
     def _tokens(self, name: str, length: int) -> tuple[str, ...] | None:

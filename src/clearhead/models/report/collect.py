@@ -158,6 +158,7 @@ class Collector:
                 traced_heads=traced_heads,
                 value_norms=None if carried.norms is None else carried.norms.float().cpu(),
                 norms_withheld=carried.withheld,
+                in_decoder=site.in_decoder,
             )
         )
 

@@ -128,6 +128,7 @@ class Layer:
         trace: every step of the heads in `traced_heads`; None for long texts.
         value_norms: ``|v W_O|`` of each head and key, (H, Tk): the norm of what its value writes.
             None if unknown; then `norms_withheld` is the reason.
+        in_decoder: whether the queries are the decoder's text, in a model with cross-attention.
     """
 
     number: int
@@ -150,3 +151,4 @@ class Layer:
     traced_heads: tuple[int, ...] = ()
     value_norms: Tensor | None = None
     norms_withheld: str = ""
+    in_decoder: bool = False

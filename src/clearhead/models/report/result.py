@@ -76,6 +76,14 @@ class Report(ShownInNotebook, Savable):
         sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
         return ", ".join(f"{len(x):,} {name}{'s' * (len(x) != 1)}" for name, x in sizes.items())
 
+    def part_of(self, layer: Layer) -> str:
+        """Return "encoder", "decoder" or "cross-attention"; "" if unknown, or for one text."""
+        decoder = [x for x in self.layers if x.in_decoder or x.cross_attention]
+        if layer in decoder:
+            return "cross-attention" if layer.cross_attention else "decoder"
+        # It is unknown where a decoder begins whose first known call is cross-attention.
+        return "encoder" if decoder and not decoder[0].cross_attention else ""
+
     def map_heads(self, change: Callable[[Head], Head]) -> "Report":
         """Return the report with each head replaced by ``change(head)``."""
         layers = (replace(x, heads=tuple(map(change, x.heads))) for x in self.layers)
@@ -200,10 +208,11 @@ class Report(ShownInNotebook, Savable):
                 "sent: the fraction of what it carries that comes from the first token, with each "
                 "weight multiplied by |v W_O|, the norm of what the value writes."
             )
-        for layer in self.layers:
-            if layer.cross_attention:
-                name = f"Layer {layer.number}" + f", {layer.module}," * bool(layer.module)
-                lines.append(f"{name} looks from one text into another.")
+        for part in ("encoder", "decoder", "cross-attention"):
+            numbers = [str(x.number) for x in self.layers if self.part_of(x) == part]
+            if numbers:
+                name = part.capitalize() + ", from one text into another" * ("-" in part)
+                lines.append(f"{name}: layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}.")
         return lines
 
     def __repr__(self) -> str:

@@ -114,7 +114,8 @@ def in_words(report: Report, begin: Opening) -> str:
     """Describe the head to begin with, its query and its key, and why it is that head."""
     head, query, key, weight, writer = begin
     queries, keys = token_labels(report, head.layer)
-    begin_with = f"Begin with L{head.layer}H{head.head}"
+    part = report.part_of(report.layers[head.layer])
+    begin_with = f"Begin with L{head.layer}H{head.head}{f' ({part})' * bool(part)}"
     looks = (
         f"At {_quoted(queries[query])} (position {query}, counted from 0) it looks at "
         f"{_quoted(keys[key])} (position {key}) with {weight:.2f} of its weight"

@@ -1,5 +1,6 @@
 """Run a model on a text without and with edits of attention, and compare: `whatif`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from warnings import catch_warnings, filterwarnings
@@ -68,15 +69,18 @@ class WhatIf:
                 lines.append(_turn(f"{visible(token)} ({position})", by))
             lines += [_turn("all, the mean", float(self.turns.mean())), ""]
         if self.guesses is not None:
+            # Two tokens may differ only in the space before them, which is written then.
+            alike = Counter(map(visible, {token for ranked in self.guesses for token, _ in ranked}))
             for when, ranked in zip(("before", "after"), self.guesses, strict=True):
-                words = ", ".join(f"{visible(token)} {p:.1%}" for token, p in ranked)
+                names = [visible(str(x) if alike[visible(x)] > 1 else x) for x, _ in ranked]
+                words = ", ".join(f"{x} {p:.1%}" for x, (_, p) in zip(names, ranked, strict=True))
                 lines.append(f"next token {when:<7} {words}")
             lines.append("")
         order = self.moved.flatten().argsort(descending=True, stable=True)[:MOST_HEADS].tolist()
         heads = [divmod(i, self.moved.shape[1]) for i in order]
         if heads := [head for head in heads if not self.moved[head] < LEAST_MOVED]:
             lines.append("attention weight that moves to other keys, largest first:")
-            lines += [f"  layer {x} head {y}  {float(self.moved[x, y]):.2%}" for x, y in heads]
+            lines += [f"  L{x}H{y}  {float(self.moved[x, y]):.2%}" for x, y in heads]
         else:
             lines.append(UNMOVED)
         return "\n".join(lines)

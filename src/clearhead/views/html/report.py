@@ -93,7 +93,7 @@ def report_page(
     return document(
         snapshot(report, budget),
         title=f"Attention in {report.name}" if title is None else title,
-        about=_about(report),
+        about=report.about,
         note=note,
         caption="Every head in numbers: what it looks at, how much, and its entropy in nats.",
         fallback=_fallback(report),
@@ -163,16 +163,17 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
         "name": visible_in_browser(report.name),
         "tokens": [visible_in_browser(token) for token in report.tokens],
         "text": report.text or joined_text(report.tokens),
-        "about": _about(report),
+        "about": report.about,
         "unknown": list(report.unknown),
         "guesses": None
         if report.guesses is None
         else [
-            [(visible_in_browser(word), float(f"{p:.4g}")) for word, p in guesses]
+            [(visible_in_browser(str(word)), float(f"{p:.4g}")) for word, p in guesses]
             for guesses in report.guesses
         ],
         "layers": [
             _layer(layer, page, None if exact is None else exact[layer.number])
+            | {"part": report.part_of(layer)}
             for layer in report.layers
         ],
         "heads": [
@@ -201,10 +202,6 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
     if report.outputs:
         data["outputs"] = report.outputs
     return data
-
-
-def _about(report: Report) -> str:
-    return f"{report.about}: what every head looks at in this text"
 
 
 class _Page(NamedTuple):

@@ -106,7 +106,8 @@ class Layer(Call, LayerNorms, LayerOrigin, total=False):
     `queries` and `keys` are tokens; missing: the tokens of the text; null: unknown, so they are
     numbered. `kept` are the queries with exact rows; missing: all. `first` is the position of index
     0 of an axis, in a part of a larger text. A cell of a map pools `block` positions, or is one of
-    `bins`. `max_entropy` is that of uniform weights, in nats.
+    `bins`. `max_entropy` is that of uniform weights, in nats. `part` is that of a model of two
+    texts, such as "decoder".
     """
 
     queries: list[str] | None
@@ -118,6 +119,7 @@ class Layer(Call, LayerNorms, LayerOrigin, total=False):
     links: Links
     module: str
     cross_attention: bool
+    part: str
     max_entropy: float
 
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e377cd42a1976fcbcd746fa928675f6b8c0245fd71691dedb41630b1932c04ce; do not edit.
+// Made by `make page` from the sources a61ba37dd1d00aac36004d8ce1c4141f81a8a91b78b40e3832d8870c0836749e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -345,9 +345,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     // Every step of a layer, in place of what the page had of it.
     addSteps(number2, data) {
-      const { module, cross_attention, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number2];
+      const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number2];
       this.read[number2] = new Trace(
-        { ...data, module, cross_attention, max_entropy, queries, keys, norms, norms_withheld },
+        { ...data, module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld },
         this.tokens
       );
     }
@@ -688,6 +688,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
   var isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
   var isLineEnd = (token2) => token2?.includes("↵") ?? false;
+  function writtenApart(words) {
+    const short2 = words.map((it) => it.replace(/^␣(?=[^␣])/u, ""));
+    return short2.map((it, i) => short2.indexOf(it) === short2.lastIndexOf(it) ? it : words[i]);
+  }
   function runsFromLeft(words) {
     const isFromLeft = words.map((it) => /\p{L}|\p{N}/u.test(it) && !FROM_RIGHT.test(it)), runs = (
       /** @type {[number, number][]} */
@@ -956,6 +960,24 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     return { layer, head, query: tellingQuery(layer, head) };
   }
+  var examples = /* @__PURE__ */ new WeakMap();
+  function exampleOf(trace, head, label) {
+    const known = examples.get(trace) ?? /* @__PURE__ */ new Map(), name = `${head} ${label}`;
+    examples.set(trace, known);
+    if (!known.has(name)) {
+      const strength = (query) => {
+        const [weight, key] = shownWeight(trace, head, query, label);
+        return weight && weight + (isWord(trace.queries[query]) && isWord(trace.keys[key]) ? 1 : 0);
+      };
+      const shown = trace.stored(head).map((query) => [query, strength(query)]).filter(([, it]) => it > 0);
+      known.set(name, shown.length ? shown.reduce((a, b) => b[1] > a[1] ? b : a)[0] : null);
+    }
+    return known.get(name);
+  }
+  function shownWeight(trace, head, query, label) {
+    const row = trace.row(trace.used, head, query) ?? [0], key = largestAt(row);
+    return [claimOf(label, query, key, trace.queries) ? row[key] : 0, key];
+  }
   function tellingQuery(layer, head) {
     const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.labels[0];
     const held = trace.stored(head).filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
@@ -1125,17 +1147,19 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const { before, edited } = store, a = before?.guesses, b = edited?.guesses;
     if (!before || !edited) return { words: "" };
     if (!a || !b) return { words: "It changes what is drawn. The page has no predictions to compare." };
-    const changes = a.flatMap((guesses, i) => guesses.map(([word, p]) => {
-      const after2 = b[i].find(([other]) => other === word)?.[1], least = b[i].at(-1)?.[1] ?? 0;
-      return { word, p, after: after2, least, change: Math.abs(p - (after2 ?? least)), position: i, token: before.tokens[i] };
+    const changes = a.flatMap((guesses, i) => guesses.map(([word2, p]) => {
+      const after2 = b[i].find(([other]) => other === word2)?.[1], least = b[i].at(-1)?.[1] ?? 0;
+      return { word: word2, p, after: after2, least, change: Math.abs(p - (after2 ?? least)), position: i, token: before.tokens[i] };
     }));
     const most = changes.reduce((best, it) => it.change > best.change ? it : best, changes[0]);
     if (!most || most.change < LEAST_CHANGE) return { words: "No prediction changes by 1 % or more." };
     const after = most.after === void 0 ? `at most ${percent(most.least)}` : percent(most.after);
-    const { position, token: token2 } = most;
-    const [then, now] = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), inWords = ([word, p]) => `“${word}” (${percent(p)})`;
+    const { position, token: token2, word } = most;
+    const ends2 = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends2;
+    const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there2 = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
+    const inWords = ([word2, p]) => `${named(ends2.map(([it]) => it), word2)} (${percent(p)})`;
     const next = then[0] === now[0] ? "" : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
-    return { next, words: `, “${most.word}” goes from ${percent(most.p)} to ${after}: the largest change.`, token: token2, position };
+    return { next, words: `, ${named([...new Set(there2)], word)} goes from ${percent(most.p)} to ${after}: the largest change.`, token: token2, position };
   }
   var isOffered = (edits) => edits.off.length === 0 && Boolean(store.source?.can.edits.includes("off"));
 
@@ -1710,15 +1734,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
       return line;
     });
-    const [next] = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
-    if (next) {
+    const guesses = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
+    if (guesses.length) {
+      const [next] = writtenApart(guesses.map(([word]) => word));
       last?.append(make(
         "span",
         { class: "guess", "aria-hidden": "true", title: "The most probable next token" },
         last.dir === "rtl" ? "← " : "→ ",
-        make("bdi", {}, next[0]),
+        make("bdi", {}, next),
         " ",
-        make("bdi", {}, percent(next[1]))
+        make("bdi", {}, percent(guesses[0][1]))
       ));
     }
     strip.replaceChildren(...lines);
@@ -1804,9 +1829,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const words = without2 === null ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without2)} instead of ${percent(probability)}; ${part}`;
     return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
   }
+  var crossesInWords = () => "Cross-attention: its queries are " + (snapshot().data.layers.some((it) => it.part === "encoder") ? "the decoder's tokens, and its keys the encoder's." : "tokens of one text, and its keys those of another.");
   var WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
   function inDetail(trace, layer, head, query, to, writer) {
     if (writer) return writtenInWords(writer);
+    if (trace.cross_attention) return [" ", make("span", { class: "more" }, crossesInWords())];
     const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
     if (carried?.some((part) => part > 0)) {
       const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
@@ -1901,8 +1928,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       drawn.forEach((word, j) => {
         const run = runs.find(([first, last]) => first <= j && j <= last), end = (it) => width - it.left;
         const left = run ? end(drawn[run[1]]) - drawn[run[1]].width + word.left - drawn[run[0]].left : isFromRight2 ? end(word) - word.width : word.left;
-        const [before2, behind] = isFromRight2 && !run ? [word.after, word.before] : [word.before, word.after];
-        boxes.set(word.position, { ...word, x: x + left, y: top, before: before2, behind });
+        boxes.set(word.position, { ...word, x: x + left, y: top, before: isFromRight2 && !run ? word.after : word.before });
       });
       before = lines[i].at(-1).position;
     }
@@ -1921,8 +1947,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const weight = row[position], isQuery = position === query && trace.isOneText;
       const colour = difference ? Math.abs(weight) >= LEAST ? signedColour(weight, limit) : null : weight >= LEAST ? shareColour(weight) : null;
       if (colour) scene.rect(box.x, box.y, box.width, box.height, { fill: css(colour), radius: 4 });
-      if (isQuery) frame(scene, box, { stroke: "mark", line: 2.5 });
-      if (position === key) frame(scene, box, { stroke: "ink", line: 1.5, dash: [4, 3] });
+      const framed = (ink) => scene.rect(box.x, box.y, box.width, box.height, { ...ink, radius: 4 });
+      if (isQuery) framed({ stroke: "mark", line: 2.5 });
+      if (position === key) framed({ stroke: "ink", line: 1.5, dash: [4, 3] });
       scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, {
         ...font,
         bold: isQuery,
@@ -1939,11 +1966,6 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       );
     }
     return top + high;
-  }
-  function frame(scene, { x, y, width, height, before, behind }, ink) {
-    if (before && behind) return scene.rect(x, y, width, height, { ...ink, radius: 4 });
-    const right = x + width, bottom = y + height;
-    scene.path(before ? `M ${right} ${y} H ${x} V ${bottom} H ${right}` : behind ? `M ${x} ${y} H ${right} V ${bottom} H ${x}` : `M ${x} ${y} H ${right} M ${x} ${bottom} H ${right}`, ink);
   }
   function arc(from, to, sides2, gutter) {
     const [x1, x2] = [from, to].map((it) => it.x + it.width / 2), [y1, y2] = [from.y, to.y];
@@ -1985,10 +2007,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const { before, edited } = store, after = edited?.guesses?.[query], earlier = before?.guesses?.[query];
     if (from === edited && after && earlier) lists.push(changedPredictions(trace, query, earlier, after, most));
     else if (from.guesses?.[query] && !(from === before && edited)) {
-      lists.push([
-        `Predictions after ${clip(trace.queries[query], 12)}`,
-        from.guesses[query].slice(0, most).map(([word, share]) => [word, share, null])
-      ]);
+      const guesses = from.guesses[query].slice(0, most), names = writtenApart(guesses.map(([word]) => word));
+      lists.push([`Predictions after ${clip(trace.queries[query], 12)}`, guesses.map(([, share], i) => [names[i], share, null])]);
     }
     if (!isColumn && width < 460 && lists.length > 2) lists.splice(1, 1);
     const parts = lists.map(([, lines]) => lines[0]?.length > 4 ? 1.3 : 1), all = sum(parts);
@@ -2017,7 +2037,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const [before, now] = [earlier, after].map((guesses) => new Map(guesses.toReversed())), words = /* @__PURE__ */ new Set([...before.keys(), ...now.keys()]);
     const share = (known, word) => known.get(word) ?? 0, largest2 = (word) => Math.max(share(before, word), share(now, word));
     const inWords = (known, word) => known.has(word) ? percent(known.get(word)) : `< ${percent([...known.values()][0])}`;
-    return [`Predictions after ${clip(trace.queries[query], 12)}`, [...words].sort((a, b) => largest2(b) - largest2(a)).slice(0, most).map((word) => [word, share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
+    const shown = [...words].sort((a, b) => largest2(b) - largest2(a)).slice(0, most), names = writtenApart(shown);
+    return [`Predictions after ${clip(trace.queries[query], 12)}`, shown.map((word, i) => [names[i], share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
   }
   function writersList(from, trace, writers) {
     const largest2 = Math.max(...writers.map((it) => it.from_key));
@@ -2337,6 +2358,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
 
   // src/panes.js
+  var TOP = 9;
   function buildSwipe() {
     byId("swipe").addEventListener("click", (event) => {
       const { pane } = event.target.dataset;
@@ -2346,8 +2368,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const isSecond = byId("panes").scrollLeft > byId("panes").clientWidth / 2;
       const shown = isSecond ? "heads-pane" : "picture-pane";
       for (const it of byId("swipe").children) it.setAttribute("aria-pressed", it.dataset.pane === shown);
+      byId("panes").style.height = narrow.matches ? `${byId(shown).offsetHeight + TOP}px` : "";
     };
     byId("panes").addEventListener("scroll", mark);
+    const sizes = new ResizeObserver(mark);
+    for (const pane of byId("panes").children) sizes.observe(pane);
     mark();
   }
   function showPane(id) {
@@ -2384,6 +2409,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       fillHeads();
       drawHeads();
     });
+    byId("example").addEventListener("click", () => go({ query: byId("example").query, key: null }));
     byId("grid").addEventListener("keydown", walkGrid);
     byId("grid").addEventListener("pointerleave", () => point(null));
     new ResizeObserver(layOutGrid).observe(byId("grid"));
@@ -2463,7 +2489,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         tabindex: -1,
         "data-place": `${layer}.${head}`,
         title: it ? leadOf(it) : void 0,
-        "aria-label": it ? `${name}: ${it.labels.join(" and ")} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
+        "aria-label": it ? `${namedWithPart(layer, name)}: ${it.labels.join(" and ")} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
       },
       () => choosePlace(layer, head),
       make("canvas", { "aria-hidden": "true" }),
@@ -2521,9 +2547,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function drawHeadLine() {
     const { layer, head } = state(), it = snapshot().finding(layer, head);
-    const does = it ? [...writes(it) ? [writingLabel()] : [], ...isByEntropy(it) ? [] : labelsOf(it)] : [];
+    const does = it ? [...writes(it) ? [writingLabel()] : [], ...isByEntropy(it) ? [] : /* @__PURE__ */ new Set([rowOf(it), ...labelsOf(it)])] : [];
     const named = does.flatMap((label, i) => [i ? ", " : ": ", make("em", {}, label), overWords(it, label)]);
-    byId("head-title").replaceChildren(placeInWords(layer, head), ...named);
+    byId("head-title").replaceChildren(namedWithPart(layer, placeInWords(layer, head)), ...named);
     byId("head-title").title = byId("head-title").textContent;
     const why = it && snapshot().data.effects_withheld, effect = effectOf(it), others = othersInWords(it);
     const short2 = why ? "without it: not measured" : effect ? `without it: ${effect.without}` : "";
@@ -2532,10 +2558,25 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       textContent: others ? `${short2}. ${others}` : short2,
       title: others ? `${sentence} ${STAND_IN}` : sentence
     });
+    drawExample(layer, head, it);
     const isHeadOff = isOff(layer, head);
     byId("head-lead").classList.toggle("roomy", Boolean(it));
     byId("head-lead").textContent = isHeadOff ? "It is switched off: its output is 0." : it ? leadOf(it) : stepsInWords();
     byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
+  }
+  function drawExample(layer, head, it) {
+    const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "";
+    const isShown = query !== null && shownWeight(trace, head, query, label)[0] > 0;
+    const best = isShown || !trace.isOneText || trace.size.k > MANY_WORDS || isOff(layer, head) ? null : exampleOf(trace, head, label);
+    byId("example").hidden = best === null;
+    if (best === null) return;
+    const [, key] = shownWeight(trace, head, best, label);
+    byId("example").textContent = `seen at “${clip(trace.queries[best], 10)}” → “${clip(trace.keys[key], 10)}”`;
+    byId("example").query = best;
+  }
+  function namedWithPart(layer, name) {
+    const { part } = snapshot().layer(layer);
+    return part ? `${name} (${part})` : name;
   }
   function overWords(it, label) {
     const [mass, queries] = it.masses[it.roles.indexOf(label)] ?? [];
@@ -3487,7 +3528,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
       const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source?.can.text ? "" : "clearhead serve computes the others.";
       if (exact.length) sentences.push(`The page has every step of ${which}.`);
-      if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ${trace.bins.join(" × ")} cells, and the ${trace.links.n} largest weights of ${queries}.`, others);
+      if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ${trace.bins.join(" × ")} cells, each the mean of a part, and the ${trace.links.n} largest weights of ${queries}.`, others);
     }
     if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
     byId("left-out").textContent = sentences.filter(Boolean).join(" ");
@@ -3959,7 +4000,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       }
       const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
       const labels = tokens.map((token2, i) => ids[i] === 0 ? `${token2}(?)` : token2);
-      const about = `${count(layers.length, "layer")}, ${count(layers.length * this.heads, "head")}, ${count(tokens.length, "token")}: what every head looks at in this text`;
+      const about = `${count(layers.length, "layer")}, ${count(layers.length * this.heads, "head")}, ` + count(tokens.length, "token");
       return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
     }
     // softmax(scale Q K^T + bias) V in every head, with all steps for the page.

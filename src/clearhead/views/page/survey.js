@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e377cd42a1976fcbcd746fa928675f6b8c0245fd71691dedb41630b1932c04ce; do not edit.
+// Made by `make page` from the sources a61ba37dd1d00aac36004d8ce1c4141f81a8a91b78b40e3832d8870c0836749e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
