@@ -209,7 +209,7 @@ def test_look_at_a_real_model_reports_every_head(run, tmp_path):
         code, _, err = run("look", SENTENCE, "--model", folder, "--tile", wrong)
         assert code == 2 and "Hint" in err
     code, out, _ = run("look", SENTENCE, "--tile", "1:5:0-3:1-6", "--out", tmp_path)
-    assert code == 0 and "storyteller, layer 1, head 5, queries 0 to 3" in out
+    assert code == 0 and "storyteller, L1H5, queries 0 to 3" in out
 
 
 def test_a_terminal_is_told_of_loading_and_measuring(run, tmp_path, monkeypatch):
@@ -540,7 +540,7 @@ def test_a_page_keeps_a_joined_emoji_in_its_title(run, tmp_path):
 
 def test_a_table_of_heads_fits_a_terminal(run, tmp_path):
     _, out, _ = run("look", "Long ago there lived a funny mouse.", "--out", tmp_path)
-    table = out[out.index("layer head") : out.index("by: the fraction")]
+    table = out[out.index("head does") : out.index("by: the fraction")]
     assert max(map(len, table.splitlines())) <= 80
 
 

@@ -132,7 +132,7 @@ def test_induction_and_duplicate_token_heads_are_labelled():
     found = report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1), tokens=tokens)
     assert [head.label for head in found.heads] == list(made)
     assert found[0, 0].number > 0.9 and found[0, 0].shares["first"] > 0.3
-    assert "if a token occurred before" in str(found)
+    assert "if a token occurred before" in str(found).replace("\n", " ")
     short = report(
         AttentionCalls((q[:, :, :8], k[:, :, :8], {})), torch.zeros(1), tokens=tokens[:8]
     )
@@ -386,7 +386,7 @@ def test_a_tile_is_the_exact_weights_of_a_part():
     dense = ch.matrix(q, k, mask=ch.causal).to_dense()
     torch.testing.assert_close(found["weights"], dense[:, 1:, 290:293, 2:7])
     assert found.queries == ("t290", "t291", "t292") and found.first == {"h": 1, "q": 290, "k": 2}
-    assert found.about == "layer 1, head 1, queries 290 to 292 of 300, keys 2 to 6 of 300"
+    assert found.about == "L1H1, queries 290 to 292 of 300, keys 2 to 6 of 300"
 
 
 @pytest.mark.parametrize(
@@ -702,8 +702,8 @@ def test_a_report_of_a_model_with_nan_is_written(tmp_path):
     assert '"entropy":{"float":"NaN"}' in paths["page"].read_text()
     head = found[0, 1]
     assert head.label == "NaN" and math.isnan(head.effective) and math.isnan(head.entropy)
-    row = next(line for line in str(found).splitlines() if line.startswith("0     1 "))
-    assert row.split()[:5] == ["0", "1", "NaN", "nan", "nan"]
+    row = next(line for line in str(found).splitlines() if line.startswith("L0H1 "))
+    assert row.split()[:4] == ["L0H1", "NaN", "nan", "nan"]
     assert "NaN: its attention weights are NaN" in str(found)
 
 

@@ -103,7 +103,7 @@ def _exact_weights(
         for positions, tokens in ((q, site.query_tokens), (k, site.key_tokens))
     )
     about = (
-        f"layer {layer}, head {head}, {_described(q, 'query', 'queries')} of {problem.Tq:,}, "
+        f"L{layer}H{head}, {_described(q, 'query', 'queries')} of {problem.Tq:,}, "
         f"{_described(k, 'key', 'keys')} of {problem.Tk:,}"
     )
     return Trace((step,), rows, columns, about, first={"h": head, "q": q.start, "k": k.start})

@@ -48,14 +48,9 @@ def find_next_token(
             )
         probability = float(logits.float().softmax(-1)[target])
         writers = {(x.layer, x.head): x for x in _writers(parts)}
-        is_predicted = probability >= LEAST_PROBABILITY
-        candidates = [
-            x
-            for x in writers.values()
-            if is_predicted and _is_clear(x, parts, layers, words[target])
-        ]
+        clear = [x for x in writers.values() if _is_clear(x, parts, layers, words[target])]
         clearest = None
-        for writer in candidates[:TRIED]:
+        for writer in clear[: TRIED if probability >= LEAST_PROBABILITY else 0]:
             edit = ablate(layers=[writer.layer], heads=[writer.head])
             with torch.no_grad(), intervene(model, [edit]):
                 edited = logits_of(start())[0, -1]

@@ -48,7 +48,7 @@ class Report(ShownInNotebook, Savable):
         begin: the layer, the head and the query that the model itself shows first; None if it
             names none.
         model: a model with which the page computes other texts.
-        folder: the folder of the model's files; "" if it has none.
+        folder: the folder of the model's files, or its name on the hub; "" if it has none.
         outputs: a digest of the outputs of every attention call; "" if not computed.
     """
 
@@ -158,13 +158,13 @@ class Report(ShownInNotebook, Savable):
         names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
         moved = ["sent"] if any(x.carried for x in self.heads) else []
-        rows = [("layer", "head", "does", "by", "entropy", last, *names, *moved)]
+        rows = [("head", "does", "by", "entropy", last, *names, *moved)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
             numbers = x.share_text, f"{x.entropy:.2f}", number
             moves = [f"{x.carried['first']:.2f}" if x.carried else ""] if moved else []
-            rows.append((str(x.layer), str(x.head), x.label, *numbers, *shares, *moves))
+            rows.append((f"L{x.layer}H{x.head}", x.label, *numbers, *shares, *moves))
         table = columns(rows, width)
         wrap = min(width or sys.maxsize, max(80, *map(len, table)))
         legend = (part for line in self._legend() for part in textwrap.wrap(line, wrap))
@@ -229,14 +229,14 @@ class Report(ShownInNotebook, Savable):
 def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Align the cells of a table; a line for each row.
 
-    Columns that do not fit `width` characters are a table below, which repeats the first two.
+    Columns that do not fit `width` characters are a table below, which repeats the first.
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    tables = [[0, 1]]
-    for i in range(2, len(widths)):
+    tables = [[0]]
+    for i in range(1, len(widths)):
         longest = sum(widths[j] + 1 for j in [*tables[-1], i]) - 1
-        if width is not None and longest > width and len(tables[-1]) > 2:
-            tables.append([0, 1])
+        if width is not None and longest > width and len(tables[-1]) > 1:
+            tables.append([0])
         tables[-1].append(i)
     lines = []
     for table in tables:

@@ -58,8 +58,7 @@ def summary(report: Report, width: int = WIDTH) -> str:
         lines += ["", *heading, *_table(report, matter_most(report), width)]
     if not report.effect_metric or len(report.heads) > FEW_HEADS:
         lines += _best_of_roles(report, width)
-    lines += _largest_probes(report)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_largest_probes(report)])
 
 
 def matter_most(report: Report) -> list[Head]:
@@ -95,8 +94,8 @@ def _heading(report: Report) -> str:
 
 
 def _table(report: Report, heads: list[Head], width: int) -> list[str]:
-    rows = [["layer", "head", "effect", "does, fraction of weight over tokens"]]
-    rows += [[str(x.layer), str(x.head), f"{x.effect:+.3f}", _does(x)] for x in heads]
+    rows = [["head", "effect", "does, fraction of weight over tokens"]]
+    rows += [[f"L{x.layer}H{x.head}", f"{x.effect:+.3f}", _does(x)] for x in heads]
     return _columns(rows, width)
 
 
@@ -137,10 +136,10 @@ def _writers(report: Report, next_token: NextToken, width: int) -> list[str]:
         f"The heads that add most to the logit of {_quoted(next_token.token)}, the predicted next "
         "token, each from one token:"
     )
-    rows = [("layer", "head", "logits", "from")]
+    rows = [("head", "logits", "from")]
     for x in next_token.writers:
         _, keys = token_labels(report, x.layer)
-        rows.append((str(x.layer), str(x.head), f"{x.from_key:+.2f}", _quoted(keys[x.key])))
+        rows.append((f"L{x.layer}H{x.head}", f"{x.from_key:+.2f}", _quoted(keys[x.key])))
     return [*textwrap.wrap(line, width), *_columns(rows, width)]
 
 
