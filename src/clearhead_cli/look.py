@@ -105,7 +105,7 @@ def look(
     else:
         # The other model first: if it cannot be loaded, no report is computed.
         other = None if beside is None else load_text_model(beside)
-        _look_at_text(load_text_model(model), words, effects, probe, all, csv, out, other)
+        _look_at_text(load_text_model(model), model, words, effects, probe, all, csv, out, other)
 
 
 def _check_options(context: typer.Context, model: Path | None, random: bool) -> None:
@@ -139,6 +139,7 @@ def _check_options(context: typer.Context, model: Path | None, random: bool) -> 
 
 def _look_at_text(
     model: "TextModel",
+    name: Path | None,
     words: str,
     effects: bool,
     probe: bool,
@@ -147,12 +148,16 @@ def _look_at_text(
     out: Path,
     other: "TextModel | None",
 ) -> None:
+    from dataclasses import replace
+
     from clearhead.models.report import report, summary
     from clearhead.views import text as terminal
     from clearhead.views.report_files import write
 
     beside = None if other is None else report(other, words)
     result = report(model, words, effects=effects or model.is_small, probe=probe, next_token=True)
+    if name is not None and not name.exists():  # a name of the hub, which the page shows too
+        result = replace(result, folder=str(name))
     ahead = _without_writers(model, words, result)
     # Written before anything is printed, because a pipe may close.
     written = write(result, out, beside=beside, ahead=ahead)

@@ -1,10 +1,13 @@
 """Models that a command loads by a name: of the hub, or of a file of GGUF that is broken."""
 
 import pytest
+from typer.testing import CliRunner
 
 from clearhead.core.errors import BadValue
 from clearhead.views.load import load_text_model
-from tests.views.serve.models import save_gpt2
+from clearhead_cli import app
+from tests.views.serve.models import save_gpt2, words
+from tests.views.test_page import embedded
 
 
 @pytest.fixture
@@ -21,6 +24,19 @@ def hub(tmp_path, monkeypatch):
 def test_a_model_of_the_hub_is_loaded_from_the_local_cache_by_its_name(hub):
     reader = load_text_model("toy/reader")
     assert reader.name == "reader" and reader.depth == 2
+
+
+def test_the_page_names_the_model_as_it_was_typed(hub, tmp_path, monkeypatch):
+    """And not the folder of its files in the cache, which is another on another machine."""
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(
+        app, ["look", words(7), "--model", "toy/reader", "--out", str(tmp_path / "out")]
+    )
+    assert result.exit_code == 0, result.output
+    [page] = (tmp_path / "out").glob("*.html")
+    assert embedded(page.read_text())["folder"] == "toy/reader"
+    [numbers] = (tmp_path / "out").glob("*.json")
+    assert '"folder": "toy/reader"' in numbers.read_text()
 
 
 def test_the_error_for_another_has_the_command_that_downloads_it(hub):
