@@ -20,15 +20,17 @@ export function buildSave() {
     const stem = ["attention", `${layer}.${head}`, kind === "csv" && !isRowOnly() || query === null ? "all" : query, view].join("-");
     if (kind === "csv") download(new Blob([csvOf()], { type: "text/csv" }), `${stem}.csv`);
     else if (kind === "svg") download(new Blob([svgOf(pictureToSave())], { type: "image/svg+xml" }), `${stem}.svg`);
-    else {
-      const canvas = make("canvas"), scene = pictureToSave();
-      const framed = new Scene(scene.width, scene.height);
-      framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
-      framed.group(scene, 0, 0);
-      paint(canvas, framed, 2);
-      canvas.toBlob((blob) => download(blob, `${stem}.png`));
-    }
+    else canvasToSave(2).toBlob((blob) => download(blob, `${stem}.png`));
   });
+}
+
+// The picture with its title on paper, with `scale` pixels for each of the page.
+export function canvasToSave(scale) {
+  const canvas = make("canvas"), scene = pictureToSave(), framed = new Scene(scene.width, scene.height);
+  framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
+  framed.group(scene, 0, 0);
+  paint(canvas, framed, scale);
+  return canvas;
 }
 
 // The functions of the entries of the menu.

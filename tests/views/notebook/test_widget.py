@@ -100,6 +100,35 @@ def test_the_page_goes_to_what_python_chose_before_it_came(shown, browser):
     tab.close()
 
 
+def test_a_saved_notebook_shows_the_last_state(shown, browser):
+    tab = browser.new_page()
+    errors = []
+    tab.on("console", lambda it: errors.append(it.text))
+    script = WIDGET.read_text().replace("export default", "window.widget =")
+    tab.set_content("<div id=cell></div>")
+    tab.add_script_tag(content=script)
+    render = """(picture) => { window.state = { address: "", picture }; const model = {
+        get: (name) => state[name], set: (name, value) => { state[name] = value; },
+        send() {}, off() {}, save_changes() {},
+        on(name, call) { if (name === "msg:custom") window.receive = call; } };
+        document.getElementById("cell").replaceChildren();
+        window.widget.render({ model, el: document.getElementById("cell") }); }"""
+    tab.evaluate(render, "")
+    tab.evaluate("(page) => receive({ page })", shown._page)
+    frame = tab.frame_locator("iframe")
+    frame.locator("[data-place='1.3']").click()
+    frame.locator("[role=option]", has_text="queen").click()
+    tab.wait_for_function("() => state.picture.includes('L1H3: queen looks at')")
+    shown.set_state({"picture": tab.evaluate("state.picture")})  # as the notebook's server does
+    assert shown._repr_mimebundle_()[0]["text/html"].startswith("<img")
+    assert len(shown.picture) < 400_000 and errors == []
+    tab.evaluate(render, shown.get_state()["picture"])
+    image = frame.locator("img[alt*='L1H3: queen looks at']")
+    image.wait_for()
+    assert image.evaluate("it => it.decode().then(() => it.naturalWidth > 300)")
+    tab.close()
+
+
 def test_a_wrong_choice_shows_its_message_without_the_frames_of_libraries(shown, capsys):
     from IPython.core.interactiveshell import InteractiveShell
 

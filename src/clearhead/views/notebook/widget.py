@@ -30,13 +30,13 @@ class Explorer(anywidget.AnyWidget):
     exist raises `BadValue`, and the selection stays. `text` is the last text.
 
     The page is sent when a cell shows it, and is not stored in the notebook's file. A picture of
-    the heads is, which is shown where no Python runs.
+    the heads is, and after a change that of the page, which is shown where no Python runs.
     """
 
     _esm = WIDGET.read_text(encoding="utf-8")
 
     address = traitlets.Unicode("").tag(sync=True)
-    picture = traitlets.Unicode("", read_only=True).tag(sync=True)
+    picture = traitlets.Unicode("").tag(sync=True)
     head = traitlets.Any((0, 0))
     query = traitlets.Any(None)
     text = traitlets.Unicode("", read_only=True)
@@ -66,7 +66,7 @@ class Explorer(anywidget.AnyWidget):
             begin = opening(report)
         super().__init__()
         self.set_trait("text", text or "")
-        self.set_trait("picture", picture)
+        self.picture = picture
         if begin is not None:  # the selection with which the page opens
             self.head, self.query = (begin.head.layer, begin.head.head), begin.query
         self.on_msg(self._receive)

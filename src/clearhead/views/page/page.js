@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a61ba37dd1d00aac36004d8ce1c4141f81a8a91b78b40e3832d8870c0836749e; do not edit.
+// Made by `make page` from the sources e4736bce20e16f3c984642f6a2c36b50d39318d3c27afbf4be7e04b788437f6c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -3549,15 +3549,15 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const stem = ["attention", `${layer}.${head}`, kind === "csv" && !isRowOnly() || query === null ? "all" : query, view].join("-");
       if (kind === "csv") download(new Blob([csvOf()], { type: "text/csv" }), `${stem}.csv`);
       else if (kind === "svg") download(new Blob([svgOf(pictureToSave())], { type: "image/svg+xml" }), `${stem}.svg`);
-      else {
-        const canvas = make("canvas"), scene = pictureToSave();
-        const framed = new Scene(scene.width, scene.height);
-        framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
-        framed.group(scene, 0, 0);
-        paint(canvas, framed, 2);
-        canvas.toBlob((blob) => download(blob, `${stem}.png`));
-      }
+      else canvasToSave(2).toBlob((blob) => download(blob, `${stem}.png`));
     });
+  }
+  function canvasToSave(scale2) {
+    const canvas = make("canvas"), scene = pictureToSave(), framed = new Scene(scene.width, scene.height);
+    framed.rect(0, 0, scene.width, scene.height, { fill: "paper" });
+    framed.group(scene, 0, 0);
+    paint(canvas, framed, scale2);
+    return canvas;
   }
   function nameSaved() {
     const step = stepToSave(), picture = chosen.view === "numbers" ? "Map" : "Picture";
@@ -3625,16 +3625,28 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
 
   // src/hosts/frame.js
+  var REST = 400;
   function linkToCell() {
     if (parent === window) return;
     const write2 = history.replaceState.bind(history);
+    let timer = 0;
     history.replaceState = (state2, title, address) => {
-      if (address) parent.postMessage({ address: String(address) }, "*");
+      if (address) {
+        parent.postMessage({ address: String(address) }, "*");
+        clearTimeout(timer);
+        timer = setTimeout(() => parent.postMessage({ picture: pictureAsHtml() }, "*"), REST);
+      }
       return write2(state2, title, address);
     };
     addEventListener("message", ({ source, data }) => {
       if (source === parent && typeof data.address === "string") location.hash = data.address;
     });
+  }
+  function pictureAsHtml() {
+    const image = document.implementation.createHTMLDocument().createElement("img");
+    Object.assign(image, { src: canvasToSave(1).toDataURL(), alt: `${byId("head-title").textContent}. ${byId("sentence").textContent}` });
+    image.style.maxWidth = "100%";
+    return image.outerHTML;
   }
 
   // src/hosts/server_lines.js

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a61ba37dd1d00aac36004d8ce1c4141f81a8a91b78b40e3832d8870c0836749e; do not edit.
+// Made by `make page` from the sources e4736bce20e16f3c984642f6a2c36b50d39318d3c27afbf4be7e04b788437f6c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

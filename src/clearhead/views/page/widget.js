@@ -18,6 +18,10 @@ function render({ model, el }) {
       model.set("address", shown);
       model.save_changes();
     }
+    if (typeof data.picture === "string") {
+      model.set("picture", data.picture);
+      model.save_changes();
+    }
     if (data.request) model.send(data.request);
   };
   const fromPython = (message) => {
