@@ -42,6 +42,12 @@ def test_the_frame_of_a_piece_has_four_sides(visit):
     for query in (1, 2, 3, 4):
         tab.evaluate(f"go({{ query: {query} }})")
         assert tab.evaluate(f"{frames}.map((it) => it.kind)") == ["rect"]
+        [text] = tab.evaluate(
+            f"picture.shapes.filter((it) => it.serif && it.text === '{report.tokens[query]}' && "
+            "it.align === 'center')"
+        )
+        [frame] = tab.evaluate(frames)
+        assert tab.evaluate("(it) => widthOf(it.text, it)", text) < frame["width"] + 1
         shadow = tab.locator(f"#word-{query}").evaluate("it => getComputedStyle(it).boxShadow")
         assert shadow.endswith("0px 0px 0px 2px inset"), shadow
 

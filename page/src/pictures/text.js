@@ -300,7 +300,7 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
     const framed = (ink) => scene.rect(box.x, box.y, box.width, box.height, { ...ink, radius: 4 });
     if (isQuery) framed({ stroke: "mark", line: 2.5 });
     if (position === key) framed({ stroke: "ink", line: 1.5, dash: [4, 3] });
-    scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery, align: "center",
+    scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, { ...font, bold: isQuery && !box.joined && !box.continued, align: "center",
       fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink" });
     scene.target(box.x, box.y, box.width + (box.after && 4), box.height,
       side.back(trace.isOneText ? { query: position, key: null } : { query, key: position }),

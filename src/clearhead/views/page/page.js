@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e4736bce20e16f3c984642f6a2c36b50d39318d3c27afbf4be7e04b788437f6c; do not edit.
+// Made by `make page` from the sources 511b272ed48111399ef2af5b13843c14f4a780321919f3f5705ae8481e9cf589; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1952,7 +1952,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (position === key) framed({ stroke: "ink", line: 1.5, dash: [4, 3] });
       scene.text(box.text, box.x + box.before + box.middle / 2, box.y + high / 2, {
         ...font,
-        bold: isQuery,
+        bold: isQuery && !box.joined && !box.continued,
         align: "center",
         fill: colour ? inkOn(colour) : blocked[position] ? "soft" : "ink"
       });

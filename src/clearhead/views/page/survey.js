@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e4736bce20e16f3c984642f6a2c36b50d39318d3c27afbf4be7e04b788437f6c; do not edit.
+// Made by `make page` from the sources 511b272ed48111399ef2af5b13843c14f4a780321919f3f5705ae8481e9cf589; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
