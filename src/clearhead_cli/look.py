@@ -184,10 +184,9 @@ def _without_writers(model: "TextModel", words: str, result: "Report") -> "Repor
     from clearhead.core.errors.limits import MOST_COMPARED_TOKENS
     from clearhead.models.report import report
 
-    writers = () if result.next_token is None else result.next_token.writers
-    if result.model is not None or not writers or len(result.tokens) > MOST_COMPARED_TOKENS:
+    if result.model is not None or not result.writers or len(result.tokens) > MOST_COMPARED_TOKENS:
         return None
-    off = [edits.ablate(layers=[x.layer], heads=[x.head]) for x in writers]
+    off = [edits.ablate(layers=[x.layer], heads=[x.head]) for x in result.writers]
     with intervene(model.predictor or model.module, off):
         return report(model, words)
 

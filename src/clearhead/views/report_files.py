@@ -37,12 +37,9 @@ def write(
     )
     if not plot.can_draw():
         return paths
-    for kind, figure in (
-        ("entropy", plot.entropy_by_layer(report).figure),
-        ("maps", plot.model(report)),
-    ):
-        paths[kind] = plot.save(figure, out / f"{stem}-{kind}.png")  # type: ignore[arg-type]  # a Figure, as neither was given axes
-    return paths
+    entropy = plot.entropy_by_layer(report).figure
+    paths["entropy"] = plot.save(entropy, out / f"{stem}-entropy.png")  # type: ignore[arg-type]  # a Figure, as no axes were passed
+    return {**paths, "maps": plot.save(plot.model(report), out / f"{stem}-maps.png")}
 
 
 def file_stem(name: str) -> str:

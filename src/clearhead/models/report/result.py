@@ -13,7 +13,7 @@ from ...core.formatting import ShownInNotebook, spelled, visible, without_nan
 from ...core.torch_state import loadable
 from ..roles.role import NOT_NUMBERS
 from ..roles.table import LABELS, REPEATS
-from .findings import Head, Layer, NextToken
+from .findings import Head, Layer, NextToken, Writer
 from .live_model import LiveModel
 
 if TYPE_CHECKING:
@@ -70,6 +70,11 @@ class Report(ShownInNotebook, Savable):
     @property
     def heads(self) -> tuple[Head, ...]:
         return tuple(head for layer in self.layers for head in layer.heads)
+
+    @property
+    def writers(self) -> tuple[Writer, ...]:
+        """The heads that write the predicted next token; none if that was not requested."""
+        return () if self.next_token is None else self.next_token.writers
 
     @property
     def about(self) -> str:

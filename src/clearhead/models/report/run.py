@@ -121,7 +121,8 @@ def report(
         guesses = most_probable(logits_of(output)[0], run.words, GUESSES)
         result = replace(result, guesses=guesses)
     if effects is True:
-        metric = turn(output) if run.returns_vectors else "loss"
+        predicts_none = run.reader is not None and run.reader.predictor is None
+        metric = turn(output) if predicts_none else "loss"
         try:
             result = _with_effects(result, run, metric, progress)
         except BadValue as error:
@@ -185,11 +186,6 @@ class ModelRun(NamedTuple):
     depth: int | None
     reader: TextModel | None = None
     words: Sequence[str] | None = None
-
-    @property
-    def returns_vectors(self) -> bool:
-        """Whether the model is known to predict no next token."""
-        return self.reader is not None and self.reader.predictor is None
 
 
 def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelRun:
@@ -284,10 +280,8 @@ def _with_steps(result: Report, run: ModelRun) -> Report:
     A short text has the steps of all heads. For a longer one, the model runs again.
     """
     begin = opening(result)
-    writers = () if result.next_token is None else result.next_token.writers
-    wanted = {(x.layer, x.head) for x in best_heads(result).values()}
-    wanted |= {(x.layer, x.head) for x in writers}
-    wanted |= set() if begin is None else {(begin.head.layer, begin.head.head)}
+    heads = [*best_heads(result).values(), *([] if begin is None else [begin.head])]
+    wanted = {(x.layer, x.head) for x in heads} | {(x.layer, x.head) for x in result.writers}
     traced: dict[int, Layer] = {}
     count = 0
 

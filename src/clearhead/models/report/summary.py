@@ -23,8 +23,7 @@ def summary(report: Report, width: int = WIDTH) -> str:
     Text is wrapped at `width` characters. Tables are folded only if `width` is less than 80.
     """
     counts = Counter(label for x in report.heads for label in _labels(x))
-    writers = [] if report.next_token is None else report.next_token.writers
-    writing = {(x.layer, x.head) for x in writers}
+    writing = {(x.layer, x.head) for x in report.writers}
     without = sum(not _labels(x) and (x.layer, x.head) not in writing for x in report.heads)
     roles = [f"{count} {label}" for label, count in counts.most_common()]
     if report.next_token is not None and writing:  # which the page shows as a group

@@ -15,7 +15,6 @@ from ...core.formatting import number, visible
 from ..follow.outputs import most_probable, turns
 from ..inspect.edits import Edit
 from ..inspect.intervene import Intervention, intervene
-from ..inspect.recording import Recording
 from ..inspect.watch import watch
 from .text_model import TextModel
 
@@ -107,7 +106,7 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
             filterwarnings("ignore", ".*removed no visible edge")
             with watch(module, stats=["max"], exact_rows=range(len(tokens))) as seen:
                 outputs.append(model.run(inputs, predict=True))
-        matrices.append(_matrices(seen))
+        matrices.append(torch.cat([call.statistics["exact_rows"] for call in seen]))  # type: ignore[misc]  # rows are a tensor, (H, T, T)
     moved = (matrices[1] - matrices[0]).abs().sum(-1).mean(-1) / 2
     logits = [getattr(output, "logits", output) for output in outputs]
     if not isinstance(logits[0], Tensor) or logits[0].dim() != 3:
@@ -116,11 +115,6 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     guesses = tuple(most_probable(x[0, -1:], model.words, GUESSES)[0] for x in logits)
     losses = torch.stack([F.cross_entropy(x[0, :-1], ids[0, 1:], reduction="none") for x in logits])
     return WhatIf(tuple(tokens), losses, None, guesses, moved, done, model.name)
-
-
-def _matrices(seen: Recording) -> Tensor:
-    """Return the attention matrices of every layer, (layers, H, T, T)."""
-    return torch.cat([call.statistics["exact_rows"] for call in seen])  # type: ignore[misc]  # rows are a tensor
 
 
 def _losses(name: str, before: float, after: float) -> str:

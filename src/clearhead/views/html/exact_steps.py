@@ -53,7 +53,7 @@ def exact_heads(report: Report, begin: Opening | None, most_bytes: int) -> list[
 def _ranked(report: Report, begin: Opening | None) -> Iterator[Head]:
     if begin is not None:
         yield begin.head
-    for writer in () if report.next_token is None else report.next_token.writers:
+    for writer in report.writers:
         yield report[writer.layer, writer.head]
     yield from best_heads(report).values()
     yield from sorted(report.heads, key=lambda head: not head.roles)

@@ -124,8 +124,8 @@ def write_report(
 
 
 def _ahead(report: Report, ahead: Report) -> schema.Ahead:
-    writers = () if report.next_token is None else report.next_token.writers
-    return {"off": [(x.layer, x.head) for x in writers], "snapshot": snapshot(ahead)}
+    off = [(x.layer, x.head) for x in report.writers]
+    return {"off": off, "snapshot": snapshot(ahead)}
 
 
 def _from_home(folder: str) -> str:
@@ -365,7 +365,6 @@ def _fallback(report: Report) -> str:
     for layer in report.layers:
         for head in layer.heads:
             shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)
-            numbers = (head.share_text, f"{head.entropy:.2f}")
-            label = html.escape(visible_in_browser(head.label))
-            rows.append([f"L{head.layer}H{head.head}", label, *numbers, *shares])
+            name, label = f"L{head.layer}H{head.head}", html.escape(visible_in_browser(head.label))
+            rows.append([name, label, head.share_text, f"{head.entropy:.2f}", *shares])
     return table(rows)
