@@ -85,11 +85,6 @@ def _of_rank(is_first: bool, options: dict[str, Any]) -> dict[str, Any]:
     return chosen | {"group": dist.group.WORLD} if in_group else chosen
 
 
-def tensorboard(writer: Any) -> Callable[[dict[str, float], int], None]:
+def tensorboard(writer: Any) -> Callable[[dict[str, float], int], object]:
     """Return a `log` for `monitor` that writes to a `torch.utils.tensorboard.SummaryWriter`."""
-
-    def log(numbers: dict[str, float], step: int) -> None:
-        for name, value in numbers.items():
-            writer.add_scalar(name, value, step)
-
-    return log
+    return lambda numbers, step: [writer.add_scalar(x, numbers[x], step) for x in numbers]

@@ -300,10 +300,9 @@ def _checked(stats: object) -> tuple[str, ...]:
     rule = f"stats is a list of metrics: {', '.join(METRICS)}."
     if isinstance(stats, str) or not isinstance(stats, Sequence) or not stats:
         raise BadType(f"stats is {stats!r}.", rule, 'pass for example stats=["max", "entropy"].')
-    for name in stats:
-        if name not in METRICS:
-            hint = did_you_mean(name, METRICS) or "use some of these."
-            raise BadValue(f"stats has {name!r}.", rule, hint)
+    if unknown := [x for x in stats if x not in METRICS]:
+        hint = did_you_mean(unknown[0], METRICS) or "use some of these."
+        raise BadValue(f"stats has {unknown[0]!r}.", rule, hint)
     return tuple(name for name in METRICS if name in stats)
 
 

@@ -62,7 +62,7 @@ class HeadRows(NamedTuple):
         if isinstance(self.module, nn.MultiheadAttention):  # it multiplies by its parameters
             return True
         B, n, T, _ = x.shape
-        if output is None or output.shape[0] != B or n != len(self.outputs):
+        if output is None or (len(output), n) != (B, len(self.outputs)):
             return False
         if output.shape[1:-1].numel() != T:
             return False
@@ -142,16 +142,13 @@ def _grouped(H: int, G: int, D: int, Dv: int) -> tuple[Tensor, Tensor]:
     return by_group[:, : -D - Dv].reshape(H, D), by_group[:, -D - Dv : -Dv]
 
 
-def _rows(linear: nn.Module | None, outputs: Tensor, width: int) -> HeadRows | None:
+def _rows(linear: Any, outputs: Tensor, width: int) -> HeadRows | None:
     """Return rows of a linear module with `width` outputs; None for other modules."""
-    if linear is None:
+    if linear is None or not (type(linear) is nn.Linear or is_conv1d(linear)):
         return None
-    weight, dim = getattr(linear, "weight", None), 1 if is_conv1d(linear) else 0
-    if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
-        return None
-    if not (type(linear) is nn.Linear or dim) or weight.shape[dim] != width:
-        return None
-    return HeadRows(linear, outputs, dim)
+    weight, dim = linear.weight, 1 if is_conv1d(linear) else 0
+    plain = isinstance(weight, nn.Parameter) and weight.is_floating_point()
+    return HeadRows(linear, outputs, dim) if plain and weight.shape[dim] == width else None
 
 
 def _of_multihead(module: nn.MultiheadAttention, H: int, D: int) -> QueryKey | None:
