@@ -85,8 +85,8 @@ def watched(rank: int, folder: str) -> dict[str, tuple]:
         found[kind] = (
             [flat(call) for call in one],
             [flat(call) for call in all_ranks],
-            one.scalars(heads=True),
-            all_ranks.scalars(heads=True),
+            one.scalars(),
+            all_ranks.scalars(),
         )
     with torch.no_grad(), sharded(T) as here:
         to = f"{folder}/kept" if rank == 1 else None

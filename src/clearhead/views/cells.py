@@ -169,7 +169,7 @@ def _(recording: Recording) -> str:
     by_statistic: dict[str, list[tuple[str, Tensor]]] = {}
     for call in recording.calls[:MOST_CALLS]:
         means: dict[str, list[float]] = {}
-        for _, name, values in call.values_of_heads(each_head=True):
+        for _, name, values in call.values_of_heads():
             means.setdefault(name, []).append(float(values.mean()))
         for name, numbers in means.items():
             title = f"{call.layer} {call.module}"

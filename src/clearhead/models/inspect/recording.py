@@ -135,8 +135,8 @@ class Call:
     def _where(self) -> str:
         return f"layer {self.layer}  {self.module or 'the model'}  {self.problem}"
 
-    def values_of_heads(self, each_head: bool) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield the finite values of each statistic as (head or "", name, 1-D values).
+    def values_of_heads(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Yield the finite values of each statistic as (head, name, 1-D values).
 
         Fully masked queries and padding are left out. Each group of `mass` is a statistic.
         """
@@ -155,9 +155,9 @@ class Call:
                 if is_per_query(name):
                     counts &= self.at.is_real(x.shape[2]).to(x.device)
                 numbers = x.detach()
-                for h in range(x.shape[1]) if each_head else [slice(None)]:
+                for h in range(x.shape[1]):
                     if counts[:, h].any():
-                        head = f"head{self.heads[h] if self.heads else h}" if each_head else ""
+                        head = self.heads[h] if self.heads else h
                         yield head, part, numbers[:, h][counts[:, h]].double()
 
     def __getattr__(self, name: str) -> Result:
@@ -234,35 +234,28 @@ class Recording(ShownInNotebook, Savable):
             f"use a call: recording[0].{name}, or recording['layers.0.attention'].{name}.",
         )
 
-    def scalars(self, *, heads: bool = False) -> dict[str, float]:
-        """Return one number per layer and statistic, for a training log.
+    def scalars(self) -> dict[str, float]:
+        """Return one number per layer and statistic; `to_pandas` has one per head.
 
         It is the mean over batch, heads, queries and calls, or the maximum for `max`. `mass` gives
         one number per group (``module.mass.group``), `topk` the mean of the largest weight. Fully
         masked queries do not count, nor does padding that the call carries. If a module is several
         layers, the key has the layer number (``module:2``).
-
-        With `heads`, the result also has one number per head (``module.head3.entropy``). It shows
-        dead heads, which a mean hides: in every batch their entropy is near 0, or their mass on the
-        first token (``mass({"sink": prefix(1)})``) near 1.
         """
         layers: dict[str, set[int]] = {}
         for call in self.calls:
             layers.setdefault(call.module, set()).add(call.layer)
         values_by_name: dict[tuple[str, str], list[Tensor]] = {}
-        scopes = (False, True) if heads else (False,)
         for call in self.calls:
             module = call.module or str(call.layer)
             module += f":{call.layer}" if len(layers[call.module]) > 1 else ""
-            for each_head in scopes:
-                for head, name, values in call.values_of_heads(each_head):
-                    prefix = f"{module}.{head}" if head else module
-                    values_by_name.setdefault((prefix, name), []).append(values)
+            for _, name, values in call.values_of_heads():
+                values_by_name.setdefault((module, name), []).append(values)
         return {
-            f"{prefix}.{name}": float(
+            f"{module}.{name}": float(
                 (torch.max if name == "max" else torch.mean)(torch.cat(parts))
             )
-            for (prefix, name), parts in values_by_name.items()
+            for (module, name), parts in values_by_name.items()
         }
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -272,13 +265,11 @@ class Recording(ShownInNotebook, Savable):
         Raises `BadValue` for a recording in files, and `Missing` without pandas.
         """
         self._must_be_in_memory()
-        rows: dict[tuple[int, str], dict[str, object]] = {}
+        rows: dict[tuple[int, int], dict[str, object]] = {}
         for number, call in enumerate(self.calls):
-            for head, name, values in call.values_of_heads(True):
-                site = {"call": number, "layer": call.layer, "module": call.module}
-                row = rows.setdefault(
-                    (number, head), {**site, "head": int(head.removeprefix("head"))}
-                )
+            for head, name, values in call.values_of_heads():
+                site = {"call": number, "layer": call.layer, "module": call.module, "head": head}
+                row = rows.setdefault((number, head), site)
                 row[name] = float(values.max() if name == "max" else values.mean())
         return data_frame([*rows.values()])
 
