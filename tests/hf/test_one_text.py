@@ -25,6 +25,8 @@ def patched(model, ids):
 
 
 FUNCTIONS = {
+    "effects": lambda model, ids: ch.effects(model, ids, estimate=False).grid(),
+    "report": lambda model, ids: torch.tensor([h.entropy for h in ch.report(model, ids).heads]),
     "logit_attribution": lambda model, ids: ch.logit_attribution(model, ids).heads,
     "why": lambda model, ids: ch.why(model, ids, layer=1, head=2, query=-1).by_key,
     "as_patch": patched,

@@ -568,14 +568,6 @@ def test_a_text_of_one_token_has_a_report_and_says_why_it_has_no_effects(tmp_pat
     assert "No effects" not in str(ch.report(teller, "cat"))
 
 
-def test_ids_of_a_transformers_model_have_a_batch(tmp_path):
-    from clearhead.hf import Checkpoint
-
-    model = Checkpoint(save_gpt2(tmp_path)).model
-    with pytest.raises(BadValue, match=r"shape \(3,\)\.(.|\n)*ids\.unsqueeze\(0\)"):
-        report(model, torch.tensor([1, 2, 3]))
-
-
 def test_a_text_too_long_for_all_logits_gets_no_guesses(tmp_path, monkeypatch):
     monkeypatch.setattr("clearhead.models.report.run.MOST_LOGITS", 97 * 6)
     folder = save_gpt2(tmp_path, predicts=True)

@@ -13,7 +13,7 @@ from ...core.errors import BadType, BadValue, as_count, kind_of
 from ...core.errors.limits import TOKENS_AT_ONCE
 from ...core.functional.ambient import editing
 from ...core.functional.sharding import must_not_be_sharded
-from ...nn.token_ids import run_with_known_ids
+from ...nn.token_ids import as_batch, run_with_known_ids
 from ..follow.column_positions import warn_of_column_positions
 from ..follow.copies import Layout, fresh
 from ..follow.coverage import warn_if_missed
@@ -64,9 +64,9 @@ def effects(
     Args:
         model: a model without randomness, so in eval mode. It is called as ``model(inputs)``, or
             ``model(**inputs)`` for a dict.
-        inputs: a tensor with first dimension B, the batch, or a dict. Every run gets a copy, of
-            caches too, so the inputs do not change. Tensors with B rows are repeated when copies
-            run together.
+        inputs: a tensor with first dimension B, the batch, the ids of one text, (T,), or a dict.
+            Every run gets a copy, of caches too, so the inputs do not change. Tensors with B rows
+            are repeated when copies run together.
         metric: "loss", `logit_difference(...)`, or a function of the model's output for the B rows
             that returns a tensor of one number. "loss" is the model's own loss if its output has
             one, as with labels in the inputs. For a decoder without labels, it is the mean
@@ -229,7 +229,7 @@ def _checked_inputs(inputs: object) -> Any:
             "inputs are a tensor whose first dimension is the batch, or a dict of tensors.",
             "pass for example ids of shape (B, T).",
         )
-    return dict(inputs) if isinstance(inputs, Mapping) else inputs
+    return dict(inputs) if isinstance(inputs, Mapping) else as_batch(inputs)
 
 
 def _no_metric(metric: object) -> BadValue:

@@ -16,7 +16,7 @@ from ...core.functional.explain import explain_problem
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import Statistics
 from ...hf import Checkpoint
-from ...nn.token_ids import run_with_known_ids
+from ...nn.token_ids import as_batch, run_with_known_ids
 from ..effects.effects import effects as measure_effects
 from ..effects.metrics import Metric, turn
 from ..follow.coverage import warn_if_missed
@@ -235,13 +235,7 @@ def _module_run(model: nn.Module, text: object) -> ModelRun:
             "a module runs on its input: a tensor or a dict of tensors, with a batch of 1.",
             "pass for example torch.tensor([ids]).",
         )
-    if isinstance(text, Tensor) and text.dim() == 1 and hasattr(model, "base_model_prefix"):
-        raise BadValue(
-            f"The ids are of shape {tuple(text.shape)}.",
-            "a transformers model reads ids of shape (B, T), with a batch of 1.",
-            "pass ids.unsqueeze(0).",
-        )
-    inputs = cast("Tensor | Mapping[str, Tensor]", text)
+    inputs = cast("Tensor | Mapping[str, Tensor]", as_batch(text))
     start = partial(run_with_known_ids, model, inputs)
     depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
     return ModelRun(model, model, inputs, type(model).__name__, None, start, depth)
