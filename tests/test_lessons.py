@@ -19,8 +19,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 import clearhead as ch
-from clearhead.demo.cast import CHARACTERS
 from examples.smollm2 import cached
+from examples.storyteller.cast import CHARACTERS
 from examples.storyteller.train import Recipe
 from lessons.render import READ, one_output, page, run
 from tests.outputs import DIGITS, difference

@@ -31,7 +31,7 @@ class MeasuredHead:
 
     def __str__(self) -> str:
         of = f"{self.rate:.1%} of held-out {WORDS_OF[self.label]}"
-        return f"layer {self.layer}, head {self.head} looks at the {self.label} ({of})"
+        return f"L{self.layer}H{self.head} looks at the {self.label} ({of})"
 
     @property
     def evidence(self) -> str:
