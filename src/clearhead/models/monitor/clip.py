@@ -38,8 +38,10 @@ def qk_clip(model: nn.Module, limit: float = LARGEST_LOGIT) -> list[Clipped]:
     rotary key get the whole factor, and the other features of W_Q and W_K its root. Rows that FSDP2
     divides over ranks are scaled on each rank.
 
-    The state of the optimizer stays as it is. The clip acts after the step, so the next step may
-    exceed the limit again, and is clipped then.
+    The state of the optimizer stays as it is. An optimizer that has its own copy of the weights, as
+    master weights in fp32, writes the unclipped ones again: load the clipped ones into its copy.
+    The clip acts after the step, so the next step may exceed the limit again, and is clipped then.
+    A module that is several layers gets the smallest of their factors.
 
     Args:
         model: the model that was passed to `monitor`, after ``monitor.step()``.
