@@ -126,14 +126,15 @@ function labelButton(label, number, elsewhere = 0) {
 
 function tile({ layer, head }) {
   const it = snapshot().finding(layer, head), name = placeName(layer, head);
+  const spoken = name.replace(/^L(\d+)H(\d+)$/, "layer $1, head $2"); // for a screen reader
   const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || (writes(it) && sheet.label === writingLabel())));
   const pointerenter = (event) => { if (event.pointerType === "mouse") point({ layer, head }); };
   const element = button({
     role: "radio", pointerenter, class: fades ? "tile faded" : "tile", tabindex: -1,
     "data-place": `${layer}.${head}`,
     title: it ? leadOf(it) : undefined,
-    "aria-label": it ? `${namedWithPart(layer, name)}: ${it.labels.join(" and ")} ${amountOf(it)}, ` +
-      `entropy ${it.entropy.toFixed(2)}` : name,
+    "aria-label": it ? `${namedWithPart(layer, spoken)}: ${it.labels.join(" and ")} ${amountOf(it)}, ` +
+      `entropy ${it.entropy.toFixed(2)}` : spoken,
   }, () => choosePlace(layer, head), make("canvas", { "aria-hidden": "true" }),
   make("span", { class: "place", "aria-hidden": "true" }, name), // short, below a tile
   make("span", { class: isPlain(it) ? "does plain" : "does", "aria-hidden": "true" },

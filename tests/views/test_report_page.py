@@ -166,7 +166,7 @@ def test_it_opens_at_the_head_with_the_clearest_label(visit):
     assert said.startswith("L2H3: ") and "This head looks at the token before" in said
     assert tab.locator("#grid .tile").count() == 12
     label = tab.locator("#grid [aria-checked=true]").get_attribute("aria-label")
-    assert label.startswith("L2H3: previous token 100 %")
+    assert label.startswith("layer 2, head 3: previous token 100 %")
 
 
 def test_the_storyteller_opens_at_whom_a_pronoun_means(visit):

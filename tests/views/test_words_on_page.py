@@ -167,7 +167,8 @@ def test_encoder_decoder_and_cross_attention_are_named(visit, kind):
         place = f"L{layer.number}H1"
         assert tab.locator("#head-title").text_content().startswith(f"{place} ({part})")
         tile = tab.locator(f"[data-place='{layer.number}.1']")
-        assert tile.get_attribute("aria-label").startswith(f"{place} ({part}): ")
+        spoken = tile.get_attribute("aria-label")
+        assert spoken.startswith(f"layer {layer.number}, head 1 ({part}): ")
         crosses = "its queries are the decoder's tokens, and its keys the encoder's."
         assert (crosses in tab.locator("#sentence").text_content()) == layer.cross_attention
         assert (

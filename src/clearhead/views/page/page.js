@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 511b272ed48111399ef2af5b13843c14f4a780321919f3f5705ae8481e9cf589; do not edit.
+// Made by `make page` from the sources fb29633a2ef78a8880c8ee0e67a8627ae996964b401c98c75f3c6ecee6525a26; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -2477,6 +2477,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function tile({ layer, head }) {
     const it = snapshot().finding(layer, head), name = placeName(layer, head);
+    const spoken = name.replace(/^L(\d+)H(\d+)$/, "layer $1, head $2");
     const fades = sheet.label !== null && !(it && (labelsOf(it).includes(sheet.label) || writes(it) && sheet.label === writingLabel()));
     const pointerenter = (event) => {
       if (event.pointerType === "mouse") point({ layer, head });
@@ -2489,7 +2490,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         tabindex: -1,
         "data-place": `${layer}.${head}`,
         title: it ? leadOf(it) : void 0,
-        "aria-label": it ? `${namedWithPart(layer, name)}: ${it.labels.join(" and ")} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : name
+        "aria-label": it ? `${namedWithPart(layer, spoken)}: ${it.labels.join(" and ")} ${amountOf(it)}, entropy ${it.entropy.toFixed(2)}` : spoken
       },
       () => choosePlace(layer, head),
       make("canvas", { "aria-hidden": "true" }),

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 511b272ed48111399ef2af5b13843c14f4a780321919f3f5705ae8481e9cf589; do not edit.
+// Made by `make page` from the sources fb29633a2ef78a8880c8ee0e67a8627ae996964b401c98c75f3c6ecee6525a26; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
