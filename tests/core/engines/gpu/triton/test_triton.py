@@ -70,14 +70,14 @@ def test_as_exact_as_torch_and_the_repair_interpreted():
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3000)
 def test_the_tests_of_all_engines_interpreted():
     interpret(ALL, "tests/core/engines/test_nan.py", "-k", "triton or fused", *ON_EVERY_CORE)
 
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3000)
 def test_kernels_interpreted():
     interpret("tests/core/engines/gpu/triton/test_kernels.py", *OTHERS, *ON_EVERY_CORE)
 
@@ -103,7 +103,7 @@ def test_kernels_compile_for_a_gpu(capability, which):
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("capability", ["89", "100"])
 def test_all_kernels_compile_and_fit(capability):
     """Compile every head size, dtype and variant, in minutes: for an architecture with the least
