@@ -1,7 +1,9 @@
 """`monitor` equals dense attention in float64 over all micro-batches of a step."""
 
+import gc
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -265,6 +267,17 @@ def test_a_clipped_head_has_the_limit_as_its_largest_logit(key_heads):
     with pytest.raises(ch.BadValue, match="each step is clipped once"):
         ch.qk_clip(model, limit=limit)
         ch.qk_clip(model, limit=limit)
+
+
+def test_a_model_is_freed_after_its_training():
+    model = llama()
+    with ch.monitor(model, every=1, stats=["max"]) as monitor:
+        model(**batch(0)).loss.backward()
+        monitor.step()
+    alive = weakref.ref(model)
+    del model, monitor
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_module_that_is_several_layers_is_scaled_once():

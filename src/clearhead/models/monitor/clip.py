@@ -60,7 +60,7 @@ def qk_clip(model: nn.Module, limit: float = LARGEST_LOGIT) -> list[Clipped]:
     must_be_module("qk_clip", model, "qk_clip scales the weights of a model.")
     rule = "limit is a positive logit."
     limit = as_number("limit", limit, rule, "pass limit=100.", lambda x: 0 < x < math.inf)
-    monitor = MONITORS.get(model)
+    monitor = MONITORS.get(id(model))
     if monitor is None or not monitor.largest:
         raise BadValue(
             f"qk_clip does not know the largest logits of the {type(model).__name__}.",

@@ -125,7 +125,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         self._heads: dict[int, int] | None = None  # of the layers that the ranks agreed on
         self._alarms = Alarms()
         self._open = ExitStack()
-        MONITORS[model] = self  # for `qk_clip`
+        MONITORS[id(model)] = self  # for `qk_clip`
         self._begin()
 
     def __exit__(self, *error: object) -> None:
@@ -270,7 +270,8 @@ class Monitor(AbstractContextManager["Monitor"]):
         return {layer: HeadSums(*x) for layer, *x in merged}
 
 
-MONITORS: "weakref.WeakKeyDictionary[nn.Module, Monitor]" = weakref.WeakKeyDictionary()
+# By the id of the model, which is valid as long as its monitor, which has the model.
+MONITORS: "weakref.WeakValueDictionary[int, Monitor]" = weakref.WeakValueDictionary()
 
 
 class _StepWatcher(Watcher):
