@@ -1,7 +1,7 @@
 """Count the tokens that a head connects: of queries, and of the keys of their largest weights.
 
-A link is a query whose largest weight is neither on key 0 nor on itself, so a head that rests on
-the first token has few. Counts are exact, and merge by addition.
+A link is a query whose largest weight is neither on key 0 nor on itself, so a head that attends to
+the first token most has few. Counts are exact, and merge by addition.
 """
 
 import numpy as np

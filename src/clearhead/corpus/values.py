@@ -1,8 +1,8 @@
 """The metrics of norm-weighted attention and of what varies, the set `values`.
 
 A value v writes v W_O into the residual stream, where W_O is the part of the layer's output
-projection that reads the head. So a weight on a small value adds little: a head that rests on the
-first token may write almost nothing from there.
+projection that reads the head. So a weight on a small value adds little: a head that attends to the
+first token most may write almost nothing from there.
 """
 
 from collections.abc import Sequence
