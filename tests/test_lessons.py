@@ -23,7 +23,7 @@ from examples.smollm2 import cached
 from examples.storyteller.cast import CHARACTERS
 from examples.storyteller.train import Recipe
 from lessons.render import READ, one_output, page, run
-from tests.outputs import DIGITS, difference
+from tests.outputs import difference
 
 FOLDER = Path(__file__).parents[1] / "lessons"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]-*.md"))
@@ -182,8 +182,8 @@ def compared(page_text):
 def same_picture(figure, committed):
     """Compare words and lines to a unit of a 72nd inch; colours and pixels may be rounded."""
     ours, theirs = (re.sub(NOT_COMPARED, "", x, flags=re.DOTALL) for x in (figure, committed))
-    numbers, others = DIGITS.findall(ours), DIGITS.findall(theirs)
-    return re.split(DIGITS, ours) == re.split(DIGITS, theirs) and all(
+    numbers, others = NUMBER.findall(ours), NUMBER.findall(theirs)
+    return re.split(NUMBER, ours) == re.split(NUMBER, theirs) and all(
         abs(float(x) - float(y)) < 1 for x, y in zip(numbers, others, strict=True)
     )
 
