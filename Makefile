@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --quiet --durations 10
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 SEED := $(shell date +%s)
-.PHONY: look real survey unit test slow setup check page coverage bench pictures docs clean help
+.PHONY: look real survey unit test slow setup check lint page coverage bench pictures docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
@@ -35,7 +35,9 @@ slow: .venv/test  ## Run the slow tests: every combination, sanitizers, training
 
 setup: .venv/test .venv/check page/node_modules  ## Install everything a developer needs into .venv.
 
-check: .venv/test .venv/check  ## Format, lint, types, English, structure, the tests of the core.
+check: lint unit  ## What lint looks at, and the tests of the core.
+
+lint: .venv/test .venv/check  ## Look at format, lint, types, English and structure.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror kernels/*.h kernels/*.cpp kernels/*/*.h
@@ -51,7 +53,6 @@ check: .venv/test .venv/check  ## Format, lint, types, English, structure, the t
 	@if [ -x page/node_modules/.bin/tsc ]; then npm --prefix page run --silent check; \
 	else echo "The scripts of the page were not type-checked: npm could not install TypeScript."; fi
 	$(PYTEST) tests/test_figures.py tests/views/test_page_bundle.py
-	$(PYTEST) $(EVERY_CORE) -m unit
 
 page: .venv/look page/node_modules  ## Bundle the scripts of the page, after a change in page/.
 	$(BIN)/python page/build.py

@@ -31,6 +31,7 @@ from .core.errors import AttentionError, BadType, BadValue
 from .core.files.results import load
 from .core.functional import compat
 from .core.functional.attention import attention
+from .core.functional.divergence import Divergence, divergence
 from .core.functional.explain import explain
 from .core.functional.explain_weights import explain_weights
 from .core.functional.look import Look, look
@@ -51,6 +52,7 @@ from .core.masks import (
 from .core.problem.biases import alibi, bias
 from .core.stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
 from .corpus import Survey, survey
+from .models.effects.caches import CacheDamage, compare_caches
 from .models.effects.effect_table import Effect, Effects
 from .models.effects.effects import effects
 from .models.effects.metrics import logit_difference
@@ -73,8 +75,9 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "topk", "mass", "weighted", "value_weighted", "received", "pooled", "exact_rows", "matrix",
     "Matrix", "watch", "Recording", "intervene", "Intervention", "edits", "effects", "Effects",
     "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why", "circuits",
-    "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "monitor",
-    "qk_clip", "survey", "Survey", "load", "plan", "Plan", "causal", "Causal", "window", "prefix",
+    "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "divergence",
+    "Divergence", "compare_caches", "CacheDamage", "monitor", "qk_clip", "survey", "Survey", "load",
+    "plan", "Plan", "causal", "Causal", "window", "prefix",
     "lengths", "documents", "dense", "everything", "alibi", "bias", "nn", "distributed", "compat",
     "hf", "views", "AttentionError", "BadValue", "BadType",
 ]  # fmt: skip

@@ -84,7 +84,9 @@ def test_engine_is_as_exact_as_torch(name, problem, dtype):
         largest = float(b.detach().abs().max()) if b.numel() else 0.0
         # With one key, the gradients of queries and keys are 0: compare with the terms that cancel.
         size = biggest if what == "out" else largest or mixed
-        if dtype == torch.float64:  # the ruler is the truth's own sum: a score's rounding is not in it
+        if (
+            dtype == torch.float64
+        ):  # the ruler is the truth's own sum: a score's rounding is not in it
             size *= max(1.0, abs(scale))
         fits, figures = within_yardstick(a, b, c, size)
         assert fits, f"{what}: {figures}"

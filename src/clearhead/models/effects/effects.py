@@ -108,7 +108,7 @@ def effects(
     must_be_module("effects", model, rule, ", then its inputs")
     must_not_be_sharded("effects")
     refuse_compiled(model)
-    inputs = _checked_inputs(inputs)
+    inputs = checked_inputs(inputs)
     if at_once is not None:
         rule = "it is the number of copies of the batch that run together, 1 or more."
         hint = f"pass a whole number, or None for up to {TOKENS_AT_ONCE} tokens."
@@ -221,7 +221,7 @@ def _no_edits(gave: str) -> BadType:
 # ------------------------------------------------------------------------------ inputs and metrics
 
 
-def _checked_inputs(inputs: object) -> Any:
+def checked_inputs(inputs: object) -> Any:
     tensors = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     if not any(isinstance(x, Tensor) and x.dim() for x in tensors):
         raise BadType(

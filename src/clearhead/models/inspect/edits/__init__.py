@@ -14,11 +14,12 @@ w = softmax(x) the weights, and o = w V the output:
 | `scale(factor)`         | factor * o                                                      |
 | `patch(recording)`      | o as recorded in another run; with `of`, the queries, keys or values |
 | `path(sender, receiver, of)` | changes what a head writes, only as another head reads it   |
+| `cache(keys=..., values=...)` | keys and values as a cache of fewer bits returns them |
 
 The first four change the problem, which an engine computes as usual, in O(S) memory. In one call,
-patches of queries, keys and values apply first, then the first four, then `freeze`, then the edits
-of the output; within each of these groups the order of the list decides. So frozen weights stay as
-recorded.
+caches and patches of queries, keys and values apply first, then the first four, then `freeze`, then
+the edits of the output; within each of these groups the order of the list decides. So frozen
+weights stay as recorded.
 
 `from_duo_attention(folder, model)` reads a pattern of DuoAttention as a list of `keep_only`.
 
@@ -30,6 +31,7 @@ text if the call carries its padding: a 2-D `attention_mask` of transformers, th
 of torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are columns.
 """
 
+from .cache import cache
 from .duo_attention import from_duo_attention
 from .edit import Edit
 from .freeze import freeze
@@ -39,6 +41,6 @@ from .path import path
 from .weights import keep_only, knock_out, temperature, uniform
 
 __all__ = [
-    "Edit", "ablate", "freeze", "from_duo_attention", "keep_only", "knock_out", "mean_ablate",
-    "patch", "path", "scale", "temperature", "uniform", "zero_ablate",
+    "Edit", "ablate", "cache", "freeze", "from_duo_attention", "keep_only", "knock_out",
+    "mean_ablate", "patch", "path", "scale", "temperature", "uniform", "zero_ablate",
 ]  # fmt: skip

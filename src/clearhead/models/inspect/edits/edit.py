@@ -122,9 +122,14 @@ class Edit:
         """
         return replace(self, batch=batch) if self.batch is None else None
 
+    @property
+    def of_keys(self) -> bool:
+        """Do `heads` and `positions` select KV heads and positions of keys, not of queries?"""
+        return False
+
     def head_count(self, problem: Problem) -> int:
         """Return the number of heads from which `heads` selects."""
-        return problem.H
+        return problem.G if self.of_keys else problem.H
 
     def heads_of(self, problem: Problem) -> list[int]:
         """Return the indices of the selected heads. Raises `BadValue` for a head that does not
@@ -137,10 +142,15 @@ class Edit:
 
     def no_head(self, h: int, problem: Problem) -> BadValue:
         """Return the error for a head that does not exist."""
+        H, G = problem.H, problem.G
+        kind, count, rule = "heads", H, f"the layer has {H} query heads, numbered from 0"
+        if self.of_keys and G < H:
+            kind, count = "key heads", G
+            rule = f"the layer has {G} key heads, numbered from 0, and each is read by {H // G} of "
+            rule += f"its {H} query heads"
+            rule += f"; query head {h} reads key head {h // (H // G)}" if 0 <= h < H else ""
         return BadValue(
-            f"{self!r} names head {h}.",
-            f"the layer has {problem.H} query heads, numbered from 0.",
-            f"use heads from 0 to {problem.H - 1}.",
+            f"{self!r} names head {h}.", f"{rule}.", f"use {kind} from 0 to {count - 1}."
         )
 
     def batch_of(self, problem: Problem) -> list[int]:
@@ -155,7 +165,7 @@ class Edit:
     def where(self, problem: Problem, site: EditSite) -> Tensor | None:
         """Return booleans for the selected queries, (B|1, H|1, Tq|1); None if all are selected.
 
-        `patch` of keys or values returns those of keys, (B|1, G|1, Tk|1).
+        An edit `of_keys` returns those of keys, (B|1, G|1, Tk|1).
         """
         parts = []
         if self.heads is not None:
@@ -173,9 +183,12 @@ class Edit:
         return selected
 
     def at_positions(self, problem: Problem, site: EditSite) -> Tensor:
-        """Return which queries of the call are at the named positions, (B|1, 1, Tq). Raises
-        `BadValue` if the position of its query is unknown."""
+        """Return which queries of the call, or keys, are at the named positions, (B|1, 1, T).
+        Raises `BadValue` if the position of its query is unknown."""
         positions, start = self.positions or (), site.at.start
+        if self.of_keys:
+            first, after = site.at.real_keys(problem.Tk)
+            return columns_at(positions, site.at.first_key, first, after, problem.Tk)
         if start is None and any(p >= 0 for p in positions):
             raise self._unknown_position(problem)
         first, after = site.at.real_queries(problem.Tq)
@@ -184,6 +197,8 @@ class Edit:
     def positions_in(self, problem: Problem, site: EditSite) -> set[int]:
         """Return the positions in the texts of a call from which `positions` selects. Raises
         `BadValue` if they are unknown."""
+        if self.of_keys:
+            return real_positions(site.at.first_key, *site.at.real_keys(problem.Tk))
         if site.at.start is None:
             raise self._unknown_position(problem)
         return real_positions(site.at.start, *site.at.real_queries(problem.Tq))

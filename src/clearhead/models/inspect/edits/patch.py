@@ -9,7 +9,7 @@ from ....core.errors import BadValue
 from ....core.problem.problem import Inputs, Problem
 from ....core.torch_state import records_grad
 from ..recording import Call
-from .edit import Edited, EditSite, columns_at, real_positions, replaced
+from .edit import Edited, EditSite, replaced
 from .recorded import (
     RECORDED,
     FromRecording,
@@ -82,34 +82,7 @@ class patch(FromRecording):
 
     @property
     def of_keys(self) -> bool:
-        """Does the edit select KV heads and positions of keys?"""
         return self.of in ("key", "value")
-
-    def head_count(self, problem: Problem) -> int:
-        return problem.G if self.of_keys else super().head_count(problem)
-
-    def no_head(self, h: int, problem: Problem) -> BadValue:
-        H, G = problem.H, problem.G
-        if not self.of_keys or G == H:
-            return super().no_head(h, problem)
-        reads = f"; query head {h} reads key head {h // (H // G)}" if 0 <= h < H else ""
-        return BadValue(
-            f"{self!r} names head {h}.",
-            f"the layer has {G} key heads, numbered from 0, and each is read by {H // G} of its "
-            f"{H} query heads{reads}.",
-            f"use key heads from 0 to {G - 1}.",
-        )
-
-    def at_positions(self, problem: Problem, site: EditSite) -> Tensor:
-        if not self.of_keys:
-            return super().at_positions(problem, site)
-        first, after = site.at.real_keys(problem.Tk)
-        return columns_at(self.positions or (), site.at.first_key, first, after, problem.Tk)
-
-    def positions_in(self, problem: Problem, site: EditSite) -> set[int]:
-        if not self.of_keys:
-            return super().positions_in(problem, site)
-        return real_positions(site.at.first_key, *site.at.real_keys(problem.Tk))
 
     def edit_inputs(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         if self.of == "output":

@@ -1,0 +1,231 @@
+"""`divergence`: how far attention on other keys and values is from attention on the exact ones."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from ..engines import answer, choose
+from ..errors import BadType, BadValue, kind_of, refuse_keywords
+from ..files.results import Savable
+from ..masks import Mask, intersect
+from ..problem.biases import Bias
+from ..problem.check import Options, make_problem, must_have_values
+from ..problem.problem import Inputs, Problem
+from ..problem.tiles import key_tiles, query_tiles
+from ..stats import parse_stats
+from ..torch_state import loadable, no_autocast
+from .sharding import must_not_be_sharded
+
+TILE_CELLS = 2**16  # of a tile over all batches and heads
+TILE_QUERIES = 64
+
+
+@loadable
+@dataclass(frozen=True, eq=False)
+class Divergence(Savable):
+    """Attention with weights w and output z, beside attention with other keys, values or edges,
+    weights w' and output z'. All but the outputs are (B, H, Tq).
+
+    Attributes:
+        out: z, (B, H, Tq, Dv), with the bits of `attention`.
+        other: z', likewise.
+        error: ``|z - z'| / |z|``, with the Euclidean norm; 0 if both are 0.
+        kl: ``KL(w || w') = sum of w log(w / w')``, in nats; infinite where a key has weight in w
+            and none in w', as when keys are dropped.
+        reverse_kl: ``KL(w' || w)``, in nats. It is finite where keys are dropped: if nothing else
+            differs, it is ``-log(kept)``.
+        kept: the sum of w over the keys that the other attention may look at.
+        lost: the largest w of a key that it may not look at; 0 without such a key.
+
+    A sink counts as a key of both. A fully masked query has 0 everywhere, and one whose keys are
+    all dropped has two infinite divergences.
+    """
+
+    out: Tensor
+    other: Tensor
+    error: Tensor
+    kl: Tensor
+    reverse_kl: Tensor
+    kept: Tensor
+    lost: Tensor
+
+    def __repr__(self) -> str:
+        rows = (f"  {n:<10}  {_range(getattr(self, n))}" for n in self.numbers)
+        return "\n".join([f"divergence of {' x '.join(map(str, self.kl.shape))} queries", *rows])
+
+    numbers = ("error", "kl", "reverse_kl", "kept", "lost")
+
+
+def divergence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    other_k: Tensor | None = None,
+    other_v: Tensor | None = None,
+    *,
+    other_mask: Mask | None = None,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    **unknown: NoReturn,
+) -> Divergence:
+    """Compare attention with attention on other keys and values, such as those of a cache.
+
+    No tensor of the size Tq x Tk is formed. The outputs are those of the engines. The divergences
+    are accumulated in float64 over tiles of logits, so that they hold where a weight is near 1 or
+    logits are large; this takes longer than attention.
+
+    >>> import torch, clearhead as ch
+    >>> q, k, v = torch.randn(3, 8, 100, 64).unbind()
+    >>> rounded = k.to(torch.float8_e4m3fn).to(k.dtype)
+    >>> ch.divergence(q, k, v, rounded, mask=ch.causal).kl.mean() < 0.01
+    tensor(True)
+
+    Args:
+        q, k, v: as in `attention`.
+        other_k: the other keys, of the shape and dtype of k; None means k.
+        other_v: the other values, likewise; None means v.
+        other_mask: the pairs that the other attention may look at, among those of `mask`, such as
+            ``ch.prefix(4) | ch.window(before=255, after=0)``; None means all of them.
+        mask, bias, scale, softcap, sinks: as in `attention`, for both.
+        unknown: raises `BadType`.
+
+    Returns:
+        A `Divergence`, without gradients.
+
+    Raises:
+        BadValue, BadType: as `attention`; other keys or values of another shape or dtype; neither
+            other keys, nor values, nor a mask; meta tensors; a call inside `distributed.sharded`.
+    """
+    if unknown:
+        refuse_keywords(divergence, unknown)
+    must_not_be_sharded("divergence")
+    if other_k is other_v is other_mask is None:
+        raise BadValue(
+            "divergence got neither other keys, nor other values, nor another mask.",
+            "it compares two attentions.",
+            "pass for example divergence(q, k, v, other_k, other_v).",
+        )
+    for name, x, exact in (("other_k", other_k, k), ("other_v", other_v, v)):
+        if x is not None:
+            _must_be_like(name, x, exact)
+    with torch.no_grad():
+        options = Options(mask, bias, scale, softcap, sinks)
+        problem, inputs = make_problem(q, k, v, options)
+        must_have_values(problem, "divergence")
+        k = k if other_k is None else other_k
+        _, others = make_problem(q, k, v if other_v is None else other_v, options)
+        other = problem
+        if other_mask is not None:
+            other_problem, _ = make_problem(q, k, v, Options(other_mask))
+            other = replace(problem, mask=intersect(problem.mask, other_problem.mask))
+        compared = compare(problem, inputs, other, others)
+    back = problem.shape_back
+    return Divergence(**{name: back(x) for name, x in vars(compared).items()})
+
+
+def compare(problem: Problem, inputs: Inputs, other: Problem, others: Inputs) -> Divergence:
+    """Compare two calls of the same sizes; `other` allows no pair that `problem` does not."""
+    with torch.no_grad(), no_autocast(problem.device):
+        (z, lse), (z2, lse2) = _attended(problem, inputs), _attended(other, others)
+        # In float32 a logit of 90 errs by 1e-5, as much as the divergence of a good cache.
+        pair = _Pair(
+            replace(problem, dtype=torch.float64),
+            replace(other, dtype=torch.float64),
+            *(x.double() for x in (inputs.q, inputs.k, others.q, others.k, lse, lse2)),
+        )
+        tiles = map(pair.of_queries, query_tiles(range(problem.Tq), TILE_QUERIES))
+        numbers = [torch.cat(parts, 2).to(lse) for parts in zip(*tiles, strict=True)]
+        norm = z.to(problem.wide).norm(dim=-1)
+        error = (z2.to(problem.wide) - z).norm(dim=-1)
+        return Divergence(z, z2, torch.where(error == 0, 0.0, error / norm), *numbers)
+
+
+def _attended(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp, (B, H, Tq)."""
+    out, stats = answer(choose(problem, "auto"), problem, inputs, parse_stats(["lse"]))
+    return out, cast(Tensor, stats["lse"])
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """Two calls in float64, with the log-sum-exp of each in the dtype of its engine."""
+
+    problem: Problem
+    other: Problem
+    q: Tensor
+    k: Tensor
+    q2: Tensor
+    k2: Tensor
+    lse: Tensor
+    lse2: Tensor
+
+    def of_queries(self, queries: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return KL(w || w'), KL(w' || w), the weight kept and the largest lost, (B, H, q)."""
+        same = self.other.mask is self.problem.mask
+        lse, lse2 = self.lse[:, :, queries], self.lse2[:, :, queries]
+        # The sums of w and w', of w over the keys that both see, and of both times log (w / w').
+        sums = [torch.zeros_like(lse) for _ in range(5)]
+        lost = torch.zeros_like(lse)
+        for x, y in self.logits(queries):
+            seen = y > -torch.inf
+            gap = torch.where(seen, x - y, 0.0)
+            w, w2 = (_exp(logits, of) for logits, of in ((x, lse), (y, lse2)))
+            both = w if same else torch.where(seen, w, 0.0)
+            for total, part in zip(sums, (w, w2, both, both * gap, w2 * gap), strict=True):
+                total += part.sum(-1)
+            if not same:
+                lost = torch.maximum(lost, (w - both).amax(-1))
+        total, total2, kept, forth, back = sums
+        # The gaps lack lse' - lse. With the sums of this pass for those of the engines:
+        shift = (total2.log() + lse2) - (total.log() + lse)
+        kl = (forth / total + shift).masked_fill(lost > 0, torch.inf)
+        reverse = (-back / total2 - shift).masked_fill(total2 == 0, torch.inf)
+        nothing = total == 0
+        parts = kl.clamp(min=0), reverse.clamp(min=0), kept / total, lost / total
+        return tuple(x.masked_fill(nothing, 0.0) for x in parts)  # type: ignore[return-value]
+
+    def logits(self, queries: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the logits of both calls, (B, H, q, k), tile by tile, and those of the sink."""
+        p, q, q2 = self.problem, self.q[:, :, queries], self.q2[:, :, queries]
+        width = max(TILE_QUERIES, TILE_CELLS // max(1, p.B * p.H * TILE_QUERIES))
+        others = self.other.key_ranges.tile_lists(queries, width)[1]
+        for keys, tile in key_tiles(p, queries, width):
+            other = self.other.without_mask if others[keys.start // width] else self.other
+            x, _ = tile.logits(q, self.k[:, :, keys], queries, keys)
+            yield x, other.logits(q2, self.k2[:, :, keys], queries, keys)[0]
+        if p.sinks is not None:
+            sinks = p.sinks.double().reshape(1, -1, 1, 1).expand(p.B, p.H, q.shape[2], 1)
+            yield sinks, sinks
+
+
+def _exp(x: Tensor, lse: Tensor) -> Tensor:
+    """Return exp(x - lse), and 0 in a row without keys, whose lse is -inf."""
+    return (x - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
+
+
+def _must_be_like(name: str, x: object, exact: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise BadType(
+            f"divergence got {kind_of(x)} as {name}.",
+            f"{name} is a tensor, or None.",
+            "pass the keys or values that a cache returns.",
+        )
+    if x.shape != exact.shape or x.dtype != exact.dtype or x.device != exact.device:
+        of, to = (f"{tuple(t.shape)}, {t.dtype} on {t.device}" for t in (x, exact))
+        raise BadValue(
+            f"divergence got {name} of {of}.",
+            f"it has the shape, dtype and device of the exact ones: {to}.",
+            "convert it with .to(k); for dropped keys pass all of them, and other_mask.",
+        )
+
+
+def _range(x: Tensor) -> str:
+    if not x.numel():
+        return "empty"
+    return f"mean {float(x.double().mean()):.4g}, largest {float(x.max()):.4g}"

@@ -1,0 +1,262 @@
+"""What a cache that rounds or drops keys costs: head by head, and in the loss."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import BadType, BadValue, kind_of
+from ...core.files.results import Savable, data_frame
+from ...core.formatting import ShownInNotebook
+from ...core.functional.ambient import FollowedCall
+from ...core.functional.divergence import compare
+from ...core.functional.sharding import must_not_be_sharded
+from ...core.torch_state import loadable
+from ...nn.token_ids import run_with_known_ids
+from ..follow.copies import fresh
+from ..follow.layers import is_selected, must_be_module, no_attention_call, refuse_compiled
+from ..follow.run import ModelFollower
+from ..inspect.edits import Edit, cache, keep_only, knock_out
+from ..inspect.edits.cache import NAMES
+from ..inspect.edits.edit import EditSite
+from .effect_table import Effects
+from .effects import checked_inputs, effects
+from .metrics import Metric
+
+if TYPE_CHECKING:
+    import pandas
+
+Cache = str | Edit | Sequence[Edit]
+MEASURES = ("kl", "reverse_kl", "error", "kept", "lost")
+
+
+@loadable
+class HeadDamage(NamedTuple):
+    """What a cache does to one query head, whose keys are those of `key_head`.
+
+    `kl`, `reverse_kl`, `error` and `kept` are means over the queries of all texts, `lost` is the
+    largest, of the numbers of `divergence`.
+    """
+
+    cache: str
+    layer: int
+    head: int
+    key_head: int
+    kl: float
+    reverse_kl: float
+    error: float
+    kept: float
+    lost: float
+
+
+@loadable
+@dataclass(frozen=True)
+class CacheDamage(ShownInNotebook, Savable):
+    """What each cache does to each head, and to the metric of the model.
+
+    Attributes:
+        heads: a `HeadDamage` for each cache and query head, in layers that the cache changes. Each
+            layer has exact inputs.
+        effects: the metric of the model with each cache in all its layers, so that each layer has
+            the inputs that the caches before it give. None if no metric was requested.
+        bits: the mean bits of a number of keys and values, by cache; None if unknown.
+    """
+
+    heads: tuple[HeadDamage, ...]
+    effects: Effects | None
+    bits: dict[str, float | None]
+
+    @property
+    def all_kept(self) -> bool:
+        """Does no cache drop a key with weight, so that every `kl` is finite?"""
+        return all(head.lost == 0 for head in self.heads)
+
+    def of(self, name: str) -> list[HeadDamage]:
+        """Return the heads of one cache. Raises `BadValue` for an unknown one."""
+        if name not in self.bits:
+            raise BadValue(
+                f"The damage of {name!r} was requested.",
+                f"the caches that were compared are {', '.join(self.bits)}.",
+                "pass one of these names.",
+            )
+        return [head for head in self.heads if head.cache == name]
+
+    def largest(self, name: str, count: int = 10, by: str = "kl") -> list[HeadDamage]:
+        """Return the heads that a cache damages most, the largest first.
+
+        `by` is "kl", "reverse_kl", "error" or "lost", or "kept", of which the smallest is first.
+        Raises `BadValue` for any other.
+        """
+        _must_measure(by)
+        sign = 1 if by == "kept" else -1
+        return sorted(self.of(name), key=lambda head: sign * getattr(head, by))[: max(count, 0)]
+
+    def grid(self, name: str, by: str = "kl") -> Tensor:
+        """Return one measure of a cache by layer and head, NaN where it changes nothing."""
+        _must_measure(by)
+        own = self.of(name)
+        rows = 1 + max((head.layer for head in self.heads), default=-1)
+        columns = 1 + max((head.head for head in self.heads), default=-1)
+        grid = torch.full((rows, columns), math.nan, dtype=torch.float64)
+        for head in own:
+            grid[head.layer, head.head] = getattr(head, by)
+        return grid
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with one row per cache and head. Raises `Missing` without pandas."""
+        return data_frame([head._asdict() for head in self.heads])
+
+    def __str__(self) -> str:
+        changes = {} if self.effects is None else {e.name: e.exact for e in self.effects}
+        metric = [] if self.effects is None else [self.effects.metric]
+        # KL(w || w') is infinite where a cache drops keys.
+        by, kl = ("kl", "KL(w || w')") if self.all_kept else ("reverse_kl", "KL(w' || w)")
+        table = [["cache", "bits", *metric, kl, "error", "kept", "most damaged"]]
+        for name, bits in self.bits.items():
+            own = self.of(name)
+            means = (
+                sum(getattr(head, measure) for head in own) / max(1, len(own))
+                for measure in (by, "error", "kept")
+            )
+            worst = (f"L{x.layer}H{x.head} {getattr(x, by):.3g}" for x in self.largest(name, 3, by))
+            size = "" if bits is None else f"{bits:g}"
+            change = [f"{changes[name]:+.4f}" for _ in metric]
+            table.append([name, size, *change, *(f"{x:.3g}" for x in means), ", ".join(worst)])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        if self.effects is not None:
+            lines.insert(0, f"{self.effects.metric} is {self.effects.baseline:.4f} without a cache")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def compare_caches(
+    model: nn.Module,
+    inputs: Tensor | Mapping[str, Any],
+    caches: Cache | Sequence[Cache] | Mapping[str, Cache],
+    *,
+    metric: str | Metric | None = "loss",
+    progress: bool | None = None,
+) -> CacheDamage:
+    """Measure what caches that round or drop keys and values do to each head, and to the loss.
+
+    >>> damage = ch.compare_caches(model, ids, ["q8_0", "q4_0"])  # doctest: +SKIP
+    >>> print(damage)  # loss, mean divergence, the most damaged heads  # doctest: +SKIP
+    >>> windowed = ch.edits.keep_only(ch.prefix(4) | ch.window(before=255, after=0))
+    >>> ch.compare_caches(model, ids, {"sink and 256": windowed})  # doctest: +SKIP
+
+    The numbers of a head are "local": each layer has exact inputs, and `divergence` compares its
+    attention with attention on what the cache returns. The metric is "end to end": the model runs
+    with the cache in all layers.
+
+    Args:
+        model: as in `effects`.
+        inputs: likewise.
+        caches: a list of formats of `edits.cache` ("q8_0", for keys and values), and of the edits
+            `cache`, `keep_only` and `knock_out`; or a dict that maps names to one, or to a list of
+            edits that apply together.
+        metric: as in `effects`; None means none, and one run of the model for all caches.
+        progress: as in `effects`.
+
+    Raises:
+        BadValue, BadType: an unknown format; an edit of another kind; what `effects` raises.
+    """
+    must_be_module("compare_caches", model, "compare_caches runs a model.", ", then its inputs")
+    must_not_be_sharded("compare_caches")
+    refuse_compiled(model)
+    groups = _groups(caches)
+    follower = _Comparer(model, groups)
+    with torch.no_grad(), follower.followed():
+        run_with_known_ids(model, fresh(checked_inputs(inputs)))
+    if not follower.heads:
+        raise no_attention_call(model, "compare_caches follows calls that go through clearhead.")
+    measured = None
+    if metric is not None:
+        measured = effects(model, inputs, metric, groups, estimate=False, progress=progress)
+    bits = {
+        name: group[0].bits if len(group) == 1 and isinstance(group[0], cache) else None
+        for name, group in groups.items()
+    }
+    return CacheDamage(tuple(follower.heads), measured, bits)
+
+
+class _Comparer(ModelFollower):
+    """Compares each call with the same call on each cache."""
+
+    def __init__(self, model: nn.Module, caches: Mapping[str, Sequence[Edit]]) -> None:
+        super().__init__(model)
+        self.caches = caches
+        self.heads: list[HeadDamage] = []
+
+    def receive(self, call: FollowedCall) -> None:
+        if not self.running.inside:
+            return
+        problem, inputs = call.problem, call.inputs
+        layer, name = self.running.next_call()
+        at = self.running.texts.positions(problem)
+        site = EditSite(layer, name, 0, at)
+        counts = at.is_real(problem.Tq).to(problem.device)
+        if problem.masked:
+            counts = counts & ~problem.fully_masked()
+        counts = counts.expand(problem.B, problem.H, problem.Tq)
+        for cached, edits in self.caches.items():
+            other, others = problem, inputs
+            for edit in edits:
+                if is_selected(edit.layers, layer, name) and edit.applies(problem, site):
+                    other, others = edit.edit_inputs(other, others, site)
+                    other, others = edit.edit_problem(other, others, site)
+            if other is problem and others is inputs:
+                continue
+            compared = compare(problem, inputs, other, others)
+            for head in range(problem.H):
+                real = counts[:, head]
+                numbers = {by: getattr(compared, by)[:, head][real].double() for by in MEASURES}
+                if not real.any():
+                    continue
+                lost = float(numbers.pop("lost").max())
+                means = {by: float(x.mean()) for by, x in numbers.items()}
+                key_head = head // (problem.H // problem.G)
+                self.heads.append(HeadDamage(cached, layer, head, key_head, **means, lost=lost))
+
+
+def _groups(caches: object) -> dict[str, tuple[Edit, ...]]:
+    """Return the edits of each cache, by name."""
+    if isinstance(caches, str | Edit):
+        caches = [caches]
+    if not isinstance(caches, Mapping | Sequence) or not caches:
+        raise _no_caches(kind_of(caches) if caches else "no cache")
+    if isinstance(caches, Sequence):
+        caches = {x if isinstance(x, str) else repr(x): x for x in caches}
+    groups: dict[str, tuple[Edit, ...]] = {}
+    for name, x in caches.items():
+        edits = [cache(keys=x, values=x)] if isinstance(x, str) else x
+        edits = [edits] if isinstance(edits, Edit) else edits
+        allowed = cache, keep_only, knock_out
+        if not isinstance(edits, list | tuple) or not edits or not isinstance(name, str):
+            raise _no_caches(f"{name!r}: {x!r}")
+        if others := [e for e in edits if not isinstance(e, allowed)]:
+            raise _no_caches(repr(others[0]))
+        groups[name] = tuple(edits)
+    return groups
+
+
+def _no_caches(gave: str) -> BadType:
+    return BadType(
+        f"compare_caches got {gave}.",
+        "a cache changes keys and values, or which keys are visible: it is a format, or the edits "
+        "cache, keep_only and knock_out.",
+        f"pass a list of formats ({', '.join(NAMES)}) and edits, or a dict of names and these.",
+    )
+
+
+def _must_measure(by: object) -> None:
+    if by not in MEASURES:
+        raise BadValue(
+            f"by is {by!r}.",
+            f"the measures of a head are {', '.join(MEASURES)}.",
+            'pass for example by="kl".',
+        )

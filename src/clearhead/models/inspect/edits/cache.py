@@ -1,0 +1,152 @@
+"""The edit that reads keys and values as a cache returns them that stores fewer bits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ....core.errors import BadType, BadValue, did_you_mean, kind_of, needs
+from ....core.problem.problem import Inputs, Problem
+from .edit import Edit, Edited, EditSite, replaced
+
+Format: TypeAlias = str | Callable[[Tensor], Tensor]
+
+# Formats of ggml: blocks of 32 numbers of a head's vector, with a scale, and in `_1` an offset.
+GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn}
+NAMES = (*DTYPES, *GGML)
+BLOCK = 32
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class cache(Edit):
+    """Read keys and values as a cache of this format returns them: rounded, and read back.
+
+    Keys are rounded as attention receives them, after rotation and norm, as llama.cpp stores them.
+    Each call rounds the exact keys anew, with the token's own, as if all were in the cache.
+
+    =============  ====  ===================================================================
+    format         bits  what it stores
+    =============  ====  ===================================================================
+    "bf16"         16    bfloat16
+    "fp16"         16    float16, numbers beyond it as its largest
+    "fp8_e4m3"     8     float8 e4m3 with scale 1, numbers beyond 448 as 448
+    "q8_0"         8.5   of ggml: 32 numbers of a vector, 8 bits each, and one float16
+    "q5_1"         6     5 bits each, a scale and an offset
+    "q5_0"         5.5   5 bits each, a scale
+    "q4_1"         5     4 bits each, a scale and an offset
+    "q4_0"         4.5   4 bits each, a scale
+    a function           f(x), of keys or values (B, G, Tk, D), in the shape and dtype of x
+    =============  ====  ===================================================================
+
+    Args:
+        keys: the format of keys; None means exact.
+        values: the format of values, likewise.
+        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
+        heads: indices of KV heads; -1 is the last, None means all.
+        positions: positions of keys in the text, from 0; -1 is the last, None means all.
+        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
+
+    No gradient flows through a named format. Raises `BadValue` for an unknown format, none at all,
+    a vector that ggml cannot divide into blocks of 32, and what a function returns in another
+    shape or dtype; `Missing` without the package gguf.
+
+    Source: ggml's reference quantisation, by gguf's ``quants``; Micikevicius et al. 2022, "FP8
+    Formats for Deep Learning".
+    """
+
+    keys: Format | None = None
+    values: Format | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("keys", "values"):
+            _check(name, getattr(self, name))
+        if self.keys is None and self.values is None:
+            raise BadValue(
+                "cache got neither a format of keys nor of values.",
+                "it rounds keys, values or both.",
+                'pass for example cache(keys="q8_0", values="q8_0").',
+            )
+
+    @property
+    def of_keys(self) -> bool:
+        return True
+
+    @property
+    def bits(self) -> float | None:
+        """The bits that a number takes, the mean of keys and values; None for a function, and where
+        keys or values are exact."""
+        sizes = [bits_of(x) for x in (self.keys, self.values)]
+        return None if None in sizes else sum(x or 0.0 for x in sizes) / 2
+
+    def arguments(self) -> list[str]:
+        formats = {"keys": self.keys, "values": self.values}
+        return [
+            f"{name}={x!r}" if isinstance(x, str) else f"{name}={getattr(x, '__name__', x)}"
+            for name, x in formats.items()
+            if x is not None
+        ]
+
+    def edit_inputs(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
+        texts, heads = self.batch_of(problem), self.heads_of(problem)
+        for name, form in (("k", self.keys), ("v", self.values)):
+            if form is not None:
+                x: Tensor = getattr(inputs, name)
+                read = self._read_back(x[texts][:, heads], form)
+                inputs = inputs._replace(**{name: replaced(self, x, read, problem, site)})
+        return problem, inputs
+
+    def _read_back(self, x: Tensor, form: Format) -> Tensor:
+        if isinstance(form, str):
+            return _of_dtype(x, DTYPES[form]) if form in DTYPES else _of_ggml(x, form)
+        read = form(x)
+        if not isinstance(read, Tensor) or (read.shape, read.dtype) != (x.shape, x.dtype):
+            got = f"{tuple(read.shape)}, {read.dtype}" if isinstance(read, Tensor) else None
+            raise BadValue(
+                f"The format of {self!r} returned {got or kind_of(read)}.",
+                f"it returns the keys or values that it received: {tuple(x.shape)}, {x.dtype}.",
+                "convert what it returns with .to(x).",
+            )
+        return read
+
+
+def bits_of(form: Format | None) -> float | None:
+    """Return the bits that a number of this format takes; None for a function, and exact ones."""
+    if form in DTYPES:
+        return torch.finfo(DTYPES[str(form)]).bits
+    if form not in GGML:
+        return None
+    number, scales = str(form)[1], str(form)[-1]
+    return int(number) + (0.5 if scales == "0" else 1.0)  # a float16 for 32 numbers, or two
+
+
+def _check(name: str, form: object) -> None:
+    if form is None or callable(form) or form in NAMES:
+        return
+    kind = BadValue if isinstance(form, str) else BadType
+    rule = f"a format is {', '.join(NAMES)}, or a function of a tensor."
+    hint = did_you_mean(form, NAMES) or 'pass for example "q8_0".'
+    raise kind(f"cache got {name}={form!r}.", rule, hint)
+
+
+def _of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype).to(x.dtype)
+
+
+def _of_ggml(x: Tensor, form: str) -> Tensor:
+    if x.shape[-1] % BLOCK:
+        raise BadValue(
+            f"cache got vectors of {x.shape[-1]} numbers for {form!r}.",
+            f"ggml stores blocks of {BLOCK} numbers of a head's vector.",
+            f"use fp8_e4m3, or a function that pads the vectors to a multiple of {BLOCK}.",
+        )
+    with needs("hf", "formats of ggml are computed by the package gguf."):
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize, quantize
+    kind = GGMLQuantizationType[form.upper()]
+    stored = quantize(x.detach().float().cpu().contiguous().numpy(), kind)
+    return torch.from_numpy(dequantize(stored, kind)).to(x)
