@@ -18,6 +18,7 @@ from playwright.sync_api import sync_playwright
 
 import clearhead as ch
 from clearhead import demo
+from clearhead.hf import Checkpoint
 from clearhead.models.report import Report, summary
 from docs import witch
 from examples.book_and_code import files
@@ -82,6 +83,17 @@ def survey(model: Path, path: Path) -> None:
         page = ch.views.html.write_survey(result, Path(folder) / "page.html")
         at = f"#layer={layer}&head={head}&metric=induction&x=first&y=induction"
         photograph(f"{page.as_uri()}{at}", path, ready="typeof clearhead !== 'undefined'")
+
+
+def caches(model: Path, path: Path) -> None:
+    """What two formats and a window do to each head, on the beginning of a module of Python."""
+    reader = Checkpoint(model)
+    _, inputs = reader.tokens_and_inputs(files()[0][:BEGINNING])
+    window = ch.edits.keep_only(ch.prefix(4) | ch.window(before=63, after=0))
+    compared = {"q8_0": "q8_0", "q4_0": "q4_0", "the last 64 keys and 4": window}
+    assert reader.predictor is not None
+    damage = ch.compare_caches(reader.predictor, inputs, compared, metric=None)
+    ch.views.plot.save(ch.views.plot.caches(damage), path)
 
 
 def photograph(address: str, path: Path, ready: str = "true", part: str | None = None) -> None:
@@ -160,6 +172,7 @@ def main() -> None:
     explorer(real, PICTURES / "smollm2.png")
     terminal(real, PICTURES / "smollm2-terminal.png")
     survey(fetch(), PICTURES / "survey.png")
+    caches(fetch(), PICTURES / "caches.png")
     mask(PICTURES / "mask.png")
     for results in sorted((ROOT / "bench" / "results").glob("*.json")):
         speed(results, PICTURES / f"speed-{results.stem}.png")

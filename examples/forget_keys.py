@@ -14,7 +14,7 @@ language, and the losses are of other modules and other chapters.
 import random
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,11 +80,11 @@ def trials(checkpoint: Checkpoint) -> Iterator[Trial]:
 
 
 @torch.no_grad()
-def scores(checkpoint: Checkpoint, budgets: Budgets | None) -> Scores:
-    """Return the scores of the model that keeps the keys of the budgets; None keeps all."""
+def scores(checkpoint: Checkpoint, edits: Sequence[ch.edits.Edit]) -> Scores:
+    """Return the scores of the model with these edits."""
     model, losses, hits = checkpoint.predictor, [], []
     assert model is not None
-    with ch.intervene(model, [] if budgets is None else budgets.edits()):
+    with ch.intervene(model, edits):
         for trial in trials(checkpoint):
             logits = model(trial.ids, use_cache=False).logits[0]
             part, target = logits[trial.text][:-1], trial.ids[0, trial.text][1:]
@@ -111,7 +111,7 @@ def main() -> None:
     print(f"{'keys':20} {'loss':>6} {'recall':>7}")
     with progress_bar("Evaluating", len(cases), None) as advance:
         for name, case in cases:
-            loss, recall = scores(checkpoint, case)
+            loss, recall = scores(checkpoint, [] if case is None else case.edits())
             advance()
             print(f"{name:20} {loss:6.3f} {recall:7.0%}", flush=True)
 

@@ -141,7 +141,7 @@ def test_no_docstring_of_the_reference_has_a_bar_that_sphinx_replaces():
 WITHOUT_ERRORS = {
     "Trace", "Step", "Look", "Matrix", "Recording", "Intervention", "Effects", "Effect",
     "LogitAttribution", "Why", "Circuits", "Report", "Survey", "Plan", "Shard", "Support",
-    "can_draw", "in_notebook",
+    "Divergence", "CacheDamage", "can_draw", "in_notebook",
 }  # fmt: skip
 
 

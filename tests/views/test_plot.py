@@ -12,6 +12,7 @@ import torch
 import clearhead as ch
 from clearhead import demo
 from clearhead.core.functional.trace import Step, Trace
+from clearhead.models.effects.caches import CacheDamage, HeadDamage
 from clearhead.models.report import Report
 from clearhead.views import plot, text
 from clearhead.views.plot.canvas import drawable
@@ -335,6 +336,33 @@ def test_every_head_has_its_map():
         assert np.array_equal(cells(ax), expected)
         assert ax.get_title() == f"{head} next token"
         assert np.array_equal(np.ma.getmaskarray(ax.images[1].get_array()), np.tri(5) > 0)
+
+
+def damage(kls, dropped=0.0):
+    """Two caches of one layer of two heads, the second of which changes head 1 alone."""
+    heads = [
+        HeadDamage(cache, 1, head, head, kl, kl / 2, 0.25, 1 - dropped, dropped)
+        for (cache, head), kl in zip((("a", 0), ("a", 1), ("b", 1)), kls, strict=True)
+    ]
+    return CacheDamage(tuple(heads), None, {"a": 8.5, "b": None})
+
+
+def test_caches_share_a_scale_and_unchanged_layers_are_grey():
+    left, right, bar = plot.caches(damage([0.25, 0.5, 2.0])).axes
+    assert [ax.get_title() for ax in (left, right)] == ["a", "b"]
+    assert left.images[0].get_array()[1].tolist() == [0.25, 0.5]
+    assert right.images[0].get_array().mask.tolist() == [[True, True], [True, False]]
+    assert {ax.images[0].norm.vmax for ax in (left, right)} == {2.0}
+    assert bar.get_ylabel() == "KL(w || w'), nats"
+
+
+def test_caches_that_drop_keys_have_the_finite_direction():
+    left, _, bar = plot.caches(damage([math.inf, 0.5, 2.0], dropped=0.5)).axes
+    assert bar.get_ylabel() == "KL(w' || w), nats" and left.images[0].get_array()[1, 1] == 0.25
+    *_, bar = plot.caches(damage([1.0, 0.5, 2.0]), by="mass").axes
+    assert bar.get_ylabel() == "mass"
+    with pytest.raises(ch.BadValue, match="kl, reverse_kl, error, mass, lost"):
+        plot.caches(damage([1.0, 0.5, 2.0]), by="loss")
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])

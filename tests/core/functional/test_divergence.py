@@ -72,7 +72,7 @@ def test_divergences_are_those_of_float64(call, other_mask):
     for name, expected in (
         ("kl", kl(w, other)),
         ("reverse_kl", kl(other, w).masked_fill((other.sum(-1) == 0) & (w.sum(-1) > 0), math.inf)),
-        ("kept", (w * seen).sum(-1)),
+        ("mass", (w * seen).sum(-1)),
         ("lost", (w * ~seen).amax(-1)),
     ):
         number = getattr(got, name)
@@ -90,7 +90,7 @@ def test_divergences_are_those_of_float64(call, other_mask):
 def test_dropped_keys_alone_cost_the_logarithm_of_what_is_kept():
     q, k, v, _, _ = tensors()
     got = ch.divergence(q, k, v, other_mask=WINDOW, mask=ch.causal)
-    torch.testing.assert_close(got.reverse_kl, -got.kept.log(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got.reverse_kl, -got.mass.log(), rtol=1e-5, atol=1e-6)
     assert bool(got.kl[:, :, :31].eq(0).all()) and bool(got.kl[:, :, 40:].isinf().all())
 
 
@@ -110,14 +110,14 @@ def test_the_same_keys_have_no_divergence():
     q, k, v, _, _ = tensors()
     got = ch.divergence(q, k, v, k.clone(), v.clone(), mask=ch.causal)
     assert torch.equal(got.kl, torch.zeros(B, H, T)) and torch.equal(got.error, got.kl)
-    assert torch.equal(got.kept, torch.ones(B, H, T)) and torch.equal(got.lost, got.kl)
+    assert torch.equal(got.mass, torch.ones(B, H, T)) and torch.equal(got.lost, got.kl)
 
 
 def test_a_query_whose_keys_are_all_dropped():
     q, k, v, _, _ = tensors()
     got = ch.divergence(q, k, v, other_mask=~ch.prefix(1), mask=ch.causal)
     assert bool(got.kl[:, :, 0].isinf().all()) and bool(got.reverse_kl[:, :, 0].isinf().all())
-    assert bool((got.kept[:, :, 0] == 0).all()) and bool((got.error[:, :, 0] == 1).all())
+    assert bool((got.mass[:, :, 0] == 0).all()) and bool((got.error[:, :, 0] == 1).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -90,7 +90,7 @@ def test_numbers_of_a_head_are_means_over_the_real_queries(model, inputs, damage
         k2, v2 = (getattr(rounded[0], x)[text, :, start:] for x in ("key", "value"))
         kl.append(ch.divergence(q, k, v, k2, v2, mask=ch.causal).kl[3])
     assert first.kl == pytest.approx(float(torch.cat(kl).mean()), rel=1e-4)
-    assert first.key_head == 1 and first.kept == pytest.approx(1.0) and first.lost == 0
+    assert first.key_head == 1 and first.mass == pytest.approx(1.0) and first.lost == 0
 
 
 def test_layers_have_exact_inputs(damage):
@@ -103,7 +103,7 @@ def test_the_largest_and_the_grid(damage):
     heads = damage.largest("q8_0", 3)
     kls = [x.kl for x in damage.of("q8_0")]
     assert [x.kl for x in heads] == sorted(kls, reverse=True)[:3]
-    assert damage.largest("window", 1, "kept")[0].kept == min(x.kept for x in damage.of("window"))
+    assert damage.largest("window", 1, "mass")[0].mass == min(x.mass for x in damage.of("window"))
     grid = damage.grid("4 bits of layer 1")
     assert grid.shape == (2, 4) and bool(grid[0].isnan().all()) and bool((grid[1] > 0).all())
 
@@ -137,5 +137,5 @@ def test_errors(model, inputs, caches, error, part):
 def test_unknown_names(damage):
     with pytest.raises(BadValue, match="q8_0, 4 bits of layer 1, window"):
         damage.of("q4")
-    with pytest.raises(BadValue, match="kl, reverse_kl, error, kept, lost"):
+    with pytest.raises(BadValue, match="kl, reverse_kl, error, mass, lost"):
         damage.grid("q8_0", "entropy")

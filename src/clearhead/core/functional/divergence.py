@@ -36,8 +36,8 @@ class Divergence(Savable):
         kl: ``KL(w || w') = sum of w log(w / w')``, in nats; infinite where a key has weight in w
             and none in w', as when keys are dropped.
         reverse_kl: ``KL(w' || w)``, in nats. It is finite where keys are dropped: if nothing else
-            differs, it is ``-log(kept)``.
-        kept: the sum of w over the keys that the other attention may look at.
+            differs, it is ``-log(mass)``.
+        mass: the sum of w over the keys that the other attention may look at.
         lost: the largest w of a key that it may not look at; 0 without such a key.
 
     A sink counts as a key of both. A fully masked query has 0 everywhere, and one whose keys are
@@ -49,14 +49,14 @@ class Divergence(Savable):
     error: Tensor
     kl: Tensor
     reverse_kl: Tensor
-    kept: Tensor
+    mass: Tensor
     lost: Tensor
 
     def __repr__(self) -> str:
         rows = (f"  {n:<10}  {_range(getattr(self, n))}" for n in self.numbers)
         return "\n".join([f"divergence of {' x '.join(map(str, self.kl.shape))} queries", *rows])
 
-    numbers = ("error", "kl", "reverse_kl", "kept", "lost")
+    numbers = ("error", "kl", "reverse_kl", "mass", "lost")
 
 
 def divergence(
@@ -181,13 +181,13 @@ class _Pair:
                 total += part.sum(-1)
             if not same:
                 lost = torch.maximum(lost, (w - both).amax(-1))
-        total, total2, kept, forth, back = sums
+        total, total2, mass, forth, back = sums
         # The gaps lack lse' - lse. With the sums of this pass for those of the engines:
         shift = (total2.log() + lse2) - (total.log() + lse)
         kl = (forth / total + shift).masked_fill(lost > 0, torch.inf)
         reverse = (-back / total2 - shift).masked_fill(total2 == 0, torch.inf)
         nothing = total == 0
-        parts = kl.clamp(min=0), reverse.clamp(min=0), kept / total, lost / total
+        parts = kl.clamp(min=0), reverse.clamp(min=0), mass / total, lost / total
         return tuple(x.masked_fill(nothing, 0.0) for x in parts)  # type: ignore[return-value]
 
     def logits(self, queries: slice) -> Iterator[tuple[Tensor, Tensor]]:

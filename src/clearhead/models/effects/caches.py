@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     import pandas
 
 Cache = str | Edit | Sequence[Edit]
-MEASURES = ("kl", "reverse_kl", "error", "kept", "lost")
+MEASURES = ("kl", "reverse_kl", "error", "mass", "lost")
 
 
 @loadable
 class HeadDamage(NamedTuple):
     """What a cache does to one query head, whose keys are those of `key_head`.
 
-    `kl`, `reverse_kl`, `error` and `kept` are means over the queries of all texts, `lost` is the
+    `kl`, `reverse_kl`, `error` and `mass` are means over the queries of all texts, `lost` is the
     largest, of the numbers of `divergence`.
     """
 
@@ -48,7 +48,7 @@ class HeadDamage(NamedTuple):
     kl: float
     reverse_kl: float
     error: float
-    kept: float
+    mass: float
     lost: float
 
 
@@ -87,11 +87,11 @@ class CacheDamage(ShownInNotebook, Savable):
     def largest(self, name: str, count: int = 10, by: str = "kl") -> list[HeadDamage]:
         """Return the heads that a cache damages most, the largest first.
 
-        `by` is "kl", "reverse_kl", "error" or "lost", or "kept", of which the smallest is first.
+        `by` is "kl", "reverse_kl", "error" or "lost", or "mass", of which the smallest is first.
         Raises `BadValue` for any other.
         """
         _must_measure(by)
-        sign = 1 if by == "kept" else -1
+        sign = 1 if by == "mass" else -1
         return sorted(self.of(name), key=lambda head: sign * getattr(head, by))[: max(count, 0)]
 
     def grid(self, name: str, by: str = "kl") -> Tensor:
@@ -114,12 +114,12 @@ class CacheDamage(ShownInNotebook, Savable):
         metric = [] if self.effects is None else [self.effects.metric]
         # KL(w || w') is infinite where a cache drops keys.
         by, kl = ("kl", "KL(w || w')") if self.all_kept else ("reverse_kl", "KL(w' || w)")
-        table = [["cache", "bits", *metric, kl, "error", "kept", "most damaged"]]
+        table = [["cache", "bits", *metric, kl, "error", "mass", "most damaged"]]
         for name, bits in self.bits.items():
             own = self.of(name)
             means = (
                 sum(getattr(head, measure) for head in own) / max(1, len(own))
-                for measure in (by, "error", "kept")
+                for measure in (by, "error", "mass")
             )
             worst = (f"L{x.layer}H{x.head} {getattr(x, by):.3g}" for x in self.largest(name, 3, by))
             size = "" if bits is None else f"{bits:g}"

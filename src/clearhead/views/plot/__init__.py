@@ -1,6 +1,7 @@
 """Draw figures with matplotlib: heat maps, every head, the chain of steps, a model."""
 
 from .attribution import attribution
+from .caches import caches
 from .canvas import can_draw
 from .effects import effects
 from .figures import heads, heatmap, save, steps, suffix_of
@@ -9,6 +10,6 @@ from .training import training
 from .why import why
 
 __all__ = [
-    "attribution", "can_draw", "effects", "entropy_by_layer", "head", "heads", "heatmap", "model",
-    "received", "save", "steps", "suffix_of", "training", "why",
+    "attribution", "caches", "can_draw", "effects", "entropy_by_layer", "head", "heads", "heatmap",
+    "model", "received", "save", "steps", "suffix_of", "training", "why",
 ]  # fmt: skip
