@@ -151,7 +151,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_what_a_model_passes_is_read_from_its_code(kind):
+def test_what_a_model_passes_is_known_before_it_runs(kind):
     config, inputs, want = tiny_model(kind)
     found = ch.hf.supports(config)
     assert str(found).startswith(ANSWERS[kind])
@@ -214,8 +214,8 @@ def helper(module, q):
 @pytest.mark.parametrize(
     "kind, sparse, answer",
     [
-        (Attention, False, "yes: Attention uses the"),
-        (Attention, True, "no: Attention passes block_indices to its attention function"),
+        (Attention, False, "cannot tell: Attention passes block_indices to its attention function"),
+        (Attention, True, "cannot tell: Attention passes block_indices to its attention function"),
         (Passes, False, "cannot tell: Passes passes indices to its attention function if it has"),
         (Helped, False, "yes: Helped uses the"),
         (Overridden, False, "cannot tell: no module of Overridden calls"),

@@ -27,6 +27,20 @@ _NO_EFFECT = {
 }  # fmt: skip
 
 
+class UnknownKeyword(BadValue):
+    """A module passed a keyword that clearhead refuses."""
+
+    def __init__(self, module: str, keyword: str) -> None:
+        passes = f"{module} passes {keyword} to its attention function"
+        self.reason = f"{passes}, which clearhead does not support."
+        super().__init__(
+            f"{module} passed {keyword} to its attention function.",
+            "clearhead refuses arguments that it does not know, because they may change the "
+            "result.",
+            "load this model with another attn_implementation.",
+        )
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -72,12 +86,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     for name, argument in others.items():
         if not (argument is None or isinstance(argument, bool) or name in _NO_EFFECT):
-            raise BadValue(
-                f"The model passed {name} to its attention function.",
-                "clearhead refuses arguments that it does not know, because they may change the "
-                "result.",
-                "load this model with another attn_implementation.",
-            )
+            raise UnknownKeyword(type(module).__name__, name)
     bias = position_bias
     mask: Mask = everything
     if isinstance(attention_mask, LazyMask):

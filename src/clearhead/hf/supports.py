@@ -4,15 +4,16 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
 from ..core.errors import BadType, kind_of
 from ..core.torch_state import compiled_parts
+from .attention import UnknownKeyword
 from .inspect_model import asks_for_mask, calls_interface, computes_attention, misreads_masks
-from .passed_keywords import refused_keywords
+from .passed_keywords import unknown_keywords
 from .projections import without_projection
 from .register import NAME, register, transformers
 
@@ -44,10 +45,11 @@ def supports(model: Any) -> Support:
     no: BloomModel computes its attention itself (BloomAttention).
 
     `model` is a model or its configuration, from which a model is built without weights on the meta
-    device. Nothing is run: the result is read from the code of the model's modules, and is None if
-    the code does not show it. If only some layers use transformers' attention interface,
-    the result is yes, and the reason names the other ones, which run as usual and are not watched.
-    The reason also states if the vectors that the heads write into the residual stream are unknown.
+    device. The result is read from the code of the model's modules, and where that names a keyword
+    that clearhead does not know, from a run on the meta device; it is None if these do not show it.
+    If only some layers use transformers' attention interface, the result is yes, and the reason
+    names the other ones, which run as usual and are not watched. The reason also states if the
+    vectors that the heads write into the residual stream are unknown.
 
     Raises `BadType` for any other object, and `Missing` if transformers is not installed.
     """
@@ -102,26 +104,31 @@ def _of_modules(model: nn.Module) -> Support:
 def _refused(model: nn.Module) -> Support | None:
     """Return the result for a model that passes a refused keyword to its attention function.
 
-    None if it passes none.
+    None if it passes none. Where its code names one, which may be None, the model runs on the meta
+    device.
     """
-    uncertain = None
-    for module in model.modules():
-        kind = type(module)
-        if not calls_interface(kind):
-            continue
-        refused = refused_keywords(module)
-        if refused is None:
-            unread = (
-                f"the code of {kind.__name__} does not show how it calls its attention function."
-            )
-            uncertain = uncertain or Support(None, unread)
-        for keyword, certain in refused or ():
-            passes = f"{kind.__name__} passes {keyword} to its attention function"
-            if certain:
-                return Support(False, f"{passes}, which clearhead does not support.")
-            run = f"{passes} if it has a value, which clearhead does not support; run it to know."
-            uncertain = uncertain or Support(None, run)
-    return uncertain
+    named: dict[str, list[str]] = {}
+    for kind in _classes(model, calls_interface):
+        keywords = unknown_keywords(kind)
+        if keywords is None:
+            unread = f"the code of {kind.__name__} does not show how it calls its attention"
+            return Support(None, f"{unread} function.")
+        if keywords:
+            named[kind.__name__] = keywords
+    if not named:
+        return None
+    try:
+        with torch.device("meta"), torch.no_grad():
+            built = _without_weights(transformers(), cast(Any, model).config, NAME).eval()
+            assert type(built) is type(model), "another model of the same configuration"
+            built(torch.zeros(1, 3, dtype=torch.long))
+    except UnknownKeyword as error:
+        return Support(False, error.reason)
+    except Exception:  # models need inputs of many kinds
+        passes = " and ".join(f"{kind} passes {', '.join(x)}" for kind, x in named.items())
+        run = "which clearhead does not support; run it to know."
+        return Support(None, f"{passes} to its attention function if it has a value, {run}")
+    return None
 
 
 def _misread(model: nn.Module) -> Support | None:
