@@ -127,6 +127,8 @@ def test_a_saved_result_is_loaded(damage, tmp_path):
     ([ch.edits.ablate()], BadType, "compare_caches got ablate()"),
     ({"a": 3}, BadType, "'a': 3"),
     ({"a": []}, BadType, "'a': []"),
+    ({"a": ch.edits.cache(keys="bf16", layers=[2])}, BadValue, "the layers are 0 to 1"),
+    ({"a": ch.edits.cache(keys="bf16", heads=[2])}, BadValue, "key heads from 0 to 1"),
 ])  # fmt: skip
 def test_errors(model, inputs, caches, error, part):
     with pytest.raises(error) as raised:

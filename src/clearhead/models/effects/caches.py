@@ -17,6 +17,7 @@ from ...core.functional.sharding import must_not_be_sharded
 from ...core.torch_state import loadable
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
+from ..follow.coverage import warn_if_missed
 from ..follow.layers import is_selected, must_be_module, no_attention_call, refuse_compiled
 from ..follow.run import ModelFollower
 from ..inspect.edits import Edit, cache, keep_only, knock_out
@@ -97,11 +98,11 @@ class CacheDamage(ShownInNotebook, Savable):
     def grid(self, name: str, by: str = "kl") -> Tensor:
         """Return one measure of a cache by layer and head, NaN where it changes nothing."""
         _must_measure(by)
-        own = self.of(name)
-        rows = 1 + max((head.layer for head in self.heads), default=-1)
-        columns = 1 + max((head.head for head in self.heads), default=-1)
+        rows, columns = (
+            1 + max(x) for x in zip(*((h.layer, h.head) for h in self.heads), strict=True)
+        )
         grid = torch.full((rows, columns), math.nan, dtype=torch.float64)
-        for head in own:
+        for head in self.of(name):
             grid[head.layer, head.head] = getattr(head, by)
         return grid
 
@@ -172,10 +173,18 @@ def compare_caches(
     follower = _Comparer(model, groups)
     with torch.no_grad(), follower.followed():
         run_with_known_ids(model, fresh(checked_inputs(inputs)))
-    if not follower.heads:
+    if not follower.running.names:
         raise no_attention_call(model, "compare_caches follows calls that go through clearhead.")
-    measured = None
-    if metric is not None:
+    for name in groups.keys() - {head.cache for head in follower.heads}:
+        raise BadValue(
+            f"The cache {name!r} changes no attention call of the {type(model).__name__}.",
+            "a cache is compared in the layers, heads and positions that its edits name.",
+            f"the layers are 0 to {len(follower.running.names) - 1}.",
+        )
+    if metric is None:
+        warn_if_missed("compare_caches", follower.running.texts.missed, (None,), stacklevel=2)
+        measured = None
+    else:
         measured = effects(model, inputs, metric, groups, estimate=False, progress=progress)
     bits = {
         name: group[0].bits if len(group) == 1 and isinstance(group[0], cache) else None
@@ -212,15 +221,12 @@ class _Comparer(ModelFollower):
             if other is problem and others is inputs:
                 continue
             compared = compare(problem, inputs, other, others)
-            for head in range(problem.H):
-                real = counts[:, head]
-                numbers = {by: getattr(compared, by)[:, head][real].double() for by in MEASURES}
-                if not real.any():
-                    continue
-                lost = float(numbers.pop("lost").max())
-                means = {by: float(x.mean()) for by, x in numbers.items()}
+            for head in (h for h in range(problem.H) if counts[:, h].any()):
+                of_head = (getattr(compared, by)[:, head][counts[:, head]] for by in MEASURES)
+                *means, lost = (x.double() for x in of_head)
+                numbers = *(float(x.mean()) for x in means), float(lost.max())
                 key_head = head // (problem.H // problem.G)
-                self.heads.append(HeadDamage(cached, layer, head, key_head, **means, lost=lost))
+                self.heads.append(HeadDamage(cached, layer, head, key_head, *numbers))
 
 
 def _groups(caches: object) -> dict[str, tuple[Edit, ...]]:
