@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .caches import caches
 from .checkout import PROGRAMS, Commands, imported
 from .doctor import doctor, installed_version
 from .explain import explain
@@ -33,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_OF_PACKAGE = (explain, look, survey, serve, whatif, why, caches, monitor, plan, doctor)
+_OF_PACKAGE = (explain, look, survey, serve, whatif, why, monitor, plan, doctor)
 COMMANDS = [*(command.__name__ for command in _OF_PACKAGE), *PROGRAMS]
 for command in _OF_PACKAGE:
     app.command()(command)

@@ -269,18 +269,6 @@ def test_plan_prints_the_engine_and_computes_nothing(run):
     assert "with gradient" in out and "empty ones are skipped" in out
 
 
-def test_caches_prints_and_draws_what_they_cost(run, tmp_path):
-    text, picture = "There was a queen. She danced.", tmp_path / "heads.svg"
-    window = "prefix(1) | window(before=2, after=0)"
-    code, out, _ = run("caches", text, "--format", "bf16", "--keep", window, "--out", picture)
-    assert code == 0 and "keep prefix(1)" in out and "bf16" in out and "KL(w' || w)" in out
-    assert picture.read_text().startswith("<?xml")
-    code, out, _ = run("caches", text)
-    assert code == 0 and "fp8_e4m3" in out and "loss is" in out
-    code, out, err = run("caches", text, "--format", "q4_0")
-    assert code == 2 and out == "" and "vectors of 16 numbers" in err
-
-
 def test_a_word_that_is_the_name_of_a_folder_is_refused(run, tmp_path, monkeypatch):
     (tmp_path / "texts").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -382,7 +370,7 @@ def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected)
 
 @pytest.mark.parametrize("arguments, gave, rule, command", [
     (["explan", "a b"], "'explan'", "the commands are explain, look, survey, serve, whatif, why, "
-     "caches, monitor, plan, doctor, train, measure, ablate, bench.", "clearhead"),
+     "monitor, plan, doctor, train, measure, ablate, bench.", "clearhead"),
     (["--foo"], "--foo", "the commands are explain, ", "clearhead"),
     (["look", "--foo"], "--foo", "usage: clearhead look [OPTIONS] [TEXT]...", "clearhead look"),
     (["look", "a b", "--model"], "--model", "an option that takes a value is followed by it.",

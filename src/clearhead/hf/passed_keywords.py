@@ -25,9 +25,9 @@ def unknown_keywords(kind: type[nn.Module]) -> list[str] | None:
     calls: list[ast.Call] = []
     for function in functions_of(kind):
         if TABLE in names_in(function):
-            if (found := _calls(function)) is None:
+            if (own := _calls(function)) is None:
                 return None
-            calls += found
+            calls += own
     passed = {keyword.arg for call in calls for keyword in call.keywords if keyword.arg}
     return sorted(passed - KEYWORDS) if calls else None
 

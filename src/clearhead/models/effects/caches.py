@@ -75,34 +75,23 @@ class CacheDamage(ShownInNotebook, Savable):
         """Does no cache drop a key with weight, so that every `kl` is finite?"""
         return all(head.lost == 0 for head in self.heads)
 
-    def of(self, name: str) -> list[HeadDamage]:
-        """Return the heads of one cache. Raises `BadValue` for an unknown one."""
-        if name not in self.bits:
-            raise BadValue(
-                f"The damage of {name!r} was requested.",
-                f"the caches that were compared are {', '.join(self.bits)}.",
-                "pass one of these names.",
-            )
-        return [head for head in self.heads if head.cache == name]
+    def grid(self, cache: str, by: str = "kl") -> Tensor:
+        """Return one measure of a cache by layer and head, NaN where it changes nothing.
 
-    def largest(self, name: str, count: int = 10, by: str = "kl") -> list[HeadDamage]:
-        """Return the heads that a cache damages most, the largest first.
-
-        `by` is "kl", "reverse_kl", "error" or "lost", or "mass", of which the smallest is first.
-        Raises `BadValue` for any other.
+        `by` is "kl", "reverse_kl", "error", "mass" or "lost". Raises `BadValue` for any other, and
+        for an unknown cache.
         """
-        _must_measure(by)
-        sign = 1 if by == "mass" else -1
-        return sorted(self.of(name), key=lambda head: sign * getattr(head, by))[: max(count, 0)]
-
-    def grid(self, name: str, by: str = "kl") -> Tensor:
-        """Return one measure of a cache by layer and head, NaN where it changes nothing."""
-        _must_measure(by)
+        if cache not in self.bits or by not in MEASURES:
+            raise BadValue(
+                f"grid got {cache!r} and by={by!r}.",
+                f"the caches are {', '.join(self.bits)}, and the measures {', '.join(MEASURES)}.",
+                "pass one of each.",
+            )
         rows, columns = (
             1 + max(x) for x in zip(*((h.layer, h.head) for h in self.heads), strict=True)
         )
         grid = torch.full((rows, columns), math.nan, dtype=torch.float64)
-        for head in self.of(name):
+        for head in (x for x in self.heads if x.cache == cache):
             grid[head.layer, head.head] = getattr(head, by)
         return grid
 
@@ -117,12 +106,9 @@ class CacheDamage(ShownInNotebook, Savable):
         by, kl = ("kl", "KL(w || w')") if self.all_kept else ("reverse_kl", "KL(w' || w)")
         table = [["cache", "bits", *metric, kl, "error", "mass", "most damaged"]]
         for name, bits in self.bits.items():
-            own = self.of(name)
-            means = (
-                sum(getattr(head, measure) for head in own) / max(1, len(own))
-                for measure in (by, "error", "mass")
-            )
-            worst = (f"L{x.layer}H{x.head} {getattr(x, by):.3g}" for x in self.largest(name, 3, by))
+            own = sorted((x for x in self.heads if x.cache == name), key=lambda x: -getattr(x, by))
+            means = (float(self.grid(name, x).nanmean()) for x in (by, "error", "mass"))
+            worst = (f"L{x.layer}H{x.head} {getattr(x, by):.3g}" for x in own[:3])
             size = "" if bits is None else f"{bits:g}"
             change = [f"{changes[name]:+.4f}" for _ in metric]
             table.append([name, size, *change, *(f"{x:.3g}" for x in means), ", ".join(worst)])
@@ -257,12 +243,3 @@ def _no_caches(gave: str) -> BadType:
         "cache, keep_only and knock_out.",
         f"pass a list of formats ({', '.join(NAMES)}) and edits, or a dict of names and these.",
     )
-
-
-def _must_measure(by: object) -> None:
-    if by not in MEASURES:
-        raise BadValue(
-            f"by is {by!r}.",
-            f"the measures of a head are {', '.join(MEASURES)}.",
-            'pass for example by="kl".',
-        )
