@@ -3,11 +3,12 @@
 Views draw a `Step` from its `axes` alone, so they also draw steps that are added later.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..engines.step import Step
@@ -86,7 +87,7 @@ class Trace(ShownInNotebook, Savable):
         """
         index, count = self._index(which, "b", "Sequence", "holds")
         about = self.about if count == 1 else f"{self.about}, sequence {index}"
-        return replace(self._only({"b": index}), about=about)
+        return replace(steps_at(self, {"b": [index]}), about=about)
 
     def head(self, which: int) -> "Trace":
         """Return the trace of one query head, counted from 0, and of the KV head that it reads.
@@ -96,24 +97,14 @@ class Trace(ShownInNotebook, Savable):
         index, H = self._index(which, "h", "Head", "has")
         indices = {"h": index, "g": index // (H // (self.size("g") or 1))}
         first = {letter: self.number(letter, i) for letter, i in indices.items()}
-        return replace(self._only(indices), first={**(self.first or {}), **first})
+        one = steps_at(self, {letter: [i] for letter, i in indices.items()})
+        return replace(one, first={**(self.first or {}), **first})
 
     def _index(self, which: int, letter: str, name: str, holds: str) -> tuple[int, int]:
         """Return an index into an axis, counted from 0, and the axis's size (1 if it is absent)."""
         count = self.size(letter) or 1
         rule = f"this trace {holds} {count}, counted from 0."
         return as_index(name, which, count, rule, "pass one of these."), count
-
-    def _only(self, indices: dict[str, int]) -> "Trace":
-        """Return one index of each axis in `indices`. These axes remain, with size 1."""
-        steps = []
-        for step in self.steps:
-            tensor = step.tensor
-            for axis, letter in enumerate(step.axes.split()):
-                if letter in indices:
-                    tensor = tensor.narrow(axis, indices[letter], 1)
-            steps.append(replace(step, tensor=tensor))
-        return replace(self, steps=tuple(steps))
 
     def size(self, letter: str) -> int | None:
         """Return the size of an axis, by its letter; None if no step has this axis."""
@@ -164,3 +155,18 @@ class Trace(ShownInNotebook, Savable):
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
         return "\n".join([self.about or "Trace", *("  " + line.rstrip() for line in lines)])
+
+
+def steps_at(trace: Trace, indices: Mapping[str, Sequence[int]]) -> Trace:
+    """Return a copy of all steps at some indices of each axis in `indices`, by its letter.
+
+    The memory of the others can be freed.
+    """
+    steps = []
+    for step in trace:
+        tensor, axes = step.tensor, step.axes.split()
+        for letter in indices.keys() & set(axes):
+            index = torch.tensor(indices[letter], dtype=torch.long, device=tensor.device)
+            tensor = tensor.index_select(axes.index(letter), index)
+        steps.append(replace(step, tensor=tensor))
+    return replace(trace, steps=tuple(steps))

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from ...core.errors import BadValue
@@ -302,24 +301,7 @@ def _trace(
     if problem.H * problem.Tq * problem.Tk <= MOST_TRACED_CELLS:
         return trace, tuple(range(problem.H))
     chosen = max(heads, key=lambda head: (bool(head.roles), head.number)).head
-    one = trace.head(chosen)
-    return replace(one, steps=heads_of_trace(trace, problem, (chosen,)).steps), (chosen,)
-
-
-def heads_of_trace(trace: Trace, problem: Problem, heads: Sequence[int]) -> Trace:
-    """Return the trace of some heads, and of the key heads that they read.
-
-    It is a copy, so that the memory of the others can be freed.
-    """
-    indices = {"h": heads, "g": sorted({head // (problem.H // problem.G) for head in heads})}
-    steps = []
-    for step in trace:
-        axes, tensor = step.axes.split(), step.tensor.detach()
-        for letter in indices.keys() & set(axes):
-            index = torch.tensor(indices[letter], device=tensor.device)
-            tensor = tensor.index_select(axes.index(letter), index)
-        steps.append(replace(step, tensor=tensor))
-    return replace(trace, steps=tuple(steps))
+    return trace.head(chosen), (chosen,)
 
 
 def _is_one_text(problem: Problem, site: CallSite) -> bool:

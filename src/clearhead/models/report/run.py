@@ -13,6 +13,7 @@ from ...core.errors import AttentionError, BadType, BadValue, kind_of
 from ...core.errors.limits import MOST_LOGITS
 from ...core.functional.ambient import FollowedCall, listening, without_followers
 from ...core.functional.explain import explain_problem
+from ...core.functional.trace import steps_at
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import Statistics
 from ...hf import Checkpoint
@@ -26,7 +27,7 @@ from ..follow.outputs import logits_of, most_probable
 from ..follow.run import ModelFollower
 from ..progress import progress_bar
 from .carried import CarriedValues, without_norms
-from .collect import BegunCall, Collector, heads_of_trace
+from .collect import BegunCall, Collector
 from .findings import Head, Layer
 from .next_token import find_next_token
 from .opening import best_heads, opening
@@ -286,7 +287,8 @@ def _with_steps(result: Report, run: ModelRun) -> Report:
         heads = tuple(sorted(head for at, head in wanted if at == layer.number))
         if heads and not set(heads) <= set(layer.traced_heads):
             trace = explain_problem(call.problem, call.inputs, layer.query_tokens, layer.key_tokens)
-            trace = heads_of_trace(trace, call.problem, heads)
+            group = call.problem.H // call.problem.G
+            trace = steps_at(trace, {"h": heads, "g": sorted({head // group for head in heads})})
             traced[layer.number] = replace(layer, trace=trace, traced_heads=heads)
 
     is_known = {(x.number, head) for x in result.layers for head in x.traced_heads}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.functional.trace import Step
+from ...core.functional.trace import Step, steps_at
 from ...models.report import Head, Layer, Report
 from ...models.report.opening import Opening, best_heads
 from . import schema
@@ -132,19 +132,13 @@ def steps_of_heads(layer: Layer, exact: ExactHeads) -> list[schema.Step]:
     traced = {"h": list(layer.traced_heads)}
     traced["g"] = sorted({_group(layer, head) for head in traced["h"]})
     chosen = {"h": heads, "g": sorted({_group(layer, head) for head in heads})}
+    indices = {letter: [traced[letter].index(x) for x in own] for letter, own in chosen.items()}
     steps = []
-    for step in layer.trace:
-        tensor, axes = step.tensor.detach(), step.axes.split()
-        cut = [letter for letter in chosen if letter in axes]
-        for letter in cut:
-            index = torch.tensor(
-                [traced[letter].index(x) for x in chosen[letter]], dtype=torch.long
-            )
-            tensor = tensor.index_select(axes.index(letter), index.to(tensor.device))
-        is_computed = step.name in computed
-        data = step_data(replace(step, tensor=tensor[..., :0] if is_computed else tensor), None, [])
+    for step, cut in zip(layer.trace, steps_at(layer.trace, indices), strict=True):
+        axes, is_computed = step.axes.split(), step.name in computed
+        data = step_data(replace(cut, tensor=cut.tensor[..., :0]) if is_computed else cut, None, [])
         data["shape"] = [(x, full.get(x, size)) for x, size in zip(axes, step.shape, strict=True)]
-        data["kept"] = {letter: chosen[letter] for letter in cut}
+        data["kept"] = {letter: own for letter, own in chosen.items() if letter in axes}
         if is_computed:
             data["computed"] = True
             del data["stored"], data["kind"], data["data"]
