@@ -1,16 +1,15 @@
 """A corpus of needles: random tokens that are hidden in texts, and repeated at their ends."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadValue, as_count
 from .basic import NEAR
 from .long import CUE
 from .reader import Reader
-from .texts import Text, read_texts
+from .texts import Sources, Text, read_texts
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Needles:
         tokens: the tokens of a needle.
     """
 
-    texts: "str | Path | Iterable[str | Path]"
+    texts: Sources
     count: int = 100
     tokens: int = 16
 

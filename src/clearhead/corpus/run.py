@@ -11,12 +11,10 @@ from .claims import alone
 from .connection import connect, pattern_of
 from .merge import are_merged, merge
 from .metric import Metric
-from .needles import Needles
 from .on_ray import work_on_ray
 from .processes import run_workers
-from .repeats import RandomRepeats
 from .result import Survey
-from .steps import chosen_shard_tokens, make_setup, prepare, work
+from .steps import Texts, chosen_shard_tokens, make_setup, prepare, work
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 def survey(
     model: "str | Path | TextModel | nn.Module",
-    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
+    texts: Texts,
     *,
     out: str | Path,
     context: int | None = None,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -33,11 +33,12 @@ from .progress import token_progress
 from .reader import Reader, open_reader
 from .repeats import RandomRepeats
 from .state import is_state_of
-from .texts import digest_of, read_texts, sizes_of
+from .texts import Sources, digest_of, read_texts, sizes_of
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
 
+Texts: TypeAlias = Sources | RandomRepeats | Needles
 CONTEXT = 1024  # tokens
 SHARD_TOKENS, BATCH_TOKENS = 65536, 4096
 MOST_SHARDS, MOST_SHARD_TOKENS = 1024, 2**22
@@ -109,11 +110,7 @@ def make_setup(
     return Setup(reader, entries, chosen_metrics(entries, reader, size), settings, threads)
 
 
-def chosen_shard_tokens(
-    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
-    out: Path,
-    tokens: int | None,
-) -> int:
+def chosen_shard_tokens(texts: Texts, out: Path, tokens: int | None) -> int:
     """Choose the tokens of a shard: those of the survey in `out`, or for `MOST_SHARDS` shards.
 
     They are a power of 2 from `SHARD_TOKENS` to `MOST_SHARD_TOKENS`, because a worker that is lost
@@ -153,13 +150,7 @@ def setup_of_manifest(
     )
 
 
-def prepare(
-    setup: Setup,
-    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
-    out: Path,
-    *,
-    tokens: int | None = None,
-) -> Manifest:
+def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None) -> Manifest:
     """Cut the texts into shards; write these and the manifest.
 
     If several processes do so at the same time, one begins, and the others find its work: texts
@@ -176,12 +167,7 @@ def prepare(
         return _prepared(setup, texts, out, tokens)
 
 
-def _prepared(
-    setup: Setup,
-    texts: "str | Path | Iterable[str | Path] | RandomRepeats | Needles",
-    out: Path,
-    tokens: int | None,
-) -> Manifest:
+def _prepared(setup: Setup, texts: Texts, out: Path, tokens: int | None) -> Manifest:
     old = setup.must_fit(out) if (out / FILE).exists() else None
     context, seed = setup.settings["context"], setup.settings["seed"]
     cutter = Cutter(setup.reader, context, setup.settings["shard tokens"])
@@ -223,9 +209,7 @@ def _prepared(
     return new
 
 
-def _are_those_of(
-    old: Manifest, texts: "str | Path | Iterable[str | Path]", out: Path, tokens: int | None
-) -> bool:
+def _are_those_of(old: Manifest, texts: Sources, out: Path, tokens: int | None) -> bool:
     """Return whether a survey was cut from these texts, and its files are complete."""
     if is_iterable(texts) and iter(texts) is texts:  # it can be read once
         return False

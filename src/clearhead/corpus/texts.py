@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..core.errors import BadType, BadValue, is_iterable, kind_of, why_failed
 from .connection import connect, pattern_of
@@ -33,7 +33,10 @@ class Text(NamedTuple):
         return json.dumps(self[:3]).encode()
 
 
-def read_texts(sources: "str | Path | Iterable[str | Path]") -> Iterator[Text]:
+Sources: TypeAlias = str | Path | Iterable[str | Path]
+
+
+def read_texts(sources: Sources) -> Iterator[Text]:
     """Read texts, one after the other.
 
     A string is a text, and a `Path` a file or a folder. A folder has a text in each of its files,

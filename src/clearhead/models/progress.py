@@ -17,17 +17,11 @@ def progress_bar(
     if not (sys.stderr.isatty() if progress is None else progress):
         yield lambda: None
         return
+    import rich.progress as bars
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    time = TimeElapsedColumn() if total is None else TimeRemainingColumn()
-    columns = doing, BarColumn(), MofNCompleteColumn(), time
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bar:
+    time = bars.TimeElapsedColumn() if total is None else bars.TimeRemainingColumn()
+    columns = doing, bars.BarColumn(), bars.MofNCompleteColumn(), time
+    with bars.Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bar:
         task = bar.add_task("", total=total, completed=done)
         yield lambda: bar.advance(task)
