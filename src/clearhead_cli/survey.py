@@ -156,7 +156,7 @@ def _compare(folder: Path, other: Path) -> None:
     from clearhead.core.formatting import quantity
     from clearhead.corpus import Survey
     from clearhead.corpus.compare import LEAST_EFFECT, compare
-    from clearhead.corpus.false_discovery import LEAST_Q
+    from clearhead.corpus.inference import LEAST_Q
     from clearhead.views import html
 
     one, two = Survey.open(folder), Survey.open(other)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from clearhead.corpus.intervals import interval, score_interval
+from clearhead.corpus.inference import interval, score_interval
 
 
 def test_fractions_have_the_interval_of_wilson():

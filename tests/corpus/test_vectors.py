@@ -6,7 +6,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import clearhead as ch
-from clearhead.corpus.pca import principal_components
+from clearhead.corpus.vectors import principal_components
 
 from .models import CONTEXT, MODELS, SIZES, H, texts, tokenizer
 

@@ -7,8 +7,7 @@ measured, and `result` reads the tables.
 
 from . import compare, forgetting, mixes, tables, vectors
 from .metric import Batch, Bins, LayerCall, Mass, Metric
-from .needles import Needles
-from .repeats import RandomRepeats
+from .random_tokens import Needles, RandomRepeats
 from .result import Survey
 from .run import survey
 from .tables import Table

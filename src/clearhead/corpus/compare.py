@@ -1,7 +1,7 @@
 """Compare two surveys of the same texts: which heads differ, paired by text.
 
 For each head and metric, d is the difference between the means of a text. The interval of its mean
-is that of `intervals`, with Student's t over texts and d between the limits that a difference has:
+is that of `inference`, with Student's t over texts and d between the limits that a difference has:
 -1 and 1 for fractions. Without limits it is the paired t interval. In simulations with 20 texts or
 more it contains the true difference in 93 % to 95 % of surveys, and in 89 % if a mean is very near
 a limit. With 5 texts these are 92 % and 82 % (`tests/corpus/test_compare.py`).
@@ -30,8 +30,7 @@ from ..core.errors import BadValue
 from ..core.formatting import quantity
 from ..models.roles.role_tests import t_tail
 from .corpus import FOLDER, read_shard
-from .false_discovery import adjusted
-from .intervals import MOST_FREE, interval
+from .inference import MOST_FREE, adjusted, interval
 from .manifest import Manifest, read_manifest
 from .merge import bins_of, sums_of_texts, totals
 from .state import LayerState

@@ -23,7 +23,7 @@ from . import corpus, mixes, state
 from .corpus import read_shard
 from .examples import largest, last_hashes, rows_of_layer, sampled
 from .groups import Pile, first_of_groups
-from .intervals import interval
+from .inference import interval
 from .manifest import Manifest, ShardEntry, read_manifest
 from .metric import Bins, slices_of
 from .state import LayerState, State

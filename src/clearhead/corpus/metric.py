@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core.masks import Mask
 from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Result, Statistic, mass
-from .intervals import Limits
+from .inference import Limits
 
 
 @dataclass(frozen=True)

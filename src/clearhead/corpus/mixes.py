@@ -13,7 +13,7 @@ A head does more than one thing if it shows two behaviours, over all queries or 
   head has its largest weight on the query or on the token before it.
 - That of a head is V - 2 times the second smallest of these V - 1. It tests that at most one is
   real (Benjamini and Heller 2008, Biometrics 64, for a partial conjunction).
-- q corrects for the number of heads (`false_discovery`).
+- q corrects for the number of heads (`inference`).
 
 Its classes differ if one of two classes shows a behaviour, the other another one, and each more
 often than the other class; here "self" and "previous" are two. All four tests must hold, so the
@@ -32,8 +32,7 @@ import numpy as np
 
 from ..models.roles.role_tests import t_tail
 from .basic import KINDS
-from .false_discovery import adjusted
-from .intervals import MOST_FREE, interval
+from .inference import MOST_FREE, adjusted, interval
 from .looks import BEHAVIOURS, NUMBERS
 from .token_classes import CLASSES
 

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from ..core.errors import BadType, BadValue, as_count, as_path, did_you_mean, kind_of
 from ..core.formatting import quantity
-from . import cache_files, corpus, forgetting
+from . import corpus, forgetting
 from .compare import Comparison, compare
 from .connection import must_be_one_select
 from .corpus import Shard, read_shard
-from .example_rows import weights_of
 from .examples import IN_DECILE, LARGEST
 from .headvis import export_headvis
 from .looks import BEHAVIOURS
@@ -26,7 +25,7 @@ from .merge import must_be_finished
 from .reader import Reader, open_reader
 from .roles import Roles, roles_of
 from .tables import SCHEMA, Table, content_digest, open_tables
-from .vectors import HeadVectors, OnContext, chosen_examples, read_vectors
+from .vectors import HeadVectors, OnContext, chosen_examples, read_vectors, weights_of
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
@@ -285,8 +284,8 @@ class Survey:
         return reader
 
     export_headvis = export_headvis
-    export_duo_attention = cache_files.export_duo_attention
-    export_kvpress = cache_files.export_kvpress
+    export_duo_attention = forgetting.export_duo_attention
+    export_kvpress = forgetting.export_kvpress
     key_heads = forgetting.key_heads
     budgets = forgetting.budgets
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .false_discovery import LEAST_Q
+from .inference import LEAST_Q
 from .looks import BEHAVIOURS
 from .mixes import ALL, CLASS_NAMES, LEAST, TIMES_CHANCE
 

@@ -11,10 +11,9 @@ from .claims import alone
 from .connection import connect, pattern_of
 from .merge import are_merged, merge
 from .metric import Metric
-from .on_ray import work_on_ray
-from .processes import run_workers
 from .result import Survey
 from .steps import Texts, chosen_shard_tokens, make_setup, prepare, work
+from .workers import run_workers, work_on_ray
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel

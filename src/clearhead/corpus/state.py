@@ -5,11 +5,15 @@ and the hash of an example is computed again from its text and position. It has 
 numbers, so that it is never taken for the state of another shard, and two parts, each with a
 digest of its own: the totals of the shard, and the sums of its texts. A merge reads first the one,
 then the other.
+
+Numbers are compressed column by column, and byte by byte of equal significance: neighbours in a
+column differ little, so their high bytes are almost all equal.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,6 @@ from ..core.files import atomic_io
 from .corpus import damaged
 from .examples import EXAMPLE, OF_QUERY, hashes, sample_type
 from .looks import SHAPE
-from .packing import packed, packed_records, unpacked, unpacked_records
 from .token_counts import LINK
 
 FOLDER = "states"
@@ -195,3 +198,33 @@ def _digest(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.numpy().data)
     return digest.hexdigest()[:16]
+
+
+def packed(array: np.ndarray) -> Tensor:
+    """Compress the numbers of an array; `unpacked` needs their dtype."""
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    planes = numbers.reshape(-1, array.itemsize).T
+    return torch.frombuffer(bytearray(zlib.compress(planes.tobytes())), dtype=torch.uint8)
+
+
+def unpacked(data: Tensor, dtype: np.dtype) -> np.ndarray:
+    """Return the numbers, (n,)."""
+    planes = np.frombuffer(zlib.decompress(data.numpy().tobytes()), np.uint8)
+    return planes.reshape(dtype.itemsize, -1).T.copy().view(dtype).reshape(-1)
+
+
+def packed_records(name: str, records: np.ndarray, fields: Sequence[str]) -> dict[str, Tensor]:
+    """Compress some fields of an array of records, as tensors named `name`.`field`."""
+    return {f"{name}.{field}": packed(records[field]) for field in fields}
+
+
+def unpacked_records(
+    name: str, tensors: dict[str, Tensor], dtype: np.dtype, fields: Sequence[str]
+) -> np.ndarray:
+    """Return records with the fields that `packed_records` compressed; the others are 0."""
+    columns = {x: unpacked(tensors[f"{name}.{x}"], dtype[x].base) for x in fields}
+    count = len(columns[fields[0]]) // int(np.prod(dtype[fields[0]].shape))
+    records = np.zeros(count, dtype)
+    for field, column in columns.items():
+        records[field] = column.reshape(count, *dtype[field].shape)
+    return records

@@ -28,10 +28,9 @@ from .manifest import FILE, Manifest, ShardEntry, describe, fixed_values, read_m
 from .merge import missing_shards
 from .metric import Metric
 from .metric_sets import chosen_metrics, entries_of
-from .needles import Needles
 from .progress import token_progress
+from .random_tokens import Needles, RandomRepeats
 from .reader import Reader, open_reader
-from .repeats import RandomRepeats
 from .state import is_state_of
 from .texts import Sources, digest_of, read_texts, sizes_of
 

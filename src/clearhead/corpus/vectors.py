@@ -1,4 +1,4 @@
-"""Compute the queries, keys, values and outputs of a head again, at the examples of a survey.
+"""Compute again, at the examples of a survey, what it does not store: weights and vectors of heads.
 
 Letters: n examples, T tokens of a context, D head dimension, Dv value size.
 """
@@ -10,18 +10,77 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import AttentionError, BadValue, did_you_mean
+from ..core.errors import AttentionError, BadValue, as_count, did_you_mean
+from ..core.formatting import quantity
 from ..core.functional.ambient import FollowedCall
 from ..models.inspect.recording import Call
+from ..models.inspect.watch import watch
 from ..models.inspect.watcher import Watcher
 from ..models.weights.attention_weights import rotary_of_layer
 from ..models.weights.rotations import Rotary
 from .basic import KINDS, kinds_of
 from .corpus import Shard
 from .examples import hashes
-from .pca import Projection, principal_components
 from .reader import Reader
 from .tables import Table
+
+ROUNDING = 4  # units in the last place by which a model may round a vector
+
+
+class Projection(NamedTuple):
+    """Vectors x, (n, D), on their first c principal components, in float64.
+
+    points = (x - mean) @ components.T
+
+    Attributes:
+        points: the coordinates of each vector, (n, c).
+        shares: the fraction of the variance along each component, (c,); in falling order.
+        components: directions of length 1, (c, D). The entry with the largest magnitude of each is
+            positive, the first one of equals.
+        mean: the mean of the vectors, (D,).
+    """
+
+    points: Tensor
+    shares: Tensor
+    components: Tensor
+    mean: Tensor
+
+
+def principal_components(x: Tensor, count: int = 3) -> Projection:
+    """Return vectors, (n, D), on their first `count` principal components.
+
+    It is a singular value decomposition in float64 of the vectors without their mean. Components
+    are left out whose singular value is at most `ROUNDING` eps |x|, with the eps of the vectors'
+    dtype and the Frobenius norm, so fewer than `count` may be returned; none if all vectors are
+    equal within rounding, or if there are none.
+
+    Raises `BadType` or `BadValue` unless `count` is a whole number of 1 or more, and `BadValue` for
+    NaN and infinity.
+    """
+    rule, hint = "it is a number of components, 1 or more.", "pass for example components=3."
+    count = as_count("components", count, rule, hint, least=1)
+    if not bool(x.isfinite().all()):
+        raise BadValue(
+            f"NaN or infinity in {int((~x.isfinite()).any(-1).sum())} of "
+            f"{quantity(len(x), 'vector')}.",
+            "principal components are of finite vectors.",
+            "check the weights of the model.",
+        )
+    if not len(x):
+        x = x.new_zeros(1, x.shape[1])[:0].double()
+        return Projection(x[:, :0], x.sum(0)[:0], x[:0], x.sum(0))
+    eps = torch.finfo(x.dtype).eps
+    x = x.double()
+    mean = x.mean(0)
+    centred = x - mean
+    _, s, rows = torch.linalg.svd(centred, full_matrices=False)
+    rounding = ROUNDING * eps * torch.linalg.matrix_norm(x)
+    components = rows[: min(count, int((s > rounding).sum()))]
+    largest = components.abs().argmax(-1, keepdim=True)
+    components = components * components.gather(-1, largest).sign()
+    shares = (s.square() / s.square().sum())[: len(components)]
+    return Projection(centred @ components.T, shares, components, mean)
+
 
 COLUMNS = (
     "text", "context", "query", "key", "weight", "query_token", "key_token", "token_class",
@@ -72,7 +131,7 @@ class HeadVectors(NamedTuple):
     def pca(self, of: str = "q", components: int = 3) -> Projection:
         """Return the vectors of one part on their first principal components.
 
-        See `pca.principal_components`. Raises `BadValue` for an unknown part.
+        See `principal_components`. Raises `BadValue` for an unknown part.
         """
         if of not in self.parts:
             names = ", ".join(self.parts)
@@ -183,3 +242,39 @@ def _call_of(reader: Reader, layer: int, head: int, ids: Tensor) -> tuple[Call, 
     except _Reached:
         pass
     return received[0]
+
+
+IDENTIFY = ("layer", "head", "text", "context", "query")
+
+
+def weights_of(
+    examples: Table, reader: Reader, context: Callable[[int, int], tuple[Shard, int]]
+) -> list[Tensor]:
+    """Return the weights of each example, (T,). Every context is read once, alone.
+
+    `context` returns the shard of a context by text and number, and the index of the context in it.
+    Raises `BadValue` for rows without the columns of an example.
+    """
+    if missing := [name for name in IDENTIFY if name not in examples.columns]:
+        raise BadValue(
+            f"The examples have no column {missing[0]!r}.",
+            f"an example is identified by {', '.join(IDENTIFY)}.",
+            "pass the result of survey.examples(...).",
+        )
+    rows = examples.to_pylist()
+    of_context: dict[tuple[int, int], list[int]] = {}
+    for i, row in enumerate(rows):
+        of_context.setdefault((row["text"], row["context"]), []).append(i)
+    weights = [torch.empty(0)] * len(rows)
+    for text_context, own in of_context.items():
+        shard, index = context(*text_context)
+        queries = sorted({rows[i]["query"] for i in own})
+        layers = sorted({rows[i]["layer"] for i in own})
+        with watch(reader.module, stats=[], layers=layers, exact_rows=queries) as recording:
+            reader.run(shard.context(index).unsqueeze(0))
+        of_layer = {call.layer: call.statistics["exact_rows"] for call in recording}
+        for i in own:
+            exact = of_layer[rows[i]["layer"]]
+            assert isinstance(exact, Tensor)
+            weights[i] = exact[0, rows[i]["head"], queries.index(rows[i]["query"])]
+    return weights

@@ -1,6 +1,11 @@
-"""The interval of a mean over texts, within the values that the mean can have."""
+"""Intervals of means over texts, within their possible values, and p-values corrected for their
+number (Benjamini and Hochberg 1995).
+"""
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from ..models.roles.role_tests import t_quantile
 
@@ -44,3 +49,22 @@ def score_interval(mean: float, variance: float, t: float, limits: Limits) -> tu
     y = x + s / 2 + math.sqrt(spread + s * s / 4)  # times 1 + s / width, the larger solution
     high = a + y / (1 + s * narrow)
     return a + x * x / y, high if b is None else min(high, b)
+
+
+LEAST_Q = 0.05  # of a result that is by chance
+
+
+def adjusted(p: Sequence[float]) -> list[float]:
+    """Return the q-value of each p-value; NaN for NaN, which is not a test.
+
+    Among the results with q below `LEAST_Q`, at most this fraction is expected to be by chance.
+
+    >>> adjusted([0.9, 0.01, float("nan"), 0.02])
+    [0.9, 0.03, nan, 0.03]
+    """
+    values = np.asarray(p)
+    order = np.argsort(values)[: np.isfinite(values).sum()]  # NaN is last
+    scaled = values[order] * len(order) / np.arange(1, len(order) + 1)
+    q = np.full(len(values), np.nan)
+    q[order] = np.minimum.accumulate(scaled[::-1])[::-1]
+    return [float(x) for x in q]
