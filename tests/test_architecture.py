@@ -54,14 +54,12 @@ COMBINES = {("views", "serve"), ("views", "notebook")}
 SHARED = {
     ("core", "engines", "devices"),
     ("core", "engines", "engine"),
-    ("core", "engines", "nonfinite"),
     ("core", "engines", "operators"),
     ("core", "engines", "sdpa_backends"),
     ("core", "engines", "step"),
     ("views", "colours"),
     ("views", "load"),
     ("views", "panels"),
-    ("views", "png"),
 }
 
 

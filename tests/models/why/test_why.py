@@ -7,7 +7,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.core.errors import BadValue
 from clearhead.models.why import split
-from clearhead.models.why.check import agreements
+from clearhead.models.why.why import agreements
 from tests.models.two_blocks import WORDS, T, TwoBlocks, ids, randomised
 
 

@@ -12,16 +12,17 @@ from ...core.errors import BadType, BadValue, as_path, kind_of, why_failed
 from ...core.functional.trace import Trace
 from ..panels import Panel, panel_of, panels
 from .canvas import (
+    WEIGHT_TICKS,
     draw,
     drawable,
     figure_for,
+    ink_of,
     must_draw,
     new_figure,
     require_matplotlib,
     size,
     wrap_title,
 )
-from .ink import WEIGHT_TICKS, ink_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,17 @@ from ...core.formatting import visible
 from ...models.report import Report
 from ...models.report.opening import token_labels
 from ..panels import Panel
-from .canvas import ACCENT, LABELLED, draw, drawable, figure_for, must_draw, new_figure, wrap_title
-from .ink import weight_ink
+from .canvas import (
+    ACCENT,
+    LABELLED,
+    draw,
+    drawable,
+    figure_for,
+    must_draw,
+    new_figure,
+    weight_ink,
+    wrap_title,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
