@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..core.errors import AttentionError, BadValue
 from ..core.formatting import quantity
-from ..core.functional.ambient import FollowedCall
-from ..core.functional.sharding import statistics_of
+from ..core.functional.ambient import FollowedCall, statistics_of
 from ..core.masks import Mask
 from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Statistics, TopWeights, Varying

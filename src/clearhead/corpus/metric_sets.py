@@ -4,12 +4,11 @@ import importlib
 from collections.abc import Callable, Iterable
 
 from ..core.errors import BadType, BadValue, did_you_mean, is_iterable
-from .attribution import attribution
 from .basic import basic
 from .long import long
 from .metric import Metric
 from .reader import Reader
-from .values import values
+from .written import attribution, values
 
 # Each returns the metrics for a model and the longest context.
 SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core.errors import BadValue, as_count
 from ..core.errors.limits import TOKENS_AHEAD
-from ..core.functional.sharding import cached_part
+from ..core.functional.ambient import cached_part
 from ..core.torch_state import in_backward, inference_ended, is_plain
 from .checks import check_size, check_type
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import BadType, BadValue, as_count
-from ..core.functional.sharding import must_not_be_sharded, token_positions
+from ..core.functional.ambient import must_not_be_sharded, token_positions
 from ..core.torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
 

@@ -14,7 +14,7 @@ from ..problem.check import Options, make_problem, must_have_values
 from ..problem.dropout import draw_seed
 from ..problem.problem import Inputs, Problem
 from ..torch_state import no_autocast
-from .sharding import must_not_be_sharded
+from .ambient import must_not_be_sharded
 from .trace import Step, Trace
 
 

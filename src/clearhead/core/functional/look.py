@@ -27,9 +27,8 @@ from ..stats import (
 )
 from ..stats.parse import how_to_request, is_per_query, must_fit
 from ..torch_state import loadable
-from .ambient import ambient
+from .ambient import ambient, must_not_be_sharded
 from .attention import compute, is_plain_call
-from .sharding import must_not_be_sharded
 
 if TYPE_CHECKING:
     import pandas

@@ -27,8 +27,7 @@ from ..problem.tiles import runs_of
 from ..stats import Statistic, TopWeights, map_tensors, pooled, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
-from .ambient import EditedCall, ambient, visible
-from .sharding import must_not_be_sharded
+from .ambient import EditedCall, ambient, must_not_be_sharded, visible
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,10 +9,9 @@ with arguments is called by its name in this module:
 """
 
 from .group_statistics import mass, value_weighted, weighted
-from .output_statistics import Varying
 from .parse import DEFAULT_STATISTICS, lse_alone, parse_stats
 from .partial import Partial, finished_lse
-from .row_statistics import topk
+from .row_statistics import Varying, topk
 from .statistic import Result, Statistic, Statistics, TopWeights, map_tensors
 from .sweep import sweep
 from .weight_statistics import exact_rows, pooled, received

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from ..errors import BadType, BadValue, did_you_mean, is_iterable
 from ..masks import Grid
 from .group_statistics import mass, value_weighted, weighted
-from .output_statistics import Varying
-from .row_statistics import Effective, Entropy, Largest, LogSumExp, topk
+from .row_statistics import Effective, Entropy, Largest, LogSumExp, Varying, topk
 from .statistic import Statistic, Statistics
 from .weight_statistics import exact_rows, pooled, received
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, as_count, kind_of
 from ...core.errors.limits import TOKENS_AT_ONCE
-from ...core.functional.ambient import editing
-from ...core.functional.sharding import must_not_be_sharded
+from ...core.functional.ambient import editing, must_not_be_sharded
 from ...nn.token_ids import as_batch, run_with_known_ids
 from ..follow.column_positions import warn_of_column_positions
 from ..follow.copies import Layout, fresh

@@ -12,8 +12,7 @@ from typing import NoReturn
 from torch import nn
 
 from ...core.errors import refuse_keywords
-from ...core.functional.ambient import FollowedCall
-from ...core.functional.sharding import must_not_be_sharded
+from ...core.functional.ambient import FollowedCall, must_not_be_sharded
 from ...core.stats import DEFAULT_STATISTICS, Statistic, exact_rows as ExactRows, parse_stats
 from ...core.stats.parse import BY_NAME
 from ..follow.layers import check_layers, checked_list, must_be_module

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.errors import BadValue, as_index
-from ...core.functional.ambient import FollowedCall
-from ...core.functional.sharding import (
+from ...core.functional.ambient import (
+    FollowedCall,
     full_output,
     of_all_tokens,
     over_ranks,

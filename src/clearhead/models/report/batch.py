@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, kind_of
-from ...core.functional.ambient import FollowedCall, listening
-from ...core.functional.sharding import must_not_be_sharded
+from ...core.functional.ambient import FollowedCall, listening, must_not_be_sharded
 from ...hf import Checkpoint
 from ...nn.token_ids import run_with_known_ids
 from ..follow.column_positions import warn_of_column_positions

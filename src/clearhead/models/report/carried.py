@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ...core.errors import BadValue
-from ...core.functional.sharding import of_all_tokens
+from ...core.functional.ambient import of_all_tokens
 from ...core.problem.problem import Inputs, Problem
 from ..follow.text_stack import TextStack
 from ..weights.value_norms import ValueNorms, norms

@@ -10,9 +10,8 @@ from torch import Tensor
 from ...core.errors import BadValue
 from ...core.errors.limits import MOST_RANKED_QUERIES, MOST_TRACED_CELLS, MOST_TRACED_TOKENS
 from ...core.formatting import MAP_SIDE, evenly
-from ...core.functional.ambient import ambient
+from ...core.functional.ambient import ambient, statistics_of
 from ...core.functional.explain import explain_problem
-from ...core.functional.sharding import statistics_of
 from ...core.functional.trace import Trace
 from ...core.masks import Mask, prefix, window
 from ...core.masks.mask import common_align

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue
-from ...core.functional.ambient import FollowedCall, ambient, listening
-from ...core.functional.sharding import statistics_of
+from ...core.functional.ambient import FollowedCall, ambient, listening, statistics_of
 from ...core.masks import window
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import mass

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.errors.limits import LEAST_REPEAT_QUERIES, MOST_ROLE_QUERIES, ROLE_CELLS
 from ...core.formatting import evenly
-from ...core.functional.sharding import rows_of
+from ...core.functional.ambient import rows_of
 from ...core.problem.problem import Inputs, Problem
 from ..follow.cross_attention import CallSite
 from .role import Role

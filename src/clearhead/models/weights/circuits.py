@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, as_count, as_index, whole_number
-from ...core.functional.sharding import must_not_be_sharded
+from ...core.functional.ambient import must_not_be_sharded
 from ...core.torch_state import own_dtypes
 from ..follow.layers import must_be_module, refuse_compiled
 from .attention_weights import ModelWeights, read_weights

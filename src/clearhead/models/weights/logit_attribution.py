@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, kind_of
-from ...core.functional.ambient import ambient
-from ...core.functional.sharding import must_not_be_sharded
+from ...core.functional.ambient import ambient, must_not_be_sharded
 from ...core.torch_state import own_dtypes
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadValue
-from ...core.functional.sharding import over_ranks, token_positions
+from ...core.functional.ambient import over_ranks, token_positions
 from ...core.masks.text_positions import PerText
 from ...core.problem.problem import Inputs, Problem
 from ...core.torch_state import has_values

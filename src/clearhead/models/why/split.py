@@ -12,8 +12,7 @@ from ...core.errors import BadValue
 from ...core.errors.limits import STRIP_CELLS
 from ..weights.rotations import Rotary
 from .result import Terms
-from .score_paths import TOLERANCE, Component, ScoreRun, Side
-from .score_rows import ScoreRows, score_rows
+from .score_paths import TOLERANCE, Component, ScoreRows, ScoreRun, Side, score_rows
 
 _AT_ONCE = 16  # features whose gradients are in memory
 # Return e and e - u of some queries, (n, Tk) each, and which of them are in the mean, (n,): both

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadValue, as_index
-from ...core.functional.ambient import without_followers
-from ...core.functional.sharding import must_not_be_sharded
+from ...core.functional.ambient import must_not_be_sharded, without_followers
 from ...core.torch_state import own_dtypes
 from ...nn.token_ids import as_batch
 from ..follow.divided_weights import weights_must_be_whole
@@ -23,8 +22,7 @@ from ..inspect.edits.path import without_paths
 from ..weights.attention_weights import rotary_of_call
 from ..weights.rotations import Rotary
 from .result import Check, Why
-from .score_paths import Component, record_scores
-from .score_rows import ScoreRows
+from .score_paths import Component, ScoreRows, record_scores
 from .split import Split
 
 AGAINST = ("others", "weights", "nothing")

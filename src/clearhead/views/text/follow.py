@@ -15,8 +15,7 @@ from ...core.errors import BadValue
 from ...core.formatting import ends, number, spellings, visible
 from ...core.functional.trace import Trace
 from ..panels import choose_heads, panel_of
-from .layout import check_trace, indented, print_batch_note, unwrapped
-from .show import heading
+from .show import check_trace, heading, indented, print_batch_note, unwrapped
 
 MOST = 12  # printed terms of a sum, and printed keys
 

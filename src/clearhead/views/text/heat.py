@@ -14,8 +14,7 @@ from torch import Tensor
 from ...core.formatting import axis_size, ends, number
 from ...core.functional.trace import Trace
 from ..panels import Panel, map_range, panels
-from .layout import check_trace, coloured, print_batch_note, shade, unwrapped
-from .show import heading
+from .show import check_trace, coloured, heading, print_batch_note, shade, unwrapped
 
 BLOCKS = " ░▒▓█"
 PAGE_WIDTH = 100  # characters, without a terminal
