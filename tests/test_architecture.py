@@ -52,7 +52,6 @@ CHOOSES = {
 }
 COMBINES = {("views", "serve"), ("views", "notebook")}
 SHARED = {
-    ("core", "engines", "devices"),
     ("core", "engines", "engine"),
     ("core", "engines", "operators"),
     ("core", "engines", "sdpa_backends"),

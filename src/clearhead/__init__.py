@@ -32,8 +32,7 @@ from .core.files.results import load
 from .core.functional import compat
 from .core.functional.attention import attention
 from .core.functional.divergence import Divergence, divergence
-from .core.functional.explain import explain
-from .core.functional.explain_weights import explain_weights
+from .core.functional.explain import explain, explain_weights
 from .core.functional.look import Look, look
 from .core.functional.matrix import Matrix, matrix
 from .core.functional.plan import Plan, plan

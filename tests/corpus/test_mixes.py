@@ -11,9 +11,8 @@ from scipy import stats
 import clearhead as ch
 from clearhead.corpus import mixes
 from clearhead.corpus.basic import KINDS, First
-from clearhead.corpus.looks import BEHAVIOURS, SHAPE
+from clearhead.corpus.looks import BEHAVIOURS, CLASSES, NAMES, SHAPE, token_classes
 from clearhead.corpus.mixes import ALL, LEAST, TIMES_CHANCE
-from clearhead.corpus.token_classes import CLASSES, NAMES, token_classes
 
 from .dense import PUNCTUATION, groups, kind
 from .models import CONTEXT, MODELS, H, texts, tokenizer

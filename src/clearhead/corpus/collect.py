@@ -19,12 +19,11 @@ from .basic import Largest, fits_of
 from .corpus import Shard
 from .examples import EXAMPLE, LayerExamples, Queries
 from .groups import Pile
-from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class
+from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class, token_classes
 from .metric import Batch, LayerCall, Metric, slices_of
 from .reader import Reader
 from .requests import Requests
 from .state import LayerState, State
-from .token_classes import token_classes
 from .token_counts import LINK, links_of, merged, tokens_of
 
 TOP = Largest()  # requests the largest weights, for examples and links

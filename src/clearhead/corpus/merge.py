@@ -24,11 +24,11 @@ from .corpus import read_shard
 from .examples import largest, last_hashes, rows_of_layer, sampled
 from .groups import Pile, first_of_groups
 from .inference import interval
+from .looks import NAMES as CLASS_NAMES
 from .manifest import Manifest, ShardEntry, read_manifest
 from .metric import Bins, slices_of
 from .state import LayerState, State
 from .tables import DESCRIPTION, QUANTILES, SCHEMA, Columns, digest_of_tables, write_table
-from .token_classes import NAMES as CLASS_NAMES
 from .token_counts import QUERY, merged
 
 # A text may continue in later shards.

@@ -33,8 +33,7 @@ import numpy as np
 from ..models.roles.role_tests import t_tail
 from .basic import KINDS
 from .inference import MOST_FREE, adjusted, interval
-from .looks import BEHAVIOURS, NUMBERS
-from .token_classes import CLASSES
+from .looks import BEHAVIOURS, CLASSES, NUMBERS
 
 LEAST, TIMES_CHANCE = 0.1, 2.0
 ALL = "all"

@@ -1,22 +1,189 @@
-"""Survey every head of a model over texts: `survey`."""
+"""Survey every head of a model over texts: `survey`, in this process, in several, or on Ray.
 
+Each process is the command ``clearhead survey work OUT``, as one would start it in a shell of any
+machine that has the folder. A process that ends early loses the shard that it computed; another one
+computes it.
+
+An actor of Ray holds the model. It receives the entry of a shard, and returns its number of tokens:
+rows do not travel, and all machines read and write one folder. Ray restarts an actor that is lost,
+and repeats its shard.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..core.errors import as_count, as_path
+from ..core.errors import BadType, BadValue, as_count, as_path, needs
+from ..core.formatting import quantity
+from . import state
 from .claims import alone
 from .connection import connect, pattern_of
-from .merge import are_merged, merge
+from .manifest import Manifest, ShardEntry, read_manifest
+from .merge import are_merged, merge, missing_shards
 from .metric import Metric
+from .progress import token_progress
 from .result import Survey
-from .steps import Texts, chosen_shard_tokens, make_setup, prepare, work
-from .workers import run_workers, work_on_ray
+from .steps import (
+    Setup,
+    Texts,
+    chosen_shard_tokens,
+    compute_shard,
+    make_setup,
+    prepare,
+    setup_of_manifest,
+    torch_threads,
+    work,
+)
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
+
+POLL = 0.2  # seconds
+
+
+def run_workers(setup: Setup, out: Path, workers: int, progress: bool | None) -> None:
+    """Compute all shards in `workers` processes.
+
+    Prints a line for each process that ends early. Raises `BadValue` if shards are missing at the
+    end, with the last error of a process.
+    """
+    command = worker_command(setup, out)
+    manifest = read_manifest(out)
+    processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+    try:
+        for _ in range(workers):
+            errors: IO[bytes] = tempfile.TemporaryFile()
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)
+            processes.append((child, errors))
+        _wait([child for child, _ in processes], out, manifest, progress)
+    finally:
+        for child, _ in processes:
+            child.terminate()
+            child.wait()
+    message = ""
+    for number, (child, output) in enumerate(processes):
+        if child.returncode:
+            output.seek(0)
+            message = output.read().decode(errors="replace").strip() or message
+            code = child.returncode  # of a signal, it is negative
+            ended = f"signal {-code}" if code < 0 else f"code {code}"
+            print(f"worker {number} ended with {ended}", file=sys.stderr)
+        output.close()
+    if missing := missing_shards(out, manifest):
+        raise BadValue(
+            f"All workers ended, and the survey lacks {len(missing)} of "
+            f"{quantity(len(manifest.shards), 'shard')}."
+            + (f" The last error: {message}" if message else ""),
+            "shards that are finished stay valid.",
+            "run the same survey again, which computes the others.",
+        )
+
+
+def worker_command(setup: Setup, out: Path) -> list[str]:
+    """Return the command of a worker.
+
+    Raises `BadType` for a model in memory, and for metrics that have no name to import.
+    """
+    path = setup.path_for("Several workers were", "each worker is a process, which")
+    if unnamed := [entry for entry in setup.entries if not isinstance(entry, str)]:
+        raise BadType(
+            f"Several workers were requested with the metric {unnamed[0]!r}.",
+            "each worker is a process, which imports metrics by name.",
+            'define it in a module, and pass "module:name".',
+        )
+    model = [] if path is None else ["--model", str(path)]
+    return [sys.executable, "-m", "clearhead", "survey", "work", str(out), *model]
+
+
+def _wait(
+    children: list[subprocess.Popen[bytes]], out: Path, manifest: Manifest, progress: bool | None
+) -> None:
+    """Wait until all processes have ended, and show how many tokens are done."""
+    entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
+    waiting = {entry.state: entry.tokens for entry in entries}
+    total = sum(entry.tokens for entry in manifest.shards)
+    before = total - sum(waiting.values())
+    with token_progress(total, progress, before) as advance:
+        while any([child.poll() is None for child in children]):
+            for file in [name for name in waiting if (out / state.FOLDER / name).exists()]:
+                advance(waiting.pop(file))
+            time.sleep(POLL)
+
+
+RESTARTS = 3  # of an actor that was lost, and repetitions of its shard
+
+
+class Worker:
+    """A worker of a survey, which becomes an actor."""
+
+    def __init__(
+        self,
+        load: "Callable[[Path | None], TextModel]",
+        path: Path | None,
+        out: Path,
+        metrics: "list[str | Metric]",
+    ) -> None:
+        self.out = out
+        self.setup = setup_of_manifest(load(path), out, metrics)
+        self.manifest = self.setup.must_fit(out)
+
+    def compute(self, entry: ShardEntry) -> int:
+        """Compute the state of a shard. Returns its number of tokens."""
+        with torch_threads(self.setup.threads):
+            compute_shard(self.setup, self.out, self.manifest, entry)
+        return entry.tokens
+
+
+def work_on_ray(
+    setup: Setup,
+    out: Path,
+    address: str,
+    load: "Callable[[Path | None], TextModel]",
+    progress: bool | None,
+) -> None:
+    """Compute all shards on a cluster, with as many actors as its CPUs allow.
+
+    Raises `BadType` for a model in memory, and `BadValue` for a cluster that does not answer, and
+    if shards are missing at the end.
+    """
+    with needs("ray", "a survey on a cluster needs Ray."):
+        import ray
+        from ray.util import ActorPool
+    path, threads = setup.path_for("A cluster was", "each actor"), setup.threads
+    manifest = read_manifest(out)
+    entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
+    own = not ray.is_initialized()
+    try:
+        if own:
+            ray.init(None if address == "local" else address, log_to_driver=False)
+        count = max(1, min(len(entries), int(ray.cluster_resources().get("CPU", 1)) // threads))
+        actor = ray.remote(num_cpus=threads, max_restarts=RESTARTS, max_task_retries=RESTARTS)(
+            Worker
+        )
+        actors = [actor.remote(load, path, out.resolve(), setup.entries) for _ in range(count)]
+        total = sum(entry.tokens for entry in entries)
+        with token_progress(total, progress) as advance:
+            pool = ActorPool(actors)
+            for tokens in pool.map_unordered(lambda a, entry: a.compute.remote(entry), entries):
+                advance(tokens)
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, (BadType, BadValue)):
+            raise cause from error
+        raise BadValue(
+            f"Ray stopped: {' '.join(str(error).split())[:500]}",
+            "a survey on a cluster needs actors that run; shards that are finished stay valid.",
+            "check the address and the cluster, and run the same survey again.",
+        ) from error
+    finally:
+        if own:
+            ray.shutdown()
 
 
 def survey(

@@ -17,7 +17,7 @@ from ..models.inspect.recording import Call
 from ..models.inspect.watch import watch
 from ..models.inspect.watcher import Watcher
 from ..models.weights.attention_weights import rotary_of_layer
-from ..models.weights.rotations import Rotary
+from ..models.weights.norms_and_rotations import Rotary
 from .basic import KINDS, kinds_of
 from .corpus import Shard
 from .examples import hashes

@@ -1,14 +1,17 @@
-"""The decoder: embeddings, blocks of causal attention, and logits for the next word.
+"""The decoder: embeddings, blocks of causal attention, and logits for the next word; also as data.
 
 Letters: B batch, T tokens, d features, H heads, D head dimension.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ..core.engines.reference import WHY
 from ..core.errors import BadValue
+from ..models.report.live_model import LiveModel
 from ..nn import RelativePositions, TokenEmbedding, TransformerBlock
 
 
@@ -93,3 +96,17 @@ class Multiply(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+MOST_WEIGHTS = 700_000  # of a model in a page: 2.8 MB
+
+
+def live_model(model: Decoder, words: Sequence[str]) -> LiveModel | None:
+    """Return the model for the page; None if it is large, or if a part of it was removed."""
+    config, weights = model.config, model.state_dict()
+    usual = config.positions and config.causal and config.scaled
+    if not usual or sum(x.numel() for x in weights.values()) > MOST_WEIGHTS:
+        return None
+    relative = next(x for x in model.modules() if isinstance(x, RelativePositions))
+    sizes = config.heads, config.context, relative.near, relative.longest
+    return LiveModel(tuple(words), *sizes, WHY, weights)

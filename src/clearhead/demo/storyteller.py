@@ -25,9 +25,8 @@ from ..models.follow.outputs import most_probable
 from ..models.report import Report
 from ..models.report.text_model import Remark
 from ..nn.token_ids import run_with_known_ids
-from .live_model import live_model
 from .measured import WORDS_OF, MeasuredHead, with_measured_labels
-from .model import Config, Decoder, untrained
+from .model import Config, Decoder, live_model, untrained
 from .vocabulary import Encoded, Vocabulary
 
 

@@ -16,8 +16,7 @@ from ..problem.problem import Inputs, Problem
 from ..stats import Partial, Result, Statistic, Statistics, lse_alone, mass, parse_stats
 from ..torch_state import is_undisturbed
 from .cpu import Cpu
-from .devices import CPU
-from .engine import Engine, Results
+from .engine import CPU, Engine, Results
 from .gpu.fused import Fused
 from .gpu.recorder import do_not_record
 from .gpu.replay import MOST_RECORDS, Records, settings

@@ -18,8 +18,7 @@ from ..problem.biases import TensorBias
 from ..problem.nan_safe import cleaned
 from ..problem.problem import Inputs, Problem
 from ..torch_state import batches_gradients, has_values, in_forward_mode, in_transform
-from .devices import CPU, CUDA, policy_of
-from .engine import Engine
+from .engine import CPU, CUDA, Engine, policy_of
 from .sdpa_backends import (
     Gpu,
     backends_decline,

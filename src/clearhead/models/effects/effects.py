@@ -17,7 +17,7 @@ from ..follow.column_positions import warn_of_column_positions
 from ..follow.copies import Layout, fresh
 from ..follow.coverage import warn_if_missed
 from ..follow.layers import module_hooks, must_be_module, no_attention_call, refuse_compiled
-from ..follow.random_numbers import no_random_numbers
+from ..follow.refused_models import no_random_numbers
 from ..inspect.edits import Edit, ablate, path
 from ..progress import progress_bar
 from .edited_runs import EditedRuns, UneditedRun

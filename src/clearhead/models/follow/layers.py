@@ -16,7 +16,7 @@ from torch import nn
 from ...core.errors import BadType, BadValue, is_iterable, kind_of, whole_number
 from ...core.functional.ambient import THROUGH_CLEARHEAD
 from ...core.torch_state import compiled_parts, in_backward
-from .divided_weights import heads_must_be_whole
+from .refused_models import heads_must_be_whole
 from .text_stack import TextStack
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ...core.errors import AttentionError, BadType, BadValue
-from ...core.functional.explain import labels_of
-from ...core.functional.explain_weights import ROUNDING, explain_weights
+from ...core.functional.explain import ROUNDING, explain_weights, labels_of
 from ...core.functional.trace import Trace
 from ...core.masks import dense
 from ...core.masks.text_positions import BY_COLUMN, Positions

@@ -18,12 +18,11 @@ from ...core.errors import BadValue
 from ...core.problem.problem import Problem
 from ...hf.projections import input_width, matrix_of
 from ...nn.token_ids import run_with_known_ids
-from ..follow.divided_weights import weights_must_be_whole
 from ..follow.layers import no_attention_call
 from ..follow.outputs import logits_of
-from ..follow.recorded_run import AttentionCall, ModuleRun, RecordedRun
-from .norms import Norm, is_norm, read_norm
-from .rotations import Rotary, growing_rotations, rotations_of
+from ..follow.refused_models import weights_must_be_whole
+from ..follow.run import AttentionCall, ModuleRun, RecordedRun
+from .norms_and_rotations import Norm, Rotary, growing_rotations, is_norm, read_norm, rotations_of
 from .unembedding import find_unembedding
 
 _IDS = 8  # the number of ids of the run

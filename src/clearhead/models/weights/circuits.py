@@ -15,8 +15,7 @@ from ...core.functional.ambient import must_not_be_sharded
 from ...core.torch_state import own_dtypes
 from ..follow.layers import must_be_module, refuse_compiled
 from .attention_weights import ModelWeights, read_weights
-from .norms import Norm
-from .rotations import Rotary
+from .norms_and_rotations import Norm, Rotary
 
 Kind = Literal["Q", "K", "V"]
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ...core.errors import BadValue
 from ...core.torch_state import in_autograd_function
 from ...hf.projections import input_width
-from ..follow.recorded_run import AttentionCall, ModuleRun, RecordedRun
-from .norms import is_norm, read_norm
+from ..follow.run import AttentionCall, ModuleRun, RecordedRun
+from .norms_and_rotations import is_norm, read_norm
 
 
 class HeadsPart(NamedTuple):

@@ -14,14 +14,13 @@ from ...core.functional.ambient import ambient, must_not_be_sharded
 from ...core.torch_state import own_dtypes
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
-from ..follow.divided_weights import weights_must_be_whole
 from ..follow.layers import must_be_module, no_attention_call, refuse_compiled
 from ..follow.outputs import logits_of
-from ..follow.random_numbers import no_random_numbers
-from ..follow.recorded_run import AttentionCall
+from ..follow.refused_models import no_random_numbers, weights_must_be_whole
+from ..follow.run import AttentionCall
 from .direct_paths import DirectPaths, Part
 from .logit_parts import LogitAttribution, Source
-from .norms import wide_dtype
+from .norms_and_rotations import wide_dtype
 from .unembedding import find_unembedding, parse_target
 
 _OTHERS = "for an image model or a classifier, effects measures a function of its output."

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, whole_number
 from ...hf.projections import readable_matrix
-from ..follow.recorded_run import ModuleRun
-from .norms import wide_dtype
+from ..follow.run import ModuleRun
+from .norms_and_rotations import wide_dtype
 
 _POSITIONS_COMPARED = 8
 

@@ -25,12 +25,12 @@ from ...core.problem.problem import Inputs, Problem, repeat_heads
 from ...core.torch_state import loadable
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
-from ..follow.random_numbers import no_random_numbers
-from ..follow.recorded_run import AttentionCall, ModuleRun
+from ..follow.refused_models import no_random_numbers
+from ..follow.run import AttentionCall, ModuleRun
 from ..inspect.watch import watch
 from ..weights.direct_paths import DirectPaths, HeadsPart, Part, cut
 from ..weights.logit_attribution import block_of
-from ..weights.norms import is_norm
+from ..weights.norms_and_rotations import is_norm
 from .linear_graph import nonlinear_step
 
 Side = Literal["key", "query"]

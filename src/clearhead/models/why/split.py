@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...core.errors import BadValue
 from ...core.errors.limits import STRIP_CELLS
-from ..weights.rotations import Rotary
+from ..weights.norms_and_rotations import Rotary
 from .result import Terms
 from .score_paths import TOLERANCE, Component, ScoreRows, ScoreRun, Side, score_rows
 

@@ -15,12 +15,12 @@ from ...core.errors import BadValue, as_index
 from ...core.functional.ambient import must_not_be_sharded, without_followers
 from ...core.torch_state import own_dtypes
 from ...nn.token_ids import as_batch
-from ..follow.divided_weights import weights_must_be_whole
 from ..follow.layers import must_be_module, refuse_compiled
+from ..follow.refused_models import weights_must_be_whole
 from ..inspect.edits import Edit, ablate, patch, path
 from ..inspect.edits.path import without_paths
 from ..weights.attention_weights import rotary_of_call
-from ..weights.rotations import Rotary
+from ..weights.norms_and_rotations import Rotary
 from .result import Check, Why
 from .score_paths import Component, ScoreRows, record_scores
 from .split import Split

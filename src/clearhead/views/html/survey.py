@@ -19,9 +19,8 @@ from ...corpus import Bins, Survey
 from ...corpus.basic import KINDS
 from ...corpus.compare import Comparison, compare
 from ...corpus.examples import BANDS, LARGEST
-from ...corpus.looks import BEHAVIOURS
+from ...corpus.looks import BEHAVIOURS, CLASSES
 from ...corpus.roles import roles_of
-from ...corpus.token_classes import CLASSES
 from . import schema
 from .document import INKS, fields_of, filled, table, write
 from .schema import Host

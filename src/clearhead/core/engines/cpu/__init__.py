@@ -14,8 +14,7 @@ from torch import Tensor
 from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Result, Statistics, finished_lse, lse_alone
-from ..devices import policy_of
-from ..engine import Engine, Results
+from ..engine import Engine, Results, policy_of
 from ..operators import in_kernels, why_not_operator, with_own_buffers
 from .call import DTYPES, all_plain, args_of
 from .extension import (

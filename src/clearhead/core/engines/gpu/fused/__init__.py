@@ -13,8 +13,7 @@ from torch import Tensor
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
 from ....stats import Statistics, lse_alone
-from ...devices import policy_of
-from ...engine import Engine, Results
+from ...engine import Engine, Results, policy_of
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import Gpu, backends_decline, gpu_of, hides_nothing, preferred, why_not_direct
 from ..interpreter import interprets

@@ -16,8 +16,7 @@ from torch import Tensor
 from ....errors import how_to_install
 from ....problem.problem import Inputs, Problem
 from ....stats import Partial, Result, Statistics, finished_lse, lse_alone
-from ...devices import policy_of
-from ...engine import Engine, Results
+from ...engine import Engine, Results, policy_of
 from ...operators import why_not_operator, with_own_buffers
 from ...sdpa_backends import gpu_of, why_not_torch, why_slower
 from ..interpreter import interprets
