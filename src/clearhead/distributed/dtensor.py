@@ -59,14 +59,11 @@ def local_parts(
             "omit group=.",
         )
     shape = torch.Size((*q.shape[:-1], v.shape[-1]))
-    stride, size = [], 1
-    for n in reversed(shape):
-        stride.append(size)
-        size *= n
+    stride = torch.empty(shape, device="meta").stride()
 
     def to_dtensor(out: Tensor) -> Tensor:
         return DTensor.from_local(
-            out, mesh, placements, run_check=False, shape=shape, stride=tuple(reversed(stride))
+            out, mesh, placements, run_check=False, shape=shape, stride=stride
         )
 
     return (q.to_local(), k.to_local(), v.to_local()), along, to_dtensor

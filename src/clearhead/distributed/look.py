@@ -160,17 +160,15 @@ def _of_blocks(
     ring: Ring, inputs: Inputs, statistics: Statistics
 ) -> Iterator[tuple[Positions, Partial]]:
     """Run the first sweep: yield partial statistics of queries at some positions over some keys."""
-    p, grid = ring.problem, ring.routes.grid
     q, k, none = inputs.q, inputs.k, inputs.k[..., :0]
-    no_positions = Positions(())
     for at, queries in pieces(ring.routes.queries.positions[ring.transport.rank], ring.by_range):
         no_keys = Inputs(q[:, :, queries], k[:, :, :0], none[:, :, :0])
-        problem, _ = make_problem(*no_keys, Options(scale=p.scale))
-        yield at, _partial(ring, problem, no_keys, statistics, grid, at, no_positions)
+        problem, _ = make_problem(*no_keys, Options(scale=ring.problem.scale))
+        yield at, _partial(ring, problem, no_keys, statistics, at, Positions(()))
     for owner, part in ring.parts(k, none):
         for block in ring.blocks(owner, q, part):
-            at, on = block.at, block.on
-            yield at, _partial(ring, block.problem, block.inputs, statistics, grid, at, on)
+            at, problem = block.at, block.problem
+            yield at, _partial(ring, problem, block.inputs, statistics, at, block.on)
 
 
 def _partial(
@@ -178,10 +176,10 @@ def _partial(
     problem: Problem,
     inputs: Inputs,
     statistics: Statistics,
-    grid: Grid,
     at: Positions,
     on: Positions,
 ) -> Partial:
+    grid = ring.routes.grid
     cut = [_cut(s, grid, at, on) for s in statistics]
     part = compute_stats(problem, inputs, cut)
     assert part.rows is not None

@@ -67,9 +67,6 @@ class Plan:
         )
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         in_ring = sum(self.received) - sum(self.exchanged)
         per_byte = si(sum(self.flops) / max(in_ring, 1))
         overlap = (

@@ -39,9 +39,6 @@ class Plan(ShownInNotebook):
     skips_tiles: bool
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
         lines = [self.problem]
         lines.append(

@@ -181,11 +181,7 @@ class KeyRanges:
         """Return which keys at least one query may look at, (B|1, H|1, Tk)."""
         if self.bits is not None:
             return _cells(self).any(-2)
-        lo, hi = self.lo.flatten(2), self.hi.flatten(2)
-        one = (lo < hi).long()
-        depth = lo.new_zeros(*lo.shape[:2], self.Tk + 1)
-        depth = depth.scatter_add(-1, lo, one).scatter_add(-1, hi, -one).cumsum(-1)
-        return depth[..., : self.Tk] > 0
+        return coverage(self.lo.flatten(2), self.hi.flatten(2), self.Tk) > 0
 
 
 # ----------------------------------------------------------------------------------- constructors

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.errors import BadType, BadValue, as_index, kind_of
@@ -199,10 +200,7 @@ def step_data(step: Step, block: tuple[int, int] | None, queries: list[int]) -> 
 
 def _pooled(matrix: Tensor, rows: int, columns: int) -> Tensor:
     """Return the largest number of every block of rows x columns; NaN if the block has one."""
-    height, width = matrix.shape[-2:]
-    padding = (0, -width % columns, 0, -height % rows)
-    padded = torch.nn.functional.pad(matrix.double(), padding, value=-math.inf)
-    return padded.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows)).amax((-3, -1))
+    return F.max_pool2d(matrix.double()[None], (rows, columns), ceil_mode=True)[0]
 
 
 def encoded_floats(tensor: Tensor) -> Numbers:
