@@ -133,7 +133,8 @@ def in_kernels(statistic: Statistic) -> bool:
     return statistic.name in SUMS
 
 
-# The positions of the bias and the sinks among all arguments, with q, k and v.
+# The number of all arguments, with q, k and v, and the positions of the bias and the sinks.
+ARGUMENTS = 3 + len(KernelArgs._fields)
 BIAS, SINKS = (3 + KernelArgs._fields.index(name) for name in ("bias", "sinks"))
 
 
@@ -175,7 +176,7 @@ def savable(x: Any) -> Any:
     return x.clone() if refused else x
 
 
-def save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
+def _save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
     """Save a call for its gradient: tensors by autograd, other arguments on `ctx`."""
     ctx.set_materialize_grads(False)
     ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
@@ -183,7 +184,7 @@ def save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
     ctx.save_for_backward(*output, *tensors_of(arguments))
 
 
-def saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
+def _saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
     """Return the saved outputs, of which there are `outputs`, and the saved arguments."""
     all_saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them
     tensors = iter(all_saved[outputs:])
@@ -192,19 +193,6 @@ def saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
         for is_tensor, x in zip(ctx.tensors, ctx.others, strict=True)
     ]
     return all_saved[:outputs], arguments
-
-
-def gradients_by_argument(
-    grads: Sequence[Tensor], arguments: Sequence[Any], bias_grad: bool
-) -> list[Tensor | None]:
-    """Return a list with a gradient or None for each argument, as autograd expects, from the
-    gradients of q, k, v, bias and sinks."""
-    dq, dk, dv, dbias, dsinks = grads
-    by_argument: list[Tensor | None] = [None] * len(arguments)
-    by_argument[:3] = dq, dk, dv
-    by_argument[BIAS] = dbias if bias_grad else None
-    by_argument[SINKS] = None if arguments[SINKS] is None else dsinks
-    return by_argument
 
 
 def gradient_shapes(arguments: Sequence[Any], bias_grad: bool) -> tuple[Tensor, ...]:
@@ -276,7 +264,8 @@ def recorded_call(
 
     Args:
         attend: (q, k, v, arguments) -> all outputs of the operator.
-        gradients: (dout, all outputs, q, k, v, arguments) -> the gradients of q, k and v first.
+        gradients: (dout, None, all outputs, q, k, v, arguments, False) -> the gradients of q, k and
+            v first.
         operator_backward: the gradient of the operator, for calls that are not plain.
     """
 
@@ -294,7 +283,7 @@ def recorded_call(
             numbers: tuple[float, float, int, int] = ctx.numbers
             args = KernelArgs(*numbers, lo, hi, bits)
             if not torch.is_grad_enabled() and is_undisturbed() and is_plain(dout, *saved):
-                grads = gradients(dout, *outputs, q, k, v, args)
+                grads = gradients(dout, None, *outputs, q, k, v, args, False)
             else:
                 grads = operator_backward(dout, None, *outputs, q, k, v, *args, False)
             return *grads[:3], None
@@ -322,18 +311,19 @@ def define_operator(
     devices: Sequence[str],
     flags: str,
     outputs: str,
-    attend: Callable[..., Any],
-    attend_backward: Callable[..., Any],
+    differentiable: int,
+    attend: Callable[..., Sequence[Tensor]],
+    gradients: Callable[..., Sequence[Tensor | None]],
     shapes: Callable[..., Any],
-    save: Callable[..., None],
-    back: Callable[..., Any],
 ) -> OperatorCalls:
     """Define the operators `name` and `name`_backward, with gradient, vmap rule and fakes.
 
-    `attend` and `attend_backward` compute them on `devices`. The first takes `SIGNATURE` and
-    `flags`, and returns `outputs`, whose `shapes` are for tracers; the second takes the gradients
-    of the first two outputs, all outputs, and `SIGNATURE`. `save` saves a call for `back`, which
-    returns its gradients. `kernels` is the name used in errors.
+    `attend` and `gradients` compute them on `devices`. The first takes q, k, v, `KernelArgs` and
+    `flags`, and returns `outputs`, whose `shapes` are for tracers. The first `differentiable` of
+    them have a gradient, which needs the outputs of a call with all flags. `gradients` takes the
+    gradients of the first two outputs, all outputs, q, k, v, `KernelArgs`, and whether the bias
+    needs a gradient; it returns the gradients of q, k, v, bias and sinks, or None. `kernels` is the
+    name used in errors.
 
     The registration by torch.library would suffice, and tracers use it. Eager code uses one of
     three other functions, for reasons in torch 2.13:
@@ -350,12 +340,25 @@ def define_operator(
         f"{name}_backward(Tensor dout, Tensor? dlse, {', '.join(tensors)}, {SIGNATURE}, "
         "bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
     )
-    for device in devices:
-        library.impl(name, attend, device)
-        library.impl(f"{name}_backward", attend_backward, device)
+    count = len(tensors)
+
+    @with_own_buffers
+    def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[Tensor]:
+        args, given = rest[: ARGUMENTS - 3], rest[ARGUMENTS - 3 :]
+        return attend(q, k, v, KernelArgs(*args), *given)
+
+    @with_own_buffers
+    def compute_backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+        known, (*args, bias_grad) = rest[: count + 3], rest[count + 3 :]
+        grads = gradients(dout, dlse, *known, KernelArgs(*args), bias_grad)
+        return tuple(dout.new_empty(0, dtype=torch.float32) if x is None else x for x in grads)
 
     def backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-        return gradient_shapes(arguments[2 + len(tensors) : -1], arguments[-1])
+        return gradient_shapes(arguments[2 + count : -1], arguments[-1])
+
+    for device in devices:
+        library.impl(name, compute, device)
+        library.impl(f"{name}_backward", compute_backward, device)
 
     qualified = f"clearhead::{name}"
     torch.library.register_fake(qualified, shapes, lib=library)
@@ -381,8 +384,28 @@ def define_operator(
                 "pass engine='tiled', which torch can differentiate in any mode.",
             )
         if not torch.is_grad_enabled() and is_unbatched(*tensors):
-            return attend_backward(*arguments)
+            return compute_backward(*arguments)
         return operator_backward(*arguments)
+
+    def save(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[differentiable:])
+        _save(ctx, inputs, output)
+
+    @with_own_buffers
+    def back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
+        results, inputs = _saved(ctx, count)
+        arguments, given = inputs[:ARGUMENTS], inputs[ARGUMENTS:]
+        if not all(given):  # a graph exported without gradients
+            results = call(*arguments, *(True for _ in given))
+        dout = torch.zeros_like(results[0]) if dout is None else dout
+        bias_grad = ctx.needs_input_grad[BIAS]
+        grads = call_backward(dout, dlse, *results, *arguments, bias_grad)
+        by_argument = [*grads[:3], *(None for _ in inputs[3:])]
+        if bias_grad:
+            by_argument[BIAS] = grads[3]
+        if arguments[SINKS] is not None:
+            by_argument[SINKS] = grads[4]
+        return tuple(by_argument)
 
     def no_second(ctx: Any, *gradients: Any) -> None:
         raise BadValue(
@@ -395,7 +418,7 @@ def define_operator(
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            output = attend(*arguments)
+            output = compute(*arguments)
             save(ctx, arguments, output)
             return output
 

@@ -61,7 +61,7 @@ def test_torchs_kernels_are_called_as_they_are_declared(name, causal, on_a_gpu, 
             torch.empty(2, 320, heads, 64, dtype=dtype, device="cuda").transpose(1, 2)
             for heads in (4, G, G)
         )
-        computed = out, lse, flag = operator._attend(q, k, v, *rule)
+        computed = out, lse, flag = operator._attend(q, k, v, rule)
         for x, fake in zip(computed, operator._shapes(q, k, v, *rule), strict=True):
             assert (x.shape, x.stride(), x.dtype) == (fake.shape, fake.stride(), fake.dtype)
         grads = operator.gradients(torch.empty_like(out), out, lse, flag, q, k, v, rule)

@@ -11,18 +11,7 @@ import torch
 from torch import Tensor
 
 from ...problem.problem import Inputs, Problem
-from ..operators import (  # fmt: skip
-    BIAS,
-    KernelArgs,
-    define_operator,
-    gradients_by_argument,
-    recorded_call,
-    savable,
-    save,
-    saved,
-    with_own_buffers,
-    with_rows,
-)
+from ..operators import KernelArgs, define_operator, recorded_call, savable, with_rows  # fmt: skip
 from .backward import OutputGrads, gradients
 from .call import all_plain, args_of, attend
 
@@ -53,17 +42,11 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 # --------------------------------------------------------------------------------- implementations
 
 
-@with_own_buffers
-def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _outputs(
+    q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the output. With the log-sum-exp, the rounding error is computed too, because a
     gradient needs both."""
-    *args, lse = rest
-    return _outputs(q, k, v, KernelArgs(*args), lse)
-
-
-def _outputs(
-    q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, lse: bool
-) -> tuple[Tensor, Tensor, Tensor]:
     out, sums, rounding = attend(q, k, v, args, lse, lse and _rounds(q))
     return (
         out,
@@ -76,13 +59,11 @@ def _rounds(q: Tensor) -> bool:
     return q.dtype != torch.float32
 
 
-@with_own_buffers
-def _attend_backward(
+def _gradients(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, rounding: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of q, k, v, bias and sinks (`gradients`)."""
-    *args, bias_grad = rest
+    q: Tensor, k: Tensor, v: Tensor, args: KernelArgs, bias_grad: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Compute the gradients of q, k, v, bias and sinks."""
     of = OutputGrads(
         None if dlse is None else dlse.float(),
         dout=with_rows(dout),
@@ -90,11 +71,7 @@ def _attend_backward(
         rounding=with_rows(rounding) if _rounds(q) else None,
         of_these_keys=True,
     )
-    grads = gradients(q, k, v, KernelArgs(*args), lse, of, bias_grad)
-    dq, dk, dv, dbias, dsinks = (
-        q.new_empty(0, dtype=torch.float32) if x is None else x for x in grads
-    )
-    return dq, dk, dv, dbias, dsinks
+    return gradients(q, k, v, args, lse, of, bias_grad)
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,43 +84,10 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     )
 
 
-# --------------------------------------------------------------------------------------- gradients
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *args, lse = inputs
-    ctx.mark_non_differentiable(output[2])
-    ctx.has_lse = lse
-    save(ctx, args, output)
-
-
-@with_own_buffers
-def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Any, ...]:
-    (out, lse, rounding), args = saved(ctx, 3)
-    if not ctx.has_lse:  # a graph exported without gradients
-        out, lse, rounding = _operator.attend(*args, True)
-    dout = torch.zeros_like(out) if dout is None else dout
-    bias_grad = ctx.needs_input_grad[BIAS]
-    grads = _operator.backward(dout, dlse, out, lse, rounding, *args, bias_grad)
-    return *gradients_by_argument(grads, args, bias_grad), None
-
-
 _operator = define_operator(
     _library, "attend", "the C++ core",
-    devices=("CPU",), flags=", bool lse", outputs="out lse rounding",
-    attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
+    devices=("CPU",), flags=", bool lse", outputs="out lse rounding", differentiable=2,
+    attend=_outputs, gradients=_gradients, shapes=_shapes,
 )  # fmt: skip
 
-
-def _plain_gradients(
-    dout: Tensor, out: Tensor, lse: Tensor, rounding: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    args: KernelArgs,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    correction = rounding if _rounds(q) else None
-    of = OutputGrads(None, None, None, with_rows(dout), out, correction, True)
-    return gradients(q, k, v, args, lse, of, False)
-
-
-RecordedCall = recorded_call(
-    lambda q, k, v, args: _outputs(q, k, v, args, True), _plain_gradients, _operator.backward
-)
+RecordedCall = recorded_call(_outputs, _gradients, _operator.backward)

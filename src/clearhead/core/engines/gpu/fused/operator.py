@@ -19,12 +19,8 @@ from ....torch_state import is_plain
 from ...operators import (  # fmt: skip
     KernelArgs,
     define_operator,
-    gradients_by_argument,
     is_recordable,
     recorded_call,
-    save,
-    saved,
-    with_own_buffers,
     with_rows,
 )
 from ...sdpa_backends import gpu_of, is_causal, preferred
@@ -231,9 +227,8 @@ FOR_CPU = Fused(_on_cpu, _on_cpu_backward)  # for the tests
 # ------------------------------------------------------------------------------------ the operator
 
 
-@with_own_buffers
-def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, flag = compute(q, k, v, KernelArgs(*rest), True)
+def _attend(q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, flag = compute(q, k, v, rule, True)
     if out.stride() != (strides := _layout(q, v)):
         out = torch.empty_strided(out.shape, strides, dtype=q.dtype, device=q.device).copy_(out)
     return out, lse, flag
@@ -258,38 +253,25 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     )
 
 
-@with_own_buffers
-def _attend_backward(
+def _gradients(
     dout: Tensor, dlse: None, out: Tensor, lse: Tensor, flag: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    *rule, _ = rest
-    grads = gradients(dout, out, lse, flag.clone(), q, k, v, KernelArgs(*rule))
-    none = q.new_empty(0, dtype=torch.float32)
-    # Contiguous, as a compiled graph expects them.
-    return *(x.contiguous() for x in grads), none, none.clone()  # type: ignore[return-value]  # three gradients
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(*output[1:])
-    save(ctx, inputs, output)
-
-
-@with_own_buffers
-def _back(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Any, ...]:
-    (out, lse, flag), args = saved(ctx, 3)
-    dout = torch.zeros_like(out) if dout is None else dout
-    grads = _operator.backward(dout, None, out, lse, flag, *args, False)
-    return tuple(gradients_by_argument(grads, args, False))
+    q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, bias_grad: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Compute `gradients`, contiguous, as a compiled graph expects them, and without a write to the
+    flag."""
+    grads = gradients(dout, out, lse, flag.clone(), q, k, v, rule)
+    return *(x.contiguous() for x in grads), None, None
 
 
 _operator = define_operator(
     _library, "fused_attend", "the engine of torch's fused kernels",
     devices=("CUDA", "CPU"),  # on a CPU for the tests
-    flags="", outputs="out lse flag",
-    attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
+    flags="", outputs="out lse flag", differentiable=1,
+    attend=_attend, gradients=_gradients, shapes=_shapes,
 )  # fmt: skip
 
 _RecordedCall = recorded_call(
-    lambda q, k, v, rule: compute(q, k, v, rule, True), gradients, _operator.backward
+    lambda q, k, v, rule: compute(q, k, v, rule, True),
+    lambda dout, _, *rest: gradients(dout, *rest[:-1]),
+    _operator.backward,
 )

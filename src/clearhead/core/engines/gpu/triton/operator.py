@@ -14,17 +14,12 @@ from torch import Tensor
 from ....problem.problem import Inputs, Problem
 from ....torch_state import is_plain
 from ...operators import (  # fmt: skip
-    BIAS,
     KernelArgs,
     define_operator,
-    gradients_by_argument,
     is_recordable,
     recorded_call,
     savable,
-    save,
-    saved,
     tensors_of,
-    with_own_buffers,
 )
 from ..replay import replayed
 from .arguments import args_of
@@ -54,11 +49,6 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 
 
 # --------------------------------------------------------------------------------- implementations
-
-
-@with_own_buffers
-def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _attend_for_gradients(q, k, v, KernelArgs(*rest))
 
 
 @replayed
@@ -93,54 +83,17 @@ def _gradients(
     )  # fmt: skip
 
 
-@with_own_buffers
-def _attend_backward(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    *rule, bias_grad = rest
-    grads = _gradients(dout, dlse, out, lse, top, share, q, k, v, KernelArgs(*rule), bias_grad)
-    dq, dk, dv, dbias, dsinks = (
-        q.new_empty(0, dtype=torch.float32) if x is None else x for x in grads
-    )
-    return dq, dk, dv, dbias, dsinks
-
-
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, H, Tq, _ = q.shape
     sums = (q.new_empty((B, H, Tq), dtype=torch.float32) for _ in range(3))
     return q.new_empty((B, H, Tq, v.shape[3])), *sums  # type: ignore[return-value]
 
 
-# --------------------------------------------------------------------------------------- gradients
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(*output[2:])
-    save(ctx, inputs, output)
-
-
-@with_own_buffers
-def _back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
-    (out, lse, top, share), args = saved(ctx, 4)
-    dout = torch.zeros_like(out) if dout is None else dout
-    bias_grad = ctx.needs_input_grad[BIAS]
-    grads = _operator.backward(dout, dlse, out, lse, top, share, *args, bias_grad)
-    return tuple(gradients_by_argument(grads, args, bias_grad))
-
-
 _operator = define_operator(
     _library, "triton_attend", "the Triton engine",
     devices=("CUDA", "CPU"),  # on a CPU by Triton's interpreter
-    flags="", outputs="out lse top share",
-    attend=_attend, attend_backward=_attend_backward, shapes=_shapes, save=_save, back=_back,
+    flags="", outputs="out lse top share", differentiable=2,
+    attend=_attend_for_gradients, gradients=_gradients, shapes=_shapes,
 )  # fmt: skip
 
-
-_RecordedCall = recorded_call(
-    _attend_for_gradients,
-    lambda dout, out, lse, top, share, q, k, v, rule: _gradients(
-        dout, None, out, lse, top, share, q, k, v, rule, False
-    ),
-    _operator.backward,
-)
+_RecordedCall = recorded_call(_attend_for_gradients, _gradients, _operator.backward)
