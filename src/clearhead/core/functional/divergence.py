@@ -17,7 +17,7 @@ from ..problem.problem import Inputs, Problem
 from ..problem.tiles import key_tiles, query_tiles
 from ..stats import parse_stats
 from ..torch_state import loadable, no_autocast
-from .sharding import must_not_be_sharded
+from .ambient import must_not_be_sharded
 
 TILE_CELLS = 2**16  # of a tile over all batches and heads
 TILE_QUERIES = 64

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ...core.errors import BadType, BadValue, kind_of
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook
-from ...core.functional.ambient import FollowedCall
+from ...core.functional.ambient import FollowedCall, must_not_be_sharded
 from ...core.functional.divergence import compare
-from ...core.functional.sharding import must_not_be_sharded
 from ...core.torch_state import loadable
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh

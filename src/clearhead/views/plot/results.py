@@ -1,4 +1,4 @@
-"""Draw results: effects of edits, parts of a logit and of a score, numbers of a training, caches."""
+"""Draw results: effects of edits, parts of logits and scores, numbers of a training, caches."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -13,7 +13,7 @@ from ....core.problem.problem import Problem
 from ....nn.token_ids import as_batch, run
 from ...follow.copies import fresh
 from ...follow.layers import MissingLayer
-from ...follow.random_numbers import no_random_numbers
+from ...follow.refused_models import no_random_numbers
 from ..recording import Recording
 from .edit import Edit
 from .patch import patch
