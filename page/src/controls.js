@@ -69,7 +69,7 @@ export function buildControls() {
   byId("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) event.preventDefault(); // a line end is a token
   });
-  byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value)));
+  byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value) ?? ""));
   byId("stop").addEventListener("click", stop);
 }
 
@@ -80,10 +80,12 @@ function showCommand() {
   byId("command").hidden = !isOther;
 }
 
-function commandFor(text) {
+// The command that opens a text in a page that computes; null if a shell has no name of the model.
+export function commandFor(text) {
+  if (!pageData.folder && !pageData.model) return null;
   const quoted = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
   const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted(folder.slice(2))}` : quoted(folder);
-  return `clearhead serve --open --model ${path} ${text.startsWith("-") ? "-- " : ""}${quoted(text)}`;
+  return `clearhead serve --open ${pageData.folder ? `--model ${path} ` : ""}${text.startsWith("-") ? "-- " : ""}${quoted(text)}`;
 }
 
 // The masks to choose from. A mask only narrows what the model allows, so masks that change nothing, or

@@ -4,9 +4,9 @@ import { token } from "./marks.js";
 import { shownTrace, snapshot } from "./state.js";
 
 // The token at a position of a text, with its spelling in the vocabulary for the pointer.
-const tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
-export const queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
-export const keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
+export const tokenIn = (labels, position, most = 24) => token(labels[position], most, snapshot().spelled(labels, position));
+export const queryToken = (position, most = 24) => tokenIn(shownTrace().queries, position, most);
+export const keyToken = (position, most = 24) => tokenIn(shownTrace().keys, position, most);
 
 // What changes without a head, what it causes, and the first as a sentence. Null if it was not measured.
 export function effectOf(it) {

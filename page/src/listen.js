@@ -29,7 +29,9 @@ export function buildPicture() {
   canvas.addEventListener("pointerleave", () => point(null));
   canvas.addEventListener("click", (event) => {
     const changes = under(event);
-    if (changes) go(changes);
+    if (!changes) return;
+    if (isChosenPair(changes)) chooseView("why");
+    else go(changes);
   });
   canvas.addEventListener("keydown", (event) => {
     const trace = shownTrace(), stored = trace.stored(chosen.head), slot = stored.indexOf(queryOr()), key = keyOr();
@@ -38,6 +40,7 @@ export function buildPicture() {
       event.preventDefault();
       return act();
     }
+    if (event.key === "Enter" && VIEWS.includes("why")) chooseView("why");
     const kept = (i) => stored[Math.max(0, Math.min(stored.length - 1, i))];
     const changes = {
       ArrowUp: { query: kept(slot - 1), key }, ArrowDown: { query: kept(slot + 1), key },
@@ -51,7 +54,7 @@ export function buildPicture() {
   });
   byId("panel").addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
-    if (!by || event.target.closest(".scroll") || event.target.closest(".stages")) return;
+    if (!by || chosen.view !== "numbers" || event.target.closest(".scroll") || event.target.closest(".stages")) return;
     event.preventDefault();
     turnStage(by);
   });
@@ -69,6 +72,10 @@ export function buildPicture() {
   });
 }
 
+// Whether a click is on the weight that is selected already.
+const isChosenPair = ({ query = chosen.query, key }) => VIEWS.includes("why") &&
+  typeof key === "number" && key === chosen.key && query !== null && query === chosen.query;
+
 export function buildViews() {
   const views = byId("views");
   views.replaceChildren(...VIEWS.map((view) =>
@@ -84,6 +91,7 @@ export function buildViews() {
     const { by } = event.target.dataset;
     if (by) go({ by });
   });
+  byId("why").addEventListener("click", () => chooseView("why"));
   byId("keep").addEventListener("click", keep);
   byId("beside").addEventListener("click", () => { store.isAdding = !store.isAdding; byId("options").wanted = null; screen.draw(); });
 }

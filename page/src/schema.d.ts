@@ -233,6 +233,59 @@ export interface Reading {
 }
 
 /**
+ * What a component wrote of a contrast. A head is a pair (layer, head), and `source` the token
+ * that it read from.
+ */
+export interface WhyPart {
+  name: string;
+  part: number;
+  head: [number, number] | null;
+  source: number | null;
+}
+
+/**
+ * The largest parts of the key or of the query, how many others there are and their sum, and
+ * the sum of all.
+ */
+export interface WhySide {
+  parts: WhyPart[];
+  others: [number, number];
+  total: number;
+}
+
+/**
+ * Why a head looks from a query at a key: `models.why.Why`.
+ *
+ * `sentence` names positions. `frequencies` has the rotary frequencies from the fastest to the
+ * slowest, and at last what is not rotated.
+ */
+export interface Why {
+  layer: number;
+  head: number;
+  query: number;
+  key: number;
+  against: string;
+  sentence: string;
+  weight: number;
+  score: number;
+  contrast: number;
+  softcap: number | null;
+  wrote_key: WhySide;
+  wrote_query: WhySide;
+  frequencies: number[] | null;
+  remarks: string[];
+}
+
+/**
+ * Why the head with which a page opens looks at its largest key, and the heads before it; or
+ * the reason why the page does not have it.
+ */
+export interface WhyAhead {
+  why?: Why[];
+  why_withheld?: string;
+}
+
+/**
  * The same with the results of a report.
  *
  * `names` are the names of the axes, `name` is that of the model. `spelling` is that of the
@@ -246,6 +299,8 @@ export interface Reading {
 export interface Snapshot {
   tokens: string[];
   layers: Layer[];
+  why?: Why[];
+  why_withheld?: string;
   names?: Record<string, string>;
   name?: string;
   spelling?: Spelling;
@@ -382,6 +437,8 @@ export interface Ahead {
 export interface Page {
   tokens: string[];
   layers: Layer[];
+  why?: Why[];
+  why_withheld?: string;
   names?: Record<string, string>;
   name?: string;
   spelling?: Spelling;

@@ -17,8 +17,8 @@ import { bare } from "./words.js";
  *   query: number | null, key: number | null, rest: {row: number[], query: number | null, key: number | null}, back: (changes: Choice) => Choice | null,
  * }} Side */
 
-/** @type {View[]} */
-export const VIEWS = ["text", "lines", "map", "numbers", "walk"];
+/** The views; Why is about a model, and not about one attention call. @type {View[]} */
+export const VIEWS = ["text", "lines", "map", "numbers", "walk", ...(pageData.heads ? /** @type {const} */ (["why"]) : [])];
 
 export const isAt = (layer, head) => ([l, h]) => l === layer && h === head;
 export const isOff = (layer, head) => chosen.edits.off.some(isAt(layer, head));

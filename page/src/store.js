@@ -12,7 +12,7 @@ import { parse } from "./json.js";
 /** @import { Scene } from "./scene.js" */
 /** @import { Words } from "./state.js" */
 
-/** @typedef {"text" | "lines" | "map" | "numbers" | "walk"} View */
+/** @typedef {"text" | "lines" | "map" | "numbers" | "walk" | "why"} View */
 /** @typedef {[layer: number, head: number]} Place */
 
 /** Computes snapshots. Its promises reject with an Error whose message can be shown. If it `rounds`,
@@ -22,11 +22,14 @@ import { parse } from "./json.js";
  *   compute: (text: string, edits: schema.Edits) => Promise<SnapshotData>,
  *   tile?: (text: string, edits: schema.Edits, part: Part) => Promise<LayerData>,
  *   steps?: (text: string, edits: schema.Edits, layer: number) => Promise<LayerData>,
+ *   why?: (text: string, edits: schema.Edits, pair: Pair) => Promise<schema.Why>,
  *   cancel?: () => void,
  * }} Source */
 
 /** A part of one head, with the first and last of its queries and keys.
  * @typedef {{layer: number, head: number, queries: number[], keys: number[]}} Part */
+
+/** One weight of a head. @typedef {{layer: number, head: number, query: number, key: number}} Pair */
 
 /** @type {schema.Page} */
 export const pageData = parse(document.getElementById("trace")?.textContent ?? "");

@@ -9,9 +9,10 @@ import { drawMap, withMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
 import { CARRIES, drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
 import { drawWalk, walkOptions } from "./pictures/walk.js";
+import { drawWhy } from "./pictures/why.js";
 import { canZoom, isZoomed, zoomButton, zoomedWeight } from "./pictures/zoom.js";
 import { paint } from "./scene.js";
-import { canDiffer, go, isCarriedKnown, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "./state.js";
+import { VIEWS, canDiffer, go, isCarriedKnown, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "./state.js";
 import { chosen, narrow, pageData, screen, store, walk } from "./store.js";
 
 // The title and the description of a view's tab, and the function that draws its scene.
@@ -23,6 +24,7 @@ export const TABS = {
     says: "All weights: a row for each query, a column for each key" },
   numbers: { word: "Numbers", says: "Every step of one query, with all its numbers" }, // no picture
   walk: { word: "Walk", says: "The same steps as an animation", draw: drawWalk },
+  why: { word: "Why", says: "What wrote the query and the key of one weight" }, // no picture
 };
 
 export function draw() {
@@ -61,6 +63,7 @@ export function drawPicture() {
   byId("frame").hidden = !store.picture;
   byId("panel").hidden = Boolean(store.picture);
   if (view === "numbers") drawNumbers();
+  else if (view === "why") drawWhy();
   else if (!store.picture) {
     byId("panel").replaceChildren(...(shownTrace().steps_withheld ? [make("p", {}, `The walk shows queries, keys and values. ${shownTrace().steps_withheld}`)]
       : elsewhere(shownTrace().step("scores") ?? shownTrace().weights)));
@@ -84,7 +87,8 @@ export function drawPicture() {
 function drawReading() {
   const trace = shownTrace(), { head, query } = state();
   const line = byId("reading");
-  if (query === null && chosen.view !== "walk" && chosen.view !== "numbers") {
+  byId("why").hidden = !VIEWS.includes("why") || chosen.view === "why" || chosen.query === null;
+  if (query === null && !["walk", "numbers", "why"].includes(chosen.view)) {
     line.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
     return;
   }

@@ -152,6 +152,7 @@ def _look_at_text(
 
     from clearhead.models.report import report, summary
     from clearhead.views import text as terminal
+    from clearhead.views.html.why import why_ahead
     from clearhead.views.report_files import write
 
     beside = None if other is None else report(other, words)
@@ -159,8 +160,9 @@ def _look_at_text(
     if name is not None and not name.exists():  # a name of the hub, which the page shows too
         result = replace(result, folder=str(name))
     ahead = _without_writers(model, words, result)
+    why = why_ahead(model, result)
     # Written before anything is printed, because a pipe may close.
-    written = write(result, out, beside=beside, ahead=ahead)
+    written = write(result, out, beside=beside, ahead=ahead, why=why)
     if csv is not None:
         written["table"] = _write_csv(result, csv)
     is_short = len(result.heads) <= SHORT_TABLE

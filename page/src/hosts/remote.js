@@ -1,6 +1,6 @@
 // The source of a page with a host: a server or a notebook's Python computes the numbers. The response
 // to a request is lines of JSON: {"progress": [done, total]} several times, then one of {"error"},
-// {"snapshot"} and {"layer"}.
+// {"snapshot"}, {"layer"} and {"why"}.
 
 import { say } from "../compute.js";
 import { parse } from "../json.js";
@@ -12,7 +12,7 @@ import { errorWords, serverLines } from "./server_lines.js";
 /** @returns {Source} */
 export function remoteSource() {
   const PAUSE = 250; // milliseconds without typing after which a text is sent
-  let newest = new AbortController();
+  let newest = new AbortController(), newestWhy = new AbortController();
   const newSignal = () => {
     newest.abort();
     return (newest = new AbortController()).signal;
@@ -53,15 +53,17 @@ export function remoteSource() {
     }
   }
 
-  async function ask(path, request, signal) {
+  /** @param {(words: string, isProgress: boolean) => void} [report] shows the progress */
+  async function ask(path, request, signal, report = say) {
     const lines = parent === window ? serverLines : fromNotebook;
     for await (const text of lines(path, request, signal)) {
       const line = parse(text);
       if (line.error) throw new Error(errorWords(line.error));
-      if (line.progress) say(progressWords(...line.progress), true);
-      if (line.snapshot ?? line.layer) {
-        say("", true);
-        return line.snapshot ?? line.layer;
+      if (line.progress) report(progressWords(...line.progress), true);
+      const answer = line.snapshot ?? line.layer ?? line.why;
+      if (answer) {
+        report("", true);
+        return answer;
       }
     }
   }
@@ -83,6 +85,13 @@ export function remoteSource() {
 
     // Every step of one layer.
     steps: (text, edits, layer) => ask("steps", { text, edits, layer }, newSignal()),
+
+    // What wrote the query and the key of a weight. It ends no request but an earlier one of its kind.
+    why(text, edits, pair) {
+      newestWhy.abort();
+      newestWhy = new AbortController();
+      return ask("why", { text, edits, ...pair }, newestWhy.signal, () => {});
+    },
 
     // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
     // queries: [first, last], keys: [first, last]}.

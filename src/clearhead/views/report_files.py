@@ -8,15 +8,21 @@ from zlib import crc32
 from ..core.errors import must_be, writable_folder
 from ..models.report import Report
 from . import html, plot
+from .html.schema import WhyAhead
 
 
 def write(
-    report: Report, out: str | Path, *, beside: Report | None = None, ahead: Report | None = None
+    report: Report,
+    out: str | Path,
+    *,
+    beside: Report | None = None,
+    ahead: Report | None = None,
+    why: WhyAhead | None = None,
 ) -> dict[str, Path]:
     """Write the page, the pictures and the numbers of a report to the folder `out`.
 
     The names of the files begin with that of the model. If the folder has files of another model
-    with the same name, a checksum of the model's folder is added. `beside` and `ahead` are as in
+    with the same name, a checksum of the model's folder is added. `beside`, `ahead` and `why` are as in
     `html.report_page`.
 
     Returns the paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
@@ -28,7 +34,9 @@ def write(
     if _folder_of(out / f"{stem}-report.json") not in (None, report.folder):
         stem += f"-{crc32(report.folder.encode()):08x}"
     paths = {
-        "page": html.write_report(report, out / f"{stem}.html", beside=beside, ahead=ahead),
+        "page": html.write_report(
+            report, out / f"{stem}.html", beside=beside, ahead=ahead, why=why
+        ),
         # Not {stem}.json: beside the weights of a storyteller this is the table of `measure`.
         "numbers": out / f"{stem}-report.json",
     }

@@ -56,6 +56,7 @@ def report_page(
     note: str = "",
     beside: Report | None = None,
     ahead: Report | None = None,
+    why: schema.WhyAhead | None = None,
     host: Host | None = None,
     budget: Budget = SMALL,
 ) -> str:
@@ -63,7 +64,7 @@ def report_page(
 
     ``title=None`` uses the name of the model. `beside` is the report of another model on the same
     text, for comparison of heads. `ahead` is that of the same model without the heads that write
-    the next token, which a page without the model shows as What if. `host` is the program that
+    the next token, which a page without the model shows as What if. `why` is that of `why_ahead`. `host` is the program that
     recomputes the page for another text or for edits (`serve`, `notebook`). `budget` decides how
     many heads have every step.
 
@@ -91,7 +92,7 @@ def report_page(
             "report on the same text with both.",
         )
     return document(
-        snapshot(report, budget),
+        {**snapshot(report, budget), **(why or {})},
         title=f"Attention in {report.name}" if title is None else title,
         about=report.about,
         note=note,
@@ -113,13 +114,16 @@ def write_report(
     note: str = "",
     beside: Report | None = None,
     ahead: Report | None = None,
+    why: schema.WhyAhead | None = None,
 ) -> Path:
     """Write `report_page(report, ...)` to `path` and return the path. A file may be larger than a
     page in a notebook, so it has the steps of more heads.
 
     Raises any error of `report_page`, and `BadValue` if the file cannot be written.
     """
-    page = report_page(report, title=title, note=note, beside=beside, ahead=ahead, budget=FILE)
+    page = report_page(
+        report, title=title, note=note, beside=beside, ahead=ahead, why=why, budget=FILE
+    )
     return write(page, path)
 
 

@@ -187,7 +187,57 @@ class Reading(TypedDict):
     layers: list[Layer]
 
 
-class Snapshot(Reading, total=False):
+class WhyPart(TypedDict):
+    """What a component wrote of a contrast. A head is a pair (layer, head), and `source` the token
+    that it read from."""
+
+    name: str
+    part: float
+    head: tuple[int, int] | None
+    source: int | None
+
+
+class WhySide(TypedDict):
+    """The largest parts of the key or of the query, how many others there are and their sum, and
+    the sum of all."""
+
+    parts: list[WhyPart]
+    others: tuple[int, float]
+    total: float
+
+
+class Why(TypedDict):
+    """Why a head looks from a query at a key: `models.why.Why`.
+
+    `sentence` names positions. `frequencies` has the rotary frequencies from the fastest to the
+    slowest, and at last what is not rotated.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    against: str
+    sentence: str
+    weight: float
+    score: float
+    contrast: float
+    softcap: float | None
+    wrote_key: WhySide
+    wrote_query: WhySide
+    frequencies: list[float] | None
+    remarks: list[str]
+
+
+class WhyAhead(TypedDict, total=False):
+    """Why the head with which a page opens looks at its largest key, and the heads before it; or
+    the reason why the page does not have it."""
+
+    why: list[Why]
+    why_withheld: str
+
+
+class Snapshot(Reading, WhyAhead, total=False):
     """The same with the results of a report.
 
     `names` are the names of the axes, `name` is that of the model. `spelling` is that of the

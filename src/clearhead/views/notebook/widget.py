@@ -161,7 +161,7 @@ class Explorer(anywidget.AnyWidget):
         if message.get("end"):
             if number in self._runs:
                 self._runs[number].set()
-        elif self._reader is not None and path in ("compute", "tile", "steps"):
+        elif self._reader is not None and path in ("compute", "tile", "steps", "why"):
             self._runs[number] = threading.Event()
             arguments = self._reader, number, path, message.get("request")
             threading.Thread(target=self._compute, args=arguments, daemon=True).start()

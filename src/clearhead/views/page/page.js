@@ -1,4 +1,4 @@
-// Made by `make page` from the sources fb29633a2ef78a8880c8ee0e67a8627ae996964b401c98c75f3c6ecee6525a26; do not edit.
+// Made by `make page` from the sources d569d50089e7e8323ebb86b5f718dbdcf8387042967ab575384493acbde86ad6; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -202,12 +202,12 @@ var clearhead = (() => {
     // A function that computes one query of one head of a step from the steps before it, and stores it; null if
     // the page does not have the head.
     computing(step) {
-      const before = step.isPair ? this.pairs[this.pairs.indexOf(step) - 1] : this.pairs.at(-1), known = /* @__PURE__ */ new Map();
+      const before = step.isPair ? this.pairs[this.pairs.indexOf(step) - 1] : this.pairs.at(-1), known2 = /* @__PURE__ */ new Map();
       return ({ h, q }) => {
         const at = this.at(h, q, 0), name = h * this.size.q + q;
         if (!step.isExact(h)) return null;
-        if (!known.has(name)) known.set(name, COMPUTED[step.name](this, at, before?.along("k", at) ?? [], step));
-        return known.get(name);
+        if (!known2.has(name)) known2.set(name, COMPUTED[step.name](this, at, before?.along("k", at) ?? [], step));
+        return known2.get(name);
       };
     }
     // The vectors of one head of the keys or the values, one after the other.
@@ -714,7 +714,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
 
   // src/state.js
-  var VIEWS = ["text", "lines", "map", "numbers", "walk"];
+  var VIEWS = ["text", "lines", "map", "numbers", "walk", ...pageData.heads ? (
+    /** @type {const} */
+    ["why"]
+  ) : []];
   var isAt = (layer, head) => ([l, h]) => l === layer && h === head;
   var isOff = (layer, head) => chosen.edits.off.some(isAt(layer, head));
   var toggled = (places, layer, head) => places.some(isAt(layer, head)) ? without(places, layer, head) : [...places, [layer, head]];
@@ -784,11 +787,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function wordsOf(kept, current) {
     if (store.aligned.kept !== kept || store.aligned.current !== current) {
       const words = alignment(current.tokens.map(bare), kept.tokens.map(bare));
-      const back = kept.tokens.map(() => null);
+      const back2 = kept.tokens.map(() => null);
       words.forEach((to, from) => {
-        if (to !== null) back[to] = from;
+        if (to !== null) back2[to] = from;
       });
-      store.aligned = { kept, current, words: { to: words, back } };
+      store.aligned = { kept, current, words: { to: words, back: back2 } };
     }
     return store.aligned.words;
   }
@@ -892,15 +895,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const given = new URLSearchParams(hash.replace(/^#/, "")), { current } = store;
     const changes = {};
     const misread = [];
-    const asked2 = (name) => given.get(name) ?? "";
+    const asked3 = (name) => given.get(name) ?? "";
     const isUnknown = (name) => name && !ADDRESSED.includes(name) && !document.getElementById(name);
     misread.push(...[...given.keys()].filter(isUnknown).map((name) => `“${name}”`));
     if (location.search) misread.push(`“${location.search}” (write # for ?)`);
-    const numbered = (name) => given.has(name) ? /^\d{1,6}$/.test(asked2(name)) ? Number(asked2(name)) : NaN : chosen[name];
+    const numbered = (name) => given.has(name) ? /^\d{1,6}$/.test(asked3(name)) ? Number(asked3(name)) : NaN : chosen[name];
     const layer = numbered("layer"), head = numbered("head");
     const isThere = layer < current.layers && (!given.has("head") || head < current.layer(layer).heads);
     if (isThere) Object.assign(changes, { layer, head: given.has("head") ? head : Math.min(head, current.layer(layer).heads - 1) });
-    else misread.push(["layer", "head"].filter((name) => given.has(name)).map((name) => `${name} ${asked2(name)}`).join(", "));
+    else misread.push(["layer", "head"].filter((name) => given.has(name)).map((name) => `${name} ${asked3(name)}`).join(", "));
     const trace = current.layer(isThere ? layer : chosen.layer), { size } = trace;
     for (
       const [name, most] of
@@ -908,23 +911,23 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       [["query", size.q], ["key", size.k]]
     ) {
       if (!given.has(name)) continue;
-      const position = positionOf(asked2(name), current.tokens);
-      if (position === void 0 || position !== null && position >= most) misread.push(`${name} “${asked2(name)}”`);
+      const position = positionOf(asked3(name), current.tokens);
+      if (position === void 0 || position !== null && position >= most) misread.push(`${name} “${asked3(name)}”`);
       else changes[name] = position;
     }
     const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "contribution"] };
     for (const [name, values] of Object.entries(offered)) {
-      if (values.includes(asked2(name))) changes[name] = asked2(name);
-      else if (given.has(name)) misread.push(`${name} “${asked2(name)}”`);
+      if (values.includes(asked3(name))) changes[name] = asked3(name);
+      else if (given.has(name)) misread.push(`${name} “${asked3(name)}”`);
     }
     if (given.has("difference")) changes.difference = true;
     if (given.has("with")) {
       const places = new Set([...current.places()].map((it) => `${it.layer}.${it.head}`));
-      const others = asked2("with").split(",").filter(Boolean), shown = others.filter((it) => places.has(it)).slice(0, MOST_OTHERS);
+      const others = asked3("with").split(",").filter(Boolean), shown = others.filter((it) => places.has(it)).slice(0, MOST_OTHERS);
       changes.others = shown.map((it) => it.split(".").map(Number));
       if (shown.length < others.length) misread.push(`heads ${others.filter((it) => !shown.includes(it)).join(", ")} beside`);
     }
-    if (given.has("text") && asked2("text") !== current.text) misread.push("another text");
+    if (given.has("text") && asked3("text") !== current.text) misread.push("another text");
     const edits = misreadEdits(hash);
     if (edits.length) misread.push(`edits (${edits.join(", ")})`);
     return { changes, misread };
@@ -962,17 +965,17 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var examples = /* @__PURE__ */ new WeakMap();
   function exampleOf(trace, head, label) {
-    const known = examples.get(trace) ?? /* @__PURE__ */ new Map(), name = `${head} ${label}`;
-    examples.set(trace, known);
-    if (!known.has(name)) {
+    const known2 = examples.get(trace) ?? /* @__PURE__ */ new Map(), name = `${head} ${label}`;
+    examples.set(trace, known2);
+    if (!known2.has(name)) {
       const strength = (query) => {
         const [weight, key] = shownWeight(trace, head, query, label);
         return weight && weight + (isWord(trace.queries[query]) && isWord(trace.keys[key]) ? 1 : 0);
       };
       const shown = trace.stored(head).map((query) => [query, strength(query)]).filter(([, it]) => it > 0);
-      known.set(name, shown.length ? shown.reduce((a, b) => b[1] > a[1] ? b : a)[0] : null);
+      known2.set(name, shown.length ? shown.reduce((a, b) => b[1] > a[1] ? b : a)[0] : null);
     }
-    return known.get(name);
+    return known2.get(name);
   }
   function shownWeight(trace, head, query, label) {
     const row = trace.row(trace.used, head, query) ?? [0], key = largestAt(row);
@@ -1050,12 +1053,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       });
     });
   }
-  async function answered(ask, isOfAnother = false) {
+  async function answered(ask2, isOfAnother = false) {
     const request = ++store.computing, isNewest = () => request === store.computing;
     say("");
     byId("stop").hidden = !store.source?.cancel;
     try {
-      await ask(isNewest);
+      await ask2(isNewest);
     } catch (error) {
       if (!isNewest()) return;
       say(error instanceof Error ? error.message : String(error), false, isOfAnother);
@@ -1221,7 +1224,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("text").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey) event.preventDefault();
     });
-    byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value)));
+    byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value) ?? ""));
     byId("stop").addEventListener("click", stop);
   }
   function showCommand() {
@@ -1230,9 +1233,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("command").hidden = !isOther;
   }
   function commandFor(text) {
+    if (!pageData.folder && !pageData.model) return null;
     const quoted2 = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
     const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted2(folder.slice(2))}` : quoted2(folder);
-    return `clearhead serve --open --model ${path} ${text.startsWith("-") ? "-- " : ""}${quoted2(text)}`;
+    return `clearhead serve --open ${pageData.folder ? `--model ${path} ` : ""}${text.startsWith("-") ? "-- " : ""}${quoted2(text)}`;
   }
   function fillMasks() {
     const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
@@ -1488,7 +1492,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       "stroke-width": stroke && line,
       "stroke-dasharray": dash?.join(" ")
     });
-    const written = {
+    const written2 = {
       rect: ({ x, y, width: width2, height: height2, radius, ...it }) => makeSvg("rect", { x, y, width: width2, height: height2, rx: radius || void 0, ...ink(it) }),
       path: ({ d, ...it }) => makeSvg("path", { d, ...ink(it) }),
       text: (it) => makeSvg("text", {
@@ -1518,7 +1522,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       ],
       group: ({ x, y, shapes: shapes2 }) => makeSvg("g", { transform: `translate(${x} ${y})` }, ...drawn(shapes2))
     };
-    const drawn = (shapes2) => shapes2.flatMap((shape) => written[shape.kind](shape));
+    const drawn = (shapes2) => shapes2.flatMap((shape) => written2[shape.kind](shape));
     const hatching2 = makeSvg("path", { d: "M0 5 L5 0", stroke: inked("hatch") });
     const root = makeSvg(
       "svg",
@@ -1570,9 +1574,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
 
   // src/labels.js
-  var tokenAt = (labels, position, most) => token(labels[position], most, snapshot().spelled(labels, position));
-  var queryToken = (position, most = 24) => tokenAt(shownTrace().queries, position, most);
-  var keyToken = (position, most = 24) => tokenAt(shownTrace().keys, position, most);
+  var tokenIn = (labels, position, most = 24) => token(labels[position], most, snapshot().spelled(labels, position));
+  var queryToken = (position, most = 24) => tokenIn(shownTrace().queries, position, most);
+  var keyToken = (position, most = 24) => tokenIn(shownTrace().keys, position, most);
   function effectOf(it) {
     if (it?.effect == null) return null;
     const metric = snapshot().effectMetric, size = Number(Math.abs(it.effect).toPrecision(2)), falls = it.effect < 0;
@@ -1583,18 +1587,18 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         sentence: `Without this head the vectors after the last layer turn by ${size}: the mean of 1 - cosine.`
       };
     }
-    const signed = `${falls ? "−" : "+"}${size}`;
+    const signed2 = `${falls ? "−" : "+"}${size}`;
     if (metric === "loss") {
       return {
-        without: `loss ${signed} nats`,
+        without: `loss ${signed2} nats`,
         causes: `${falls ? "costs" : "saves"} ${size} nats of loss`,
         sentence: `Without this head the mean loss of the next token in this text ${falls ? "falls" : "grows"} by ${size} nats.`
       };
     }
     return {
-      without: signed,
+      without: signed2,
       causes: `changes ${metric} by ${falls ? "" : "−"}${size}`,
-      sentence: `Without this head ${metric} changes by ${signed}.`
+      sentence: `Without this head ${metric} changes by ${signed2}.`
     };
   }
 
@@ -1750,8 +1754,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function unknownInWords() {
     if (!snapshot().unknown.size) return "";
-    const known = pageData.model?.words.filter(isWord).length;
-    return "(?) marks words outside the model's vocabulary, which it reads as one unknown word." + (known ? ` It knows ${known.toLocaleString("en")} words.` : "");
+    const known2 = pageData.model?.words.filter(isWord).length;
+    return "(?) marks words outside the model's vocabulary, which it reads as one unknown word." + (known2 ? ` It knows ${known2.toLocaleString("en")} words.` : "");
   }
   function drawStrip() {
     const trace = shownTrace(), { head, query } = state(), strip = byId("strip");
@@ -1802,7 +1806,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       } else if (!row.some((weight) => weight > 0)) {
         words.push(queryToken(query, 40), " is fully masked.");
       } else {
-        const writer = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
+        const writer2 = snapshot().writers(trace, query).find((it) => it.layer === layer && it.head === head && it.key === to);
         const claim = claimOf(snapshot().finding(layer, head)?.labels[0], query, to, trace.queries);
         const shown = claim && !store.edited && row[to] > 0.5;
         words.push(
@@ -1810,12 +1814,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
           " looks at ",
           make("strong", {}, keyToken(to, 40)),
           ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-          ...writer ? [
+          ...writer2 ? [
             ", and this head writes ",
             make("strong", {}, clip(snapshot().nextToken.token, 40)),
             ", the predicted next token."
           ] : [shown ? `. ${claim}.` : "."],
-          ...inDetail(trace, layer, head, query, to, writer)
+          ...inDetail(trace, layer, head, query, to, writer2)
         );
       }
     }
@@ -1831,8 +1835,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var crossesInWords = () => "Cross-attention: its queries are " + (snapshot().data.layers.some((it) => it.part === "encoder") ? "the decoder's tokens, and its keys the encoder's." : "tokens of one text, and its keys those of another.");
   var WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
-  function inDetail(trace, layer, head, query, to, writer) {
-    if (writer) return writtenInWords(writer);
+  function inDetail(trace, layer, head, query, to, writer2) {
+    if (writer2) return writtenInWords(writer2);
     if (trace.cross_attention) return [" ", make("span", { class: "more" }, crossesInWords())];
     const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
     if (carried?.some((part) => part > 0)) {
@@ -2019,11 +2023,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
       lines.forEach(([word, weight, changes, titled, amount, earlier2], j) => {
         const at = y2 + 32 + j * 23, isPair = earlier2 !== void 0, room = wide * (isPair ? 0.32 : amount ? 0.55 : 0.42);
-        const bar2 = wide - (isPair ? 100 : 50) - room - 6;
+        const bar3 = wide - (isPair ? 100 : 50) - room - 6;
         scene.text(word, left, at, { size: 14, serif: true, room });
-        scene.rect(left + room + 6, at - 5, bar2, 10, { fill: "rule", radius: 2 });
-        if (isPair) [earlier2, weight].forEach((part, i2) => scene.rect(left + room + 6, at - 5 + 5 * i2, bar2 * part, 5, { fill: sideColour(i2) }));
-        else scene.rect(left + room + 6, at - 5, bar2 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
+        scene.rect(left + room + 6, at - 5, bar3, 10, { fill: "rule", radius: 2 });
+        if (isPair) [earlier2, weight].forEach((part, i2) => scene.rect(left + room + 6, at - 5 + 5 * i2, bar3 * part, 5, { fill: sideColour(i2) }));
+        else scene.rect(left + room + 6, at - 5, bar3 * Math.min(1, weight), 10, { fill: "accent", radius: 2 });
         scene.text(amount ?? percent(weight), left + wide, at, { align: "right" });
         if (amount && changes) scene.target(left, at - 11, wide, 23, changes, titled);
         else if (changes) scene.target(left, at - 11, wide, 23, side.back(changes), from.title(...titled));
@@ -2035,8 +2039,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function changedPredictions(trace, query, earlier, after, most) {
     const [before, now] = [earlier, after].map((guesses) => new Map(guesses.toReversed())), words = /* @__PURE__ */ new Set([...before.keys(), ...now.keys()]);
-    const share = (known, word) => known.get(word) ?? 0, largest2 = (word) => Math.max(share(before, word), share(now, word));
-    const inWords = (known, word) => known.has(word) ? percent(known.get(word)) : `< ${percent([...known.values()][0])}`;
+    const share = (known2, word) => known2.get(word) ?? 0, largest2 = (word) => Math.max(share(before, word), share(now, word));
+    const inWords = (known2, word) => known2.has(word) ? percent(known2.get(word)) : `< ${percent([...known2.values()][0])}`;
     const shown = [...words].sort((a, b) => largest2(b) - largest2(a)).slice(0, most), names = writtenApart(shown);
     return [`Predictions after ${clip(trace.queries[query], 12)}`, shown.map((word, i) => [names[i], share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
   }
@@ -2126,7 +2130,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return step.limit = limit || 1;
   }
   function drawMap(width, height) {
-    const scene = new Scene(width, height), zoomed = zoomedSide(), all = zoomed ? [zoomed] : sides(), bar2 = 34;
+    const scene = new Scene(width, height), zoomed = zoomedSide(), all = zoomed ? [zoomed] : sides(), bar3 = 34;
     const stepOf = (side) => side.trace.maps(side.head).find((it) => it.name === chosen.step) ?? side.trace.weights;
     if (chosen.difference && all.length === 2) {
       const isFine = all.every((side) => stepOf(side).isExact(side.head));
@@ -2144,15 +2148,15 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         0,
         0,
         width,
-        height - bar2,
+        height - bar3,
         `${all[1].name} minus ${all[0].name}`
       );
       drawSignedBar(scene, 0, height - 26, limit);
       drawHatchKey(scene, 220, height - 26);
       return scene;
     }
-    const { columns, rows } = arrangement(all, stepOf, width, height - bar2);
-    const wide = (width - 16 * (columns - 1)) / columns, high = (height - bar2) / rows;
+    const { columns, rows } = arrangement(all, stepOf, width, height - bar3);
+    const wide = (width - 16 * (columns - 1)) / columns, high = (height - bar3) / rows;
     let hasBlocked = false;
     all.forEach((side, i) => {
       const step2 = stepOf(side), limit = step2.isShare ? 1 : limitOf(side.trace, step2);
@@ -2554,10 +2558,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("head-title").title = byId("head-title").textContent;
     const why = it && snapshot().data.effects_withheld, effect = effectOf(it), others = othersInWords(it);
     const short2 = why ? "without it: not measured" : effect ? `without it: ${effect.without}` : "";
-    const sentence = why || (effect?.sentence ?? "");
+    const sentence2 = why || (effect?.sentence ?? "");
     Object.assign(byId("effect"), {
       textContent: others ? `${short2}. ${others}` : short2,
-      title: others ? `${sentence} ${STAND_IN}` : sentence
+      title: others ? `${sentence2} ${STAND_IN}` : sentence2
     });
     drawExample(layer, head, it);
     const isHeadOff = isOff(layer, head);
@@ -2613,11 +2617,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var ROW = 22;
   var LEAST_ROW = 15;
   function drawLines(width, height) {
-    const all = sides(), scene = new Scene(width, height), bar2 = 36;
+    const all = sides(), scene = new Scene(width, height), bar3 = 36;
     const panels = (store.edited || isBeside()) && !chosen.difference ? all.map((side) => [side]) : [all];
     const wide = (width - 30 * (panels.length - 1)) / panels.length;
     const isNamed = all.length > 1 && !chosen.difference;
-    const cut = panels.map((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar2, isNamed));
+    const cut = panels.map((members, i) => linesPanel(scene, members, i * (wide + 30), wide, height - bar3, isNamed));
     if (chosen.difference && all.length === 2) {
       const words = fitted(`${all[1].name} minus ${all[0].name}:`, width - 90, {});
       const more = widthOf(words) + 10, less = more + widthOf("more", { bold: true }) + 12;
@@ -2631,7 +2635,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return scene;
   }
   function linesPanel(scene, members, x, width, height, isNamed) {
-    const { trace, query, key, back } = members[0];
+    const { trace, query, key, back: back2 } = members[0];
     const heading = 26;
     const most = Math.max(4, Math.floor((height - heading) / LEAST_ROW));
     const stored = trace.stored(members[0].head), queries = around(stored, most, query ?? stored.at(-1));
@@ -2704,7 +2708,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         room: label - 16,
         fill: list === keys && blocked[position] ? "soft" : "ink"
       });
-      scene.target(inset, y - row / 2, label, row, back(target), members[0].from.title(labels, position));
+      scene.target(inset, y - row / 2, label, row, back2(target), members[0].from.title(labels, position));
     };
     queries.forEach((q, i) => word(queries, i, q, trace.queries, left - 8, "right", q === query, { query: q, key: null }));
     keys.forEach((k, i) => word(keys, i, k, trace.keys, right + 8, "left", k === key, { query, key: k }));
@@ -2940,10 +2944,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       return [paragraph("This query is fully masked, so every weight is 0.")];
     }
     if (!before) {
-      const known = after.filter((weight) => weight !== void 0).length;
+      const known2 = after.filter((weight) => weight !== void 0).length;
       const rows2 = largest(after, 12, after.findIndex((weight) => weight !== void 0));
       return [table(
-        known < after.length ? `The ${known} largest weights of this query` : "The weights of this query",
+        known2 < after.length ? `The ${known2} largest weights of this query` : "The weights of this query",
         ["key", "weight", "share"],
         rows2.map((i) => i === null ? gapRow(3) : { cells: [keyToken(i), number(after[i]), bar(after[i])] }),
         "narrow"
@@ -3311,6 +3315,148 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (byId("play")) byId("play").textContent = "Play";
   }
 
+  // src/pictures/why.js
+  var known = /* @__PURE__ */ new WeakMap();
+  var newest = { from: (
+    /** @type {Snapshot | null} */
+    null
+  ), name: "", refusal: "" };
+  var NEXT = "next";
+  var trail = { pairs: (
+    /** @type {Pair[]} */
+    []
+  ), at: "" };
+  var nameOf = ({ layer, head, query, key }) => [layer, head, query, key].join(" ");
+  var signed = (x, digits = 2) => `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(digits)}`;
+  var paragraph2 = (kind, ...words) => make("p", { class: kind }, ...words);
+  var placed = (labels, position, most = 24) => make("span", {}, make("strong", {}, tokenIn(labels, position, most)), ` (${position})`);
+  var queryIn = ({ layer, query }) => placed(snapshot().layer(layer).queries, query);
+  var keyIn = ({ layer, key }) => placed(snapshot().layer(layer).keys, key);
+  function selected() {
+    const { layer, head } = chosen, trace = snapshot().layer(layer), query = chosen.query ?? trace.stored(head).at(-1);
+    if (query === void 0) return null;
+    const row = trace.row(trace.used, head, query) ?? [], key = chosen.key ?? largestAt(row);
+    return chosen.key === null && !(row[key] > 0) ? null : { layer, head, query, key };
+  }
+  function drawWhy() {
+    const pair = selected(), from = snapshot(), name = pair ? nameOf(pair) : "";
+    if (trail.at === NEXT) trail.at = name;
+    else if (trail.at !== name) trail = { pairs: [], at: "" };
+    byId("panel").replaceChildren(...back(), ...contents(from, pair, name));
+  }
+  function contents(from, pair, name) {
+    if (!pair) return [paragraph2("", "The page does not have the weights of this token. Choose another token, or a key of it.")];
+    const answers = known.get(from) ?? new Map((from.data.why ?? []).map((it) => [nameOf(it), it]));
+    known.set(from, answers);
+    const answer = answers.get(name);
+    if (answer) return written(answer);
+    return store.source?.why ? [requested2(from, pair, name, answers)] : onlyIn(from, pair);
+  }
+  var asked2 = (pair) => [`${placeInWords(pair.layer, pair.head)} at `, queryIn(pair), " and the key ", keyIn(pair), ": "];
+  function requested2(from, pair, name, answers) {
+    if (newest.from !== from || newest.name !== name) ask(from, pair, name, answers);
+    return make("p", { role: "status" }, ...asked2(pair), newest.refusal || "computing what wrote its query and its key.");
+  }
+  async function ask(from, pair, name, answers) {
+    const request = newest = { from, name, refusal: "" };
+    try {
+      answers.set(name, await store.source?.why?.(from.text, chosen.edits, pair));
+    } catch (error) {
+      request.refusal = error instanceof Error ? error.message : String(error);
+    }
+    if (request === newest && chosen.view === "why") screen.drawPicture();
+  }
+  function onlyIn(from, pair) {
+    const { why = [], why_withheld } = from.data, command = commandFor(from.text);
+    const links = why.flatMap((it, i) => [i ? ", " : "", link({}, it, placeName(it.layer, it.head)), " at ", queryIn(it), " and ", keyIn(it)]);
+    const copyButton = button({ class: "quiet" }, () => copy(copyButton, command ?? ""), "Copy");
+    return [
+      paragraph2("", ...asked2(pair), "this page does not have what wrote its query and its key. ", why_withheld ?? ""),
+      links.length ? paragraph2("", "It has it for ", ...links, ".") : "",
+      command ? paragraph2("", "For every other weight, run: ", make("code", {}, command), " ", copyButton) : paragraph2("", "In Python, clearhead.why computes it.")
+    ];
+  }
+  function written(it) {
+    const sides2 = [it.wrote_key, it.wrote_query], limit = Math.max(...sides2.flatMap(({ parts }) => parts.map(({ part }) => Math.abs(part))));
+    const against = it.against === "others" ? "the mean of the other keys" : it.against;
+    return [
+      paragraph2("because", ...sentence(it)),
+      paragraph2(
+        "hint",
+        `Weight ${it.weight.toFixed(3)}, score ${signed(it.score)}, contrast ${signed(it.contrast)} against ${against}`,
+        it.softcap === null ? "." : `, before the soft cap ${it.softcap}.`,
+        store.edited ? " With the edits of What if." : ""
+      ),
+      make("div", { class: "sides" }, sideOf(it, it.wrote_key, "key", limit), sideOf(it, it.wrote_query, "query", limit)),
+      it.frequencies ? frequencies(it.frequencies) : "",
+      paragraph2("hint", "Each list sums exactly to the contrast, with the norms frozen at this run. These are parts of a score, and no claim about causes: without a head, norms and later layers change, too. What if runs the model without it."),
+      ...it.remarks.map((words) => paragraph2("hint", words))
+    ];
+  }
+  var sentence = (it) => it.sentence.split(/position (\d+)/).map((words, i) => i % 2 === 0 ? words : i === 1 ? queryIn(it) : keyIn({ layer: it.layer, key: Number(words) }));
+  function sideOf(it, side, kind, limit) {
+    const [others, rest] = side.others, { keys, queries } = snapshot().layer(it.layer);
+    const row = (name, part, kind2 = "") => ({ kind: kind2, cells: [name, kind2 ? "" : bar2(part, limit), signed(part)] });
+    const rows = side.parts.map((part) => row(writer(it, part, it[kind]), part.part));
+    if (others) rows.push(row(count(others, "other"), rest));
+    return table(
+      `What wrote the ${kind} ${(kind === "key" ? keys : queries)[it[kind]]} (${it[kind]})`,
+      ["written by", "", "part"],
+      [...rows, row("sums to", side.total, "total")],
+      "parts"
+    );
+  }
+  function writer(it, { name, head, source }, position) {
+    if (!head || source === null) return name;
+    const [layer, number2] = head, trace = snapshot().layer(layer);
+    const key = trace.row(trace.used, number2, position)?.[source] === 0 ? null : source;
+    return make(
+      "span",
+      {},
+      link({ "data-head": head.join(".") }, { layer, head: number2, query: position, key }, placeName(...head), it),
+      "read",
+      placed(trace.keys, source, 12)
+    );
+  }
+  function link(attributes, { layer, head, query, key }, words, from = null, pairs = trail.pairs) {
+    return button({ class: "link", ...attributes }, () => {
+      trail = { pairs: from ? [...pairs, { layer: from.layer, head: from.head, query: from.query, key: from.key }] : pairs, at: NEXT };
+      go({ layer, head, query, key });
+      byId("panel").focus();
+    }, words);
+  }
+  var back = () => trail.pairs.length === 0 ? [] : [paragraph2(
+    "trail",
+    ...trail.pairs.flatMap((pair, i) => [link({}, pair, placeName(pair.layer, pair.head), null, trail.pairs.slice(0, i)), " ‹ "]),
+    placeName(chosen.layer, chosen.head)
+  )];
+  function bar2(part, limit) {
+    const fill = make("span", { class: part < 0 ? "minus" : "plus" });
+    fill.style.width = `${50 * Math.min(1, Math.abs(part) / limit)}%`;
+    return make("span", { class: "signed", "aria-hidden": "true" }, fill);
+  }
+  var STEP = 12;
+  var HALF = 28;
+  function frequencies(parts) {
+    const rotated = parts.slice(0, -1), still = parts.at(-1), limit = Math.max(...rotated.map(Math.abs), 1e-9);
+    const bars = rotated.map((part, i) => {
+      const high = HALF * Math.abs(part) / limit;
+      return makeSvg(
+        "rect",
+        { class: part < 0 ? "minus" : "plus", x: STEP * i + 1, y: part < 0 ? HALF : HALF - high, width: STEP - 2, height: high },
+        makeSvg("title", {}, `Frequency ${i}: ${signed(part)}`)
+      );
+    });
+    const width = STEP * rotated.length, most = rotated.reduce((best, part, i) => Math.abs(part) > Math.abs(rotated[best]) ? i : best, 0);
+    const words = `By rotary frequency, from the fastest to the slowest of ${rotated.length}: the largest part is ${signed(rotated[most])} of number ${most}, and all sum to ${signed(sum(rotated))}${still ? `; not rotated ${signed(still)}` : ""}.`;
+    return make("figure", {}, makeSvg(
+      "svg",
+      { class: "frequencies", viewBox: `0 0 ${width} ${2 * HALF}`, width, height: 2 * HALF, role: "img", "aria-label": words },
+      makeSvg("line", { x1: 0, x2: width, y1: HALF, y2: HALF }),
+      ...bars
+    ), make("figcaption", { class: "hint" }, words));
+  }
+
   // src/views.js
   var TABS = {
     text: {
@@ -3326,7 +3472,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     },
     numbers: { word: "Numbers", says: "Every step of one query, with all its numbers" },
     // no picture
-    walk: { word: "Walk", says: "The same steps as an animation", draw: drawWalk }
+    walk: { word: "Walk", says: "The same steps as an animation", draw: drawWalk },
+    why: { word: "Why", says: "What wrote the query and the key of one weight" }
+    // no picture
   };
   function draw() {
     drawStrip();
@@ -3361,6 +3509,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("frame").hidden = !store.picture;
     byId("panel").hidden = Boolean(store.picture);
     if (view === "numbers") drawNumbers();
+    else if (view === "why") drawWhy();
     else if (!store.picture) {
       byId("panel").replaceChildren(...shownTrace().steps_withheld ? [make("p", {}, `The walk shows queries, keys and values. ${shownTrace().steps_withheld}`)] : elsewhere(shownTrace().step("scores") ?? shownTrace().weights));
     } else {
@@ -3379,7 +3528,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function drawReading() {
     const trace = shownTrace(), { head, query } = state();
     const line = byId("reading");
-    if (query === null && chosen.view !== "walk" && chosen.view !== "numbers") {
+    byId("why").hidden = !VIEWS.includes("why") || chosen.view === "why" || chosen.query === null;
+    if (query === null && !["walk", "numbers", "why"].includes(chosen.view)) {
       line.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
       return;
     }
@@ -3606,9 +3756,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return lines.join("\r\n") + "\r\n";
   }
   function download(blob, name) {
-    const link = make("a", { href: URL.createObjectURL(blob), download: name });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1e4);
+    const link2 = make("a", { href: URL.createObjectURL(blob), download: name });
+    link2.click();
+    setTimeout(() => URL.revokeObjectURL(link2.href), 1e4);
   }
 
   // src/hosts/ahead.js
@@ -3685,10 +3835,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   // src/hosts/remote.js
   function remoteSource() {
     const PAUSE = 250;
-    let newest = new AbortController();
+    let newest2 = new AbortController(), newestWhy = new AbortController();
     const newSignal = () => {
-      newest.abort();
-      return (newest = new AbortController()).signal;
+      newest2.abort();
+      return (newest2 = new AbortController()).signal;
     };
     const wait = (time, signal) => new Promise((resolve, reject) => {
       setTimeout(resolve, time);
@@ -3724,15 +3874,16 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         signal?.removeEventListener("abort", end);
       }
     }
-    async function ask(path, request, signal) {
+    async function ask2(path, request, signal, report = say) {
       const lines = parent === window ? serverLines : fromNotebook;
       for await (const text of lines(path, request, signal)) {
         const line = parse(text);
         if (line.error) throw new Error(errorWords(line.error));
-        if (line.progress) say(progressWords(...line.progress), true);
-        if (line.snapshot ?? line.layer) {
-          say("", true);
-          return line.snapshot ?? line.layer;
+        if (line.progress) report(progressWords(...line.progress), true);
+        const answer = line.snapshot ?? line.layer ?? line.why;
+        if (answer) {
+          report("", true);
+          return answer;
         }
       }
     }
@@ -3743,14 +3894,21 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       async compute(text, edits) {
         const signal = newSignal();
         await wait(PAUSE, signal);
-        return ask("compute", { text, edits }, signal);
+        return ask2("compute", { text, edits }, signal);
       },
-      cancel: () => newest.abort(),
+      cancel: () => newest2.abort(),
       // Every step of one layer.
-      steps: (text, edits, layer) => ask("steps", { text, edits, layer }, newSignal()),
+      steps: (text, edits, layer) => ask2("steps", { text, edits, layer }, newSignal()),
+      // What wrote the query and the key of a weight. It ends no request but an earlier one of its kind.
+      why(text, edits, pair) {
+        newestWhy.abort();
+        newestWhy = new AbortController();
+        return ask2("why", { text, edits, ...pair }, newestWhy.signal, () => {
+        });
+      },
       // The exact weights of a part of one head, as a layer of one step: part = {layer, head,
       // queries: [first, last], keys: [first, last]}.
-      tile: (text, edits, part) => ask("tile", { text, edits, ...part }, newSignal())
+      tile: (text, edits, part) => ask2("tile", { text, edits, ...part }, newSignal())
     };
   }
 
@@ -3796,7 +3954,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     canvas.addEventListener("pointerleave", () => point(null));
     canvas.addEventListener("click", (event) => {
       const changes = under(event);
-      if (changes) go(changes);
+      if (!changes) return;
+      if (isChosenPair(changes)) chooseView("why");
+      else go(changes);
     });
     canvas.addEventListener("keydown", (event) => {
       const trace = shownTrace(), stored = trace.stored(chosen.head), slot = stored.indexOf(queryOr()), key = keyOr();
@@ -3805,6 +3965,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         event.preventDefault();
         return act();
       }
+      if (event.key === "Enter" && VIEWS.includes("why")) chooseView("why");
       const kept = (i) => stored[Math.max(0, Math.min(stored.length - 1, i))];
       const changes = {
         ArrowUp: { query: kept(slot - 1), key },
@@ -3820,7 +3981,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
     byId("panel").addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
-      if (!by || event.target.closest(".scroll") || event.target.closest(".stages")) return;
+      if (!by || chosen.view !== "numbers" || event.target.closest(".scroll") || event.target.closest(".stages")) return;
       event.preventDefault();
       turnStage(by);
     });
@@ -3839,6 +4000,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       go(changes, misread);
     });
   }
+  var isChosenPair = ({ query = chosen.query, key }) => VIEWS.includes("why") && typeof key === "number" && key === chosen.key && query !== null && query === chosen.query;
   function buildViews() {
     const views = byId("views");
     views.replaceChildren(...VIEWS.map((view) => button(
@@ -3856,6 +4018,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const { by } = event.target.dataset;
       if (by) go({ by });
     });
+    byId("why").addEventListener("click", () => chooseView("why"));
     byId("keep").addEventListener("click", keep);
     byId("beside").addEventListener("click", () => {
       store.isAdding = !store.isAdding;
@@ -4099,9 +4262,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         const first = Math.floor(i / T) * D;
         let square = 0;
         for (let row = 0; row < d; row++) {
-          let written = 0;
-          for (let j = 0; j < D; j++) written += v[i * D + j] * weight.values[row * d + first + j];
-          square += written ** 2;
+          let written2 = 0;
+          for (let j = 0; j < D; j++) written2 += v[i * D + j] * weight.values[row * d + first + j];
+          square += written2 ** 2;
         }
         norms[i] = Math.sqrt(square);
       }

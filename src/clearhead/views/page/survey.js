@@ -1,4 +1,4 @@
-// Made by `make page` from the sources fb29633a2ef78a8880c8ee0e67a8627ae996964b401c98c75f3c6ecee6525a26; do not edit.
+// Made by `make page` from the sources d569d50089e7e8323ebb86b5f718dbdcf8387042967ab575384493acbde86ad6; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 from ...core.errors import AttentionError, BadType, BadValue, as_count, kind_of
 from ..html.steps import trace_data
+from ..html.why import why_data
 from .reader import OnProgress, Reader
 
 Answer: TypeAlias = dict[str, object]
@@ -14,7 +15,7 @@ def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) 
     """Return the response to a request.
 
     It is ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}`` for "tile" and "steps",
-    ``{"vectors": ...}`` for "vectors", or ``{"error": ...}`` with three parts. Raises only what
+    ``{"vectors": ...}`` for "vectors", ``{"why": ...}`` for "why", or ``{"error": ...}`` with three parts. Raises only what
     `on_progress` raises.
     """
     try:
@@ -67,6 +68,14 @@ def _steps(reader: Reader, request: Mapping[str, object], on_progress: OnProgres
     return {"layer": trace_data(trace)}
 
 
+def _why(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+    layer, head = _layer_and_head(request, "a weight has a layer and a head, numbered from 0.")
+    rule, hint = "queries and keys are numbered from 0.", 'send "query": 1, "key": 0.'
+    query, key = (as_count(name, request.get(name), rule, hint) for name in ("query", "key"))
+    text, edits = request.get("text"), request.get("edits")
+    return {"why": why_data(reader.why(text, layer, head, query, key, edits, on_progress))}  # type: ignore[arg-type]  # as above
+
+
 def _layer_and_head(request: Mapping[str, object], rule: str) -> tuple[int, int]:
     """Return the layer and the head of a request."""
     hint = 'send "layer": 0, "head": 0.'
@@ -82,4 +91,4 @@ def _span(name: str, value: object) -> range:
     return range(first, last + 1)
 
 
-ANSWERS = {"compute": _compute, "tile": _tile, "steps": _steps, "vectors": _vectors}
+ANSWERS = {"compute": _compute, "tile": _tile, "steps": _steps, "vectors": _vectors, "why": _why}

@@ -18,6 +18,7 @@ from ...corpus import Survey
 from ...models.inspect.intervene import intervene
 from ...models.report import Report, report, tile
 from ...models.report.text_model import TextModel
+from ...models.why import Why, why
 from ..html.report import snapshot
 from ..html.schema import Snapshot, SurveyVectors
 from ..html.vectors import vectors_data
@@ -117,6 +118,21 @@ class Reader:
                     "use a shorter text.",
                 )
             return self.model.explain(text, layer)
+
+    def why(
+        self,
+        text: str,
+        layer: int,
+        head: int,
+        query: int,
+        key: int,
+        edits: object = None,
+        on_progress: OnProgress = no_progress,
+    ) -> Why:
+        """Return why a head of the edited model looks from a query at a key, as `clearhead.why`."""
+        with self._reading(text, edits, on_progress):
+            inputs = self.model.tokens_and_inputs(text)[1]
+            return why(self.model.module, inputs, layer=layer, head=head, query=query, key=key)
 
     def vectors(
         self, layer: int, head: int, on_progress: OnProgress = no_progress
