@@ -35,7 +35,7 @@ export function canvasToSave(scale) {
 
 // The functions of the entries of the menu.
 function nameSaved() {
-  const step = stepToSave(), picture = chosen.view === "numbers" ? "Map" : "Picture";
+  const step = stepToSave(), picture = TABS[chosen.view].draw ? "Picture" : "Map";
   const words = { png: `${picture} (PNG)`, svg: `${picture} (SVG)`,
     csv: isRowOnly() ? `This query's ${step} (CSV)` : `All ${step} (CSV)` };
   for (const [kind, text] of Object.entries(words)) byId("save").querySelector(`[data-save=${kind}]`).textContent = text;
@@ -46,7 +46,7 @@ const stepToSave = () => (chosen.view === "map" ? chosen.step : "weights");
 // The map shows every query, so all are saved; other views save the selected query, if there is one.
 const isRowOnly = () => state().query !== null && state().view !== "map";
 
-// The picture with a title. The numbers have no picture, so the map replaces it.
+// The picture with a title. Numbers and Why have none, so the map replaces it.
 function pictureToSave() {
   const width = Math.max(640, byId("view").clientWidth), height = Math.max(360, byId("view").clientHeight);
   const scene = TABS[state().view].draw?.(width, height) ?? drawMap(width, height);

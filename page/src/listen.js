@@ -30,7 +30,7 @@ export function buildPicture() {
   canvas.addEventListener("click", (event) => {
     const changes = under(event);
     if (!changes) return;
-    if (isChosenPair(changes)) chooseView("why");
+    if (isChosenPair(changes)) openWhy();
     else go(changes);
   });
   canvas.addEventListener("keydown", (event) => {
@@ -40,7 +40,7 @@ export function buildPicture() {
       event.preventDefault();
       return act();
     }
-    if (event.key === "Enter" && VIEWS.includes("why")) chooseView("why");
+    if (event.key === "Enter" && VIEWS.includes("why")) return openWhy();
     const kept = (i) => stored[Math.max(0, Math.min(stored.length - 1, i))];
     const changes = {
       ArrowUp: { query: kept(slot - 1), key }, ArrowDown: { query: kept(slot + 1), key },
@@ -54,9 +54,10 @@ export function buildPicture() {
   });
   byId("panel").addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
-    if (!by || chosen.view !== "numbers" || event.target.closest(".scroll") || event.target.closest(".stages")) return;
+    if (!by || event.target.closest(".scroll") || event.target.closest(".stages")) return;
     event.preventDefault();
-    turnStage(by);
+    if (chosen.view === "why") go({ query: queryOr(), key: Math.max(0, Math.min(shownTrace().size.k - 1, keyOr() + by)) });
+    else turnStage(by);
   });
   new ResizeObserver(() => screen.drawPicture()).observe(byId("view"));
   addEventListener("keydown", (event) => {
@@ -76,6 +77,11 @@ export function buildPicture() {
 const isChosenPair = ({ query = chosen.query, key }) => VIEWS.includes("why") &&
   typeof key === "number" && key === chosen.key && query !== null && query === chosen.query;
 
+function openWhy() {
+  chooseView("why");
+  byId("panel").focus();
+}
+
 export function buildViews() {
   const views = byId("views");
   views.replaceChildren(...VIEWS.map((view) =>
@@ -91,7 +97,7 @@ export function buildViews() {
     const { by } = event.target.dataset;
     if (by) go({ by });
   });
-  byId("why").addEventListener("click", () => chooseView("why"));
+  byId("why").addEventListener("click", openWhy);
   byId("keep").addEventListener("click", keep);
   byId("beside").addEventListener("click", () => { store.isAdding = !store.isAdding; byId("options").wanted = null; screen.draw(); });
 }

@@ -141,6 +141,11 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     labels = {head["label"] for layer in found["layers"] for head in layer["heads"]}
     assert {"previous word", "subject", "antecedent"} <= labels
     assert "Roles of heads" in out and "Begin with L0H7: antecedent" in out
+    [line] = re.findall(r"^Why: L0H7 at .*\n.*", out, re.M)
+    assert re.fullmatch(
+        r'Why: L0H7 at "\w+" \(\d+\) looks at "\w+" \(\d+\) because .* of \d+\.\d\.',
+        " ".join(line.split()),
+    )
     assert "Largest scores on random tokens" in out
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert len(rows) == 16 and float(rows[1]["previous"]) > 0 and rows[1]["probe_previous"]

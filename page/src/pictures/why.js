@@ -19,6 +19,10 @@ let newest = { from: /** @type {Snapshot | null} */ (null), name: "", refusal: "
 const NEXT = "next";
 let trail = { pairs: /** @type {Pair[]} */ ([]), at: "" };
 
+// What the panel shows of these, so that a pointer elsewhere does not replace a link in it.
+let drawn = /** @type {any[]} */ ([]);
+const line = make("p", { class: "because", role: "status" });
+
 const nameOf = (/** @type {Pair} */ { layer, head, query, key }) => [layer, head, query, key].join(" ");
 const signed = (x, digits = 2) => `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(digits)}`;
 const paragraph = (kind, ...words) => make("p", { class: kind }, ...words);
@@ -42,31 +46,48 @@ export function drawWhy() {
   const pair = selected(), from = snapshot(), name = pair ? nameOf(pair) : "";
   if (trail.at === NEXT) trail.at = name;
   else if (trail.at !== name) trail = { pairs: [], at: "" };
-  byId("panel").replaceChildren(...back(), ...contents(from, pair, name));
+  const answer = answersOf(from).get(name), shown = [from, name, answer, newest.refusal];
+  if (byId("panel").contains(line) && shown.every((it, i) => it === drawn[i])) return;
+  drawn = shown;
+  byId("panel").replaceChildren(...back(), ...contents(from, pair, answer));
+  drawn[3] = newest.refusal;
 }
 
-function contents(/** @type {Snapshot} */ from, /** @type {Pair | null} */ pair, name) {
-  if (!pair) return [paragraph("", "The page does not have the weights of this token. Choose another token, or a key of it.")];
+function contents(/** @type {Snapshot} */ from, /** @type {Pair | null} */ pair, /** @type {schema.Why | undefined} */ answer) {
+  if (!pair) return [say("The page does not have the weights of this token. Choose another token, or a key of it.")];
+  if (answer) return written(answer);
+  if (from.layer(pair.layer).blocked(pair.head, pair.query)[pair.key]) {
+    return [say(...asked(pair), "this query may not look at this key, so there is nothing to explain.")];
+  }
+  return store.source?.why ? [requested(from, pair)] : onlyIn(from, pair);
+}
+
+function answersOf(/** @type {Snapshot} */ from) {
   const answers = known.get(from) ?? new Map((from.data.why ?? []).map((it) => [nameOf(it), it]));
   known.set(from, answers);
-  const answer = answers.get(name);
-  if (answer) return written(answer);
-  return store.source?.why ? [requested(from, pair, name, answers)] : onlyIn(from, pair);
+  return answers;
+}
+
+// The first sentence, which a screen reader announces.
+function say(...words) {
+  line.replaceChildren(...words);
+  return line;
 }
 
 // ---- requests --------------------------------------------------------------------------------
 
 const asked = (pair) => [`${placeInWords(pair.layer, pair.head)} at `, queryIn(pair), " and the key ", keyIn(pair), ": "];
 
-function requested(/** @type {Snapshot} */ from, /** @type {Pair} */ pair, name, answers) {
-  if (newest.from !== from || newest.name !== name) ask(from, pair, name, answers);
-  return make("p", { role: "status" }, ...asked(pair), newest.refusal || "computing what wrote its query and its key.");
+function requested(/** @type {Snapshot} */ from, /** @type {Pair} */ pair) {
+  if (newest.from !== from || newest.name !== nameOf(pair)) ask(from, pair);
+  return say(...asked(pair), newest.refusal || "computing what wrote its query and its key.");
 }
 
-async function ask(/** @type {Snapshot} */ from, /** @type {Pair} */ pair, name, answers) {
-  const request = newest = { from, name, refusal: "" };
+async function ask(/** @type {Snapshot} */ from, /** @type {Pair} */ pair) {
+  const request = newest = { from, name: nameOf(pair), refusal: "" };
   try {
-    answers.set(name, await store.source?.why?.(from.text, chosen.edits, pair));
+    const answer = await store.source?.why?.(from.text, chosen.edits, pair);
+    if (answer) answersOf(from).set(request.name, answer);
   } catch (error) {
     request.refusal = error instanceof Error ? error.message : String(error);
   }
@@ -79,7 +100,7 @@ function onlyIn(/** @type {Snapshot} */ from, /** @type {Pair} */ pair) {
   const links = why.flatMap((it, i) => [i ? ", " : "", link({}, it, placeName(it.layer, it.head)), " at ", queryIn(it), " and ", keyIn(it)]);
   const copyButton = button({ class: "quiet" }, () => copy(copyButton, command ?? ""), "Copy");
   return [
-    paragraph("", ...asked(pair), "this page does not have what wrote its query and its key. ", why_withheld ?? ""),
+    say(...asked(pair), "this page does not have what wrote its query and its key. ", why_withheld ?? ""),
     links.length ? paragraph("", "It has it for ", ...links, ".") : "",
     command ? paragraph("", "For every other weight, run: ", make("code", {}, command), " ", copyButton)
       : paragraph("", "In Python, clearhead.why computes it."),
@@ -92,7 +113,7 @@ function written(/** @type {schema.Why} */ it) {
   const sides = [it.wrote_key, it.wrote_query], limit = Math.max(...sides.flatMap(({ parts }) => parts.map(({ part }) => Math.abs(part))));
   const against = it.against === "others" ? "the mean of the other keys" : it.against;
   return [
-    paragraph("because", ...sentence(it)),
+    say(...sentence(it)),
     paragraph("hint", `Weight ${it.weight.toFixed(3)}, score ${signed(it.score)}, contrast ${signed(it.contrast)} against ${against}`,
       it.softcap === null ? "." : `, before the soft cap ${it.softcap}.`, store.edited ? " With the edits of What if." : ""),
     make("div", { class: "sides" }, sideOf(it, it.wrote_key, "key", limit), sideOf(it, it.wrote_query, "query", limit)),
@@ -114,7 +135,7 @@ function sideOf(/** @type {schema.Why} */ it, /** @type {schema.WhySide} */ side
   const rows = side.parts.map((part) => row(writer(it, part, it[kind]), part.part));
   if (others) rows.push(row(count(others, "other"), rest));
   return table(`What wrote the ${kind} ${(kind === "key" ? keys : queries)[it[kind]]} (${it[kind]})`,
-    ["written by", "", "part"], [...rows, row("sums to", side.total, "total")], "parts");
+    ["written by", "bar", "part"], [...rows, row("sums to", side.total, "total")], "parts");
 }
 
 // A component; a head with a link to it, at this position and the token that it read from.

@@ -22,8 +22,8 @@ def write(
     """Write the page, the pictures and the numbers of a report to the folder `out`.
 
     The names of the files begin with that of the model. If the folder has files of another model
-    with the same name, a checksum of the model's folder is added. `beside`, `ahead` and `why` are as in
-    `html.report_page`.
+    with the same name, a checksum of the model's folder is added. `beside`, `ahead` and `why` are
+    as in `html.report_page`.
 
     Returns the paths by kind; without matplotlib there are no pictures. Raises `BadValue` for a
     folder that cannot be created.

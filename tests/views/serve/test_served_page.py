@@ -6,10 +6,12 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 
+import clearhead as ch
 from clearhead import demo
 from clearhead.models.report.opening import opening
 from clearhead.views import html
 from clearhead.views.serve import Reader, edits, server
+from clearhead.views.serve.answer import answer
 from clearhead_cli.serve import _listen
 from tests.views.browser import PLAIN_NAMES
 from tests.views.serve.models import save_gpt2, words
@@ -187,8 +189,6 @@ def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
 
 
 def test_a_layer_of_steps_is_that_of_explain(tmp_path):
-    from clearhead.views.serve.answer import answer
-
     reader = Reader(save_gpt2(tmp_path))
     found = answer(reader, "steps", {"text": words(9), "layer": 1}, lambda *_: None)["layer"]
     assert [step["name"] for step in found["steps"]][:3] == ["query", "key", "value"]
@@ -213,3 +213,81 @@ def test_another_text_begins_at_its_own_head_until_one_is_chosen(browser):
         page.locator("#text").fill(first)
         page.wait_for_function("text => store.current.text === text", arg=first)
         assert page.evaluate(chosen)[:2] == [0, 3]
+
+
+WEIGHT = {"layer": 1, "head": 2, "query": 9, "key": 4}
+SIGNED = """(kind) => [...document.querySelectorAll('#panel table')]
+  .find((it) => it.caption.textContent.startsWith(`What wrote the ${kind}`))
+  .querySelectorAll('tbody tr').values().map((row) => row.cells[2].textContent).toArray()"""
+
+
+@pytest.mark.parametrize("given", [{}, {"off": [[0, 1]]}, {"temperature": 2}])
+def test_why_of_a_host_is_that_of_the_edited_model(given):
+    reader = Reader()
+    told = answer(reader, "why", {"text": TEXT, "edits": given, **WEIGHT}, lambda *_: None)["why"]
+    inputs = reader.model.tokens_and_inputs(TEXT)[1]
+    with ch.intervene(reader.model.module, edits.read_edits(given)):
+        why = ch.why(reader.model.module, inputs, **WEIGHT)
+    for of in ("key", "query"):
+        parts = why.largest(of, len(why.components))
+        side = told[f"wrote_{of}"]
+        assert [(it["name"], it["part"]) for it in side["parts"]] == [
+            (str(component), pytest.approx(part)) for component, part in parts[:6]
+        ]
+        assert side["others"] == (len(parts) - 6, pytest.approx(sum(x for _, x in parts[6:])))
+        assert side["total"] == pytest.approx(why.contrast, abs=1e-5)
+        for it, (component, part) in zip(side["parts"], parts, strict=False):
+            if component.kind == "head":
+                read = why.sources(component.layer, component.head, of)
+                assert it["source"] == int((read if part > 0 else -read).argmax())
+    edited = reader.tile(TEXT, 1, 2, range(9, 10), range(4, 5), given)["weights"].item()
+    assert told["weight"] == pytest.approx(edited, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"query": 4, "key": 9}, "Query 4 looks at 5 keys"),
+        ({"layer": 7}, "Layer 7 was requested"),
+        ({"key": None}, "key=None"),
+        ({"query": "She"}, "query='She'"),
+    ],
+)
+def test_a_host_refuses_a_weight_that_is_not_there(changes, words):
+    request = {"text": TEXT, **WEIGHT, **changes}
+    refused = answer(Reader(), "why", request, lambda *_: None)
+    assert refused["error"]["gave"].startswith(words)
+
+
+def test_a_served_page_walks_a_circuit_back(browser):
+    reader = Reader()
+    with served_page(browser, reader, TEXT) as page:
+        page.evaluate("it => go({ ...it, view: 'why' })", WEIGHT)
+        page.locator("#panel table").first.wait_for()
+        inputs = reader.model.tokens_and_inputs(TEXT)[1]
+        why = ch.why(reader.model.module, inputs, **WEIGHT)
+        for of in ("key", "query"):
+            shown = [f"{part:+.2f}".replace("-", "−") for _, part in why.largest(of)]
+            assert page.evaluate(SIGNED, of)[:6] == shown
+        component, _ = next(x for x in why.largest("query") if x[0].kind == "head")
+        sentence = page.locator("#panel .because")
+        page.locator(f"#panel [data-head='{component.layer}.{component.head}']").last.click()
+        sentence.filter(has_text=f"L{component.layer}H{component.head} at ").wait_for()
+        sentence.filter(has_text="because").wait_for()
+        assert page.evaluate("[chosen.layer, chosen.head, chosen.query]") == [
+            component.layer,
+            component.head,
+            WEIGHT["query"],
+        ]
+        assert page.locator(".trail button").text_content() == "L1H2"
+        # A refusal of the host is a sentence, and the next weight has numbers again.
+        page.evaluate("go({ layer: 1, head: 2, query: 0, key: 0 })")
+        sentence.filter(has_text="Rule:").wait_for()
+        assert "Query 0 looks at 1 keys (0)" in sentence.text_content()
+        assert page.locator("#panel table").count() == 0
+        page.evaluate("go({ layer: 1, head: 2, query: 9, key: 3 })")
+        page.locator("#panel table").first.wait_for()
+        page.locator("#text").fill("He slept.")
+        page.wait_for_function("() => current.tokens.length === 3")
+        page.evaluate("go({ layer: 1, head: 2, query: 2, key: 1 })")
+        page.locator("#panel caption", has_text="slept (1)").first.wait_for()

@@ -64,9 +64,9 @@ def report_page(
 
     ``title=None`` uses the name of the model. `beside` is the report of another model on the same
     text, for comparison of heads. `ahead` is that of the same model without the heads that write
-    the next token, which a page without the model shows as What if. `why` is that of `why_ahead`. `host` is the program that
-    recomputes the page for another text or for edits (`serve`, `notebook`). `budget` decides how
-    many heads have every step.
+    the next token, which a page without the model shows as What if. `why` is the result of
+    `why_ahead`. `host` is the program that recomputes the page for another text or for edits
+    (`serve`, `notebook`). `budget` decides how many heads have every step.
 
     Raises `BadValue` for a report without layers or tokens, and if `beside` has another text;
     `BadType` for anything but a report.

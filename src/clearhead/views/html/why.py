@@ -7,6 +7,7 @@ from ...models.report.opening import opening
 from ...models.report.text_model import TextModel
 from ...models.why import Why, why
 from . import schema
+from .document import fields_of
 
 LARGEST = 6  # parts of each side
 STEPS = 4  # heads of a circuit, walked back from the one with which a page opens
@@ -14,24 +15,15 @@ STEPS = 4  # heads of a circuit, walked back from the one with which a page open
 
 def why_data(result: Why) -> schema.Why:
     """Return the parts of one weight for the script. Its sentence names positions, not tokens."""
-    assert result.query is not None and result.key is not None
-    frequencies = result.frequencies
-    return {
-        "layer": result.layer,
-        "head": result.head,
-        "query": result.query,
-        "key": result.key,
-        "against": str(result.against),
-        "sentence": result.sentence(),
-        "weight": result.weight,
-        "score": result.score,
-        "contrast": result.contrast,
-        "softcap": result.softcap,
-        "wrote_key": _side(result, "key"),
-        "wrote_query": _side(result, "query"),
-        "frequencies": None if frequencies is None else frequencies.tolist(),
-        "remarks": list(result.remarks),
-    }
+    return fields_of(
+        schema.Why,
+        result,
+        against=str(result.against),
+        sentence=result.sentence(),
+        wrote_key=_side(result, "key"),
+        wrote_query=_side(result, "query"),
+        frequencies=None if result.frequencies is None else result.frequencies.tolist(),
+    )
 
 
 def _side(result: Why, of: str) -> schema.WhySide:
@@ -68,6 +60,7 @@ def why_ahead(model: TextModel, report: Report) -> schema.WhyAhead:
     at: tuple[int, int, int, int] | None
     at = begin.head.layer, begin.head.head, begin.query, begin.key
     walked: list[schema.Why] = []
+    withheld = ""
     try:
         inputs = model.tokens_and_inputs(report.text)[1]
         while at is not None and len(walked) < STEPS:
@@ -76,9 +69,10 @@ def why_ahead(model: TextModel, report: Report) -> schema.WhyAhead:
             walked.append(why_data(result))
             at = _before(walked[-1])
     except AttentionError as error:
-        if not walked:
-            return {"why_withheld": f"{error.gave} {error.rule}"}
-    return {"why": walked}
+        withheld = f"{error.gave} {error.rule}"
+    except RuntimeError as error:  # a kernel without gradients, or too little memory
+        withheld = f"The model failed with gradients: {str(error)[:500]}"
+    return {"why": walked} if walked else {"why_withheld": withheld}
 
 
 def _before(result: schema.Why) -> tuple[int, int, int, int] | None:

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources d569d50089e7e8323ebb86b5f718dbdcf8387042967ab575384493acbde86ad6; do not edit.
+// Made by `make page` from the sources eb01444acb310a9bcddca40532bd42ee8175b482ce83a1d84b3e7a79288401d6; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -618,17 +618,17 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return withGaps([...picked].sort((a, b) => a - b), values.length);
   }
   function withGaps(positions, length) {
-    const line = [];
+    const line2 = [];
     let expected = 0;
     for (const position of positions) {
-      if (position === expected + 1) line.push(expected);
-      if (position > expected + 1) line.push(null);
-      line.push(position);
+      if (position === expected + 1) line2.push(expected);
+      if (position > expected + 1) line2.push(null);
+      line2.push(position);
       expected = position + 1;
     }
-    if (expected === length - 1) line.push(expected);
-    if (expected < length - 1) line.push(null);
-    return line;
+    if (expected === length - 1) line2.push(expected);
+    if (expected < length - 1) line2.push(null);
+    return line2;
   }
   function table(caption, columns, rows, kind = "") {
     const head = columns.map((name) => make("th", { scope: "col" }, name));
@@ -708,8 +708,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function writtenLines(tokens) {
     const starts = tokens.flatMap((_, i) => i === 0 || isLineEnd(tokens[i - 1]) ? [i] : []);
     return starts.map((first, i) => {
-      const line = tokens.slice(first, starts[i + 1]), spaces = /↵([␣⇥]*)$/.exec(tokens[first - 1] ?? "")?.[1] ?? "";
-      return { first, tokens: line, indent: spaces.replaceAll("⇥", "␣␣␣␣").length, isFromRight: isFromRight(line) };
+      const line2 = tokens.slice(first, starts[i + 1]), spaces = /↵([␣⇥]*)$/.exec(tokens[first - 1] ?? "")?.[1] ?? "";
+      return { first, tokens: line2, indent: spaces.replaceAll("⇥", "␣␣␣␣").length, isFromRight: isFromRight(line2) };
     });
   }
 
@@ -1275,10 +1275,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     fitField();
   }
   function drawOutcome() {
-    const line = byId("edit-outcome"), { words, next, token: token2, position } = outcome(), shown = `${next} ${position} ${words}`;
-    if (line.shown === shown) return;
-    line.shown = shown;
-    line.replaceChildren(...position === void 0 ? [words] : [
+    const line2 = byId("edit-outcome"), { words, next, token: token2, position } = outcome(), shown = `${next} ${position} ${words}`;
+    if (line2.shown === shown) return;
+    line2.shown = shown;
+    line2.replaceChildren(...position === void 0 ? [words] : [
       next,
       "After ",
       button({ class: "link", title: "Go to this token" }, () => go({ query: position, key: null }), `“${token2}” (${position})`),
@@ -1316,12 +1316,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     constructor(width, height) {
       Object.assign(this, { width, height, bottom: height, shapes: [], targets: [] });
     }
-    rect(x, y, width, height, { fill, stroke, hatch, opacity = 1, radius = 0, line = 1, dash } = {}) {
-      this.shapes.push({ kind: "rect", x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash });
+    rect(x, y, width, height, { fill, stroke, hatch, opacity = 1, radius = 0, line: line2 = 1, dash } = {}) {
+      this.shapes.push({ kind: "rect", x, y, width, height, fill, stroke, hatch, opacity, radius, line: line2, dash });
     }
     // `d` as in SVG.
-    path(d, { stroke, fill, line = 1, opacity = 1, dash } = {}, about = {}) {
-      this.shapes.push({ kind: "path", d, stroke, fill, line, opacity, dash, ...about });
+    path(d, { stroke, fill, line: line2 = 1, opacity = 1, dash } = {}, about = {}) {
+      this.shapes.push({ kind: "path", d, stroke, fill, line: line2, opacity, dash, ...about });
     }
     // A text that has only so much `room` is cut to it.
     text(text, x, y, {
@@ -1397,7 +1397,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     PAINTED.group(pen, { shapes: scene.shapes, x: 0, y: 0 });
   }
   var PAINTED = {
-    rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line, dash }) {
+    rect(pen, { x, y, width, height, fill, stroke, hatch, opacity, radius, line: line2, dash }) {
       pen.globalAlpha = opacity;
       pen.beginPath();
       pen.roundRect(x, y, width, height, radius);
@@ -1409,12 +1409,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (stroke) {
         pen.setLineDash(dash ?? []);
         pen.strokeStyle = inked(stroke);
-        pen.lineWidth = line;
+        pen.lineWidth = line2;
         pen.stroke();
       }
       pen.globalAlpha = 1;
     },
-    path(pen, { d, stroke, fill, line, opacity, dash }) {
+    path(pen, { d, stroke, fill, line: line2, opacity, dash }) {
       const path = new Path2D(d);
       pen.globalAlpha = opacity;
       pen.setLineDash(dash ?? []);
@@ -1424,7 +1424,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       }
       if (stroke) {
         pen.strokeStyle = inked(stroke);
-        pen.lineWidth = line;
+        pen.lineWidth = line2;
         pen.stroke(path);
       }
       pen.globalAlpha = 1;
@@ -1485,11 +1485,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function svgOf({ width, height, shapes }) {
     const hatched = "url(#hatch)";
-    const ink = ({ fill, stroke, hatch, opacity, line, dash }) => ({
+    const ink = ({ fill, stroke, hatch, opacity, line: line2, dash }) => ({
       opacity,
       fill: hatch ? hatched : fill ? inked(fill) : "none",
       stroke: stroke && inked(stroke),
-      "stroke-width": stroke && line,
+      "stroke-width": stroke && line2,
       "stroke-dasharray": dash?.join(" ")
     });
     const written2 = {
@@ -1520,16 +1520,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
           });
         }).filter(Boolean)
       ],
-      group: ({ x, y, shapes: shapes2 }) => makeSvg("g", { transform: `translate(${x} ${y})` }, ...drawn(shapes2))
+      group: ({ x, y, shapes: shapes2 }) => makeSvg("g", { transform: `translate(${x} ${y})` }, ...drawn2(shapes2))
     };
-    const drawn = (shapes2) => shapes2.flatMap((shape) => written2[shape.kind](shape));
+    const drawn2 = (shapes2) => shapes2.flatMap((shape) => written2[shape.kind](shape));
     const hatching2 = makeSvg("path", { d: "M0 5 L5 0", stroke: inked("hatch") });
     const root = makeSvg(
       "svg",
       { viewBox: `0 0 ${width} ${height}`, width, height },
       makeSvg("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse" }, hatching2),
       makeSvg("rect", { width: "100%", height: "100%", fill: inked("paper") }),
-      ...drawn(shapes)
+      ...drawn2(shapes)
     );
     return new XMLSerializer().serializeToString(root);
   }
@@ -1734,9 +1734,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       for (const [from, to] of spans.toReversed()) {
         runs.splice(from, to - from + 1, [make("span", { class: "run", role: "presentation", dir: "ltr" }, runs.slice(from, to + 1).map(wrapped))]);
       }
-      const line = make("span", { class: "written", role: "presentation", dir: isFromRight2 ? "rtl" : "ltr" }, runs.map(wrapped));
-      line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
-      return line;
+      const line2 = make("span", { class: "written", role: "presentation", dir: isFromRight2 ? "rtl" : "ltr" }, runs.map(wrapped));
+      line2.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
+      return line2;
     });
     const guesses = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
     if (guesses.length) {
@@ -1784,9 +1784,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function keepInSight(word, strip) {
     if (!word) return;
-    const top = word.offsetTop, line = word.offsetHeight + 2, visible = strip.clientHeight - line;
+    const top = word.offsetTop, line2 = word.offsetHeight + 2, visible = strip.clientHeight - line2;
     if (top < strip.scrollTop || top > strip.scrollTop + visible) {
-      strip.scrollTop = Math.max(0, Math.floor(top / line) - 1) * line;
+      strip.scrollTop = Math.max(0, Math.floor(top / line2) - 1) * line2;
     }
   }
   function drawSentence() {
@@ -1863,7 +1863,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const bold = !joined && !continued, text = word.length > 12 ? fitted(word, 300, { ...font, bold }) : word;
       return { position, text, joined, continued, isFirst: i === 0, isFromRight: isFromRight2, indent, wide: widthOf(text, { ...font, bold }) };
     });
-    const pieces = partsToShow(side).flatMap(([first, last]) => writtenLines(trace.keys.slice(first, last)).flatMap((line) => lineOf({ ...line, first: first + line.first })));
+    const pieces = partsToShow(side).flatMap(([first, last]) => writtenLines(trace.keys.slice(first, last)).flatMap((line2) => lineOf({ ...line2, first: first + line2.first })));
     const bySize = /* @__PURE__ */ new Map();
     const linesOf = (size) => {
       const [begin, end] = [MARGIN, width - MARGIN], lines = (
@@ -1893,9 +1893,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return (most, least) => {
       const sizes = WORD_SIZES.filter((size2) => size2 >= least);
       const tried = (size2) => {
-        const lines = bySize.get(size2) ?? linesOf(size2), high = boxHeight(size2), line = high + gutter;
+        const lines = bySize.get(size2) ?? linesOf(size2), high = boxHeight(size2), line2 = high + gutter;
         bySize.set(size2, lines);
-        return { lines, size: size2, high, line, gutter, width, most, fits: lines.length * line - gutter <= most };
+        return { lines, size: size2, high, line: line2, gutter, width, most, fits: lines.length * line2 - gutter <= most };
       };
       const size = sizes.find((size2) => tried(size2).fits) ?? sizes.at(-1);
       return tried(size);
@@ -1913,25 +1913,25 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return one[1] >= other[0] ? [[one[0], other[1]]] : [one, other];
   }
   function textScene(scene, side, x, y, layout, { difference, limit } = {}) {
-    const { trace, head, query, key } = side, { lines, high, line, gutter, width, most } = layout, font = { serif: true, size: layout.size };
+    const { trace, head, query, key } = side, { lines, high, line: line2, gutter, width, most } = layout, font = { serif: true, size: layout.size };
     const row = difference ?? shades(trace, head, query);
     const blocked = query === null ? [] : trace.blocked(head, query);
     const kept = linesToShow(
       lines,
-      Math.max(2, Math.floor((most + gutter) / line)),
+      Math.max(2, Math.floor((most + gutter) / line2)),
       difference ?? (side.rest.query === null ? row : side.rest.row),
       [trace.isOneText ? side.rest.query : null, side.rest.key]
     );
     const boxes = /* @__PURE__ */ new Map();
-    let top = y - line, before = -1;
+    let top = y - line2, before = -1;
     const cut = (at) => scene.text("⋯", x + MARGIN + 4, at, { size: 12, fill: "soft" });
     for (const i of kept) {
-      top += line;
+      top += line2;
       if (lines[i][0].position > before + 1) cut(top - gutter / 2);
-      const drawn = lines[i], { isFromRight: isFromRight2 } = drawn[0], runs = isFromRight2 ? runsFromLeft(drawn.map((it) => it.text)) : [];
-      drawn.forEach((word, j) => {
+      const drawn2 = lines[i], { isFromRight: isFromRight2 } = drawn2[0], runs = isFromRight2 ? runsFromLeft(drawn2.map((it) => it.text)) : [];
+      drawn2.forEach((word, j) => {
         const run = runs.find(([first, last]) => first <= j && j <= last), end = (it) => width - it.left;
-        const left = run ? end(drawn[run[1]]) - drawn[run[1]].width + word.left - drawn[run[0]].left : isFromRight2 ? end(word) - word.width : word.left;
+        const left = run ? end(drawn2[run[1]]) - drawn2[run[1]].width + word.left - drawn2[run[0]].left : isFromRight2 ? end(word) - word.width : word.left;
         boxes.set(word.position, { ...word, x: x + left, y: top, before: isFromRight2 && !run ? word.after : word.before });
       });
       before = lines[i].at(-1).position;
@@ -1987,10 +1987,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const all = lines.map((_, i) => i);
     if (lines.length <= most) return all;
     const heaviestIn = lines.map((words) => Math.max(0, ...words.map((it) => Math.abs(row[it.position] || 0))));
-    const holding = wanted.map((position) => lines.findIndex((words) => words.some((it) => it.position === position))).filter((line) => line >= 0);
-    const byWeight = all.toSorted((a, b) => heaviestIn[b] - heaviestIn[a]).filter((line, i) => i === 0 || holding.length && heaviestIn[line] >= chosen.threshold);
+    const holding = wanted.map((position) => lines.findIndex((words) => words.some((it) => it.position === position))).filter((line2) => line2 >= 0);
+    const byWeight = all.toSorted((a, b) => heaviestIn[b] - heaviestIn[a]).filter((line2, i) => i === 0 || holding.length && heaviestIn[line2] >= chosen.threshold);
     const first = [.../* @__PURE__ */ new Set([...holding, ...byWeight])].slice(0, most);
-    const distance = (line) => Math.min(...first.map((it) => Math.abs(it - line)));
+    const distance = (line2) => Math.min(...first.map((it) => Math.abs(it - line2)));
     const near = all.toSorted((a, b) => distance(a) - distance(b));
     return [.../* @__PURE__ */ new Set([...first, ...near])].slice(0, most).sort((a, b) => a - b);
   }
@@ -2656,7 +2656,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     const rowsOfSides = members.map((side) => new Map(queries.filter((q) => q !== null).map((q) => [q, side.trace.row(side.trace.used, side.head, q) ?? []])));
     const isFaint = (q, k) => query !== null && q !== query || query === null && key !== null && k !== key;
-    const line = (i, j, weight, colour, q, k) => {
+    const line2 = (i, j, weight, colour, q, k) => {
       const [y1, y2] = [middle(i), middle(j)], faint = isFaint(q, k), bend = (left + right) / 2;
       scene.path(
         `M ${left} ${y1} C ${bend} ${y1} ${bend} ${y2} ${right} ${y2}`,
@@ -2668,24 +2668,24 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         { weight, query: q, key: k }
       );
     };
-    const drawn = [];
+    const drawn2 = [];
     queries.forEach((q, i) => q !== null && keys.forEach((k, j) => {
       if (k === null) return;
       if (chosen.difference && members.length === 2) {
         const change = (rowsOfSides[1].get(q)[k] ?? 0) - (rowsOfSides[0].get(q)[k] ?? 0);
         if (Math.abs(change) >= chosen.threshold) {
-          drawn.push([i, j, Math.abs(change), css(signedColour(Math.sign(change), 1)), q, k]);
+          drawn2.push([i, j, Math.abs(change), css(signedColour(Math.sign(change), 1)), q, k]);
         }
       } else {
         members.forEach((side, s) => {
           const weight = rowsOfSides[s].get(q)[k];
           if (weight >= chosen.threshold && weight >= LEAST) {
-            drawn.push([i, j, weight, isNamed ? sideColour(side.colour) : "accent", q, k]);
+            drawn2.push([i, j, weight, isNamed ? sideColour(side.colour) : "accent", q, k]);
           }
         });
       }
     }));
-    if (!drawn.length) {
+    if (!drawn2.length) {
       scene.text(
         `no weight of ${percent(chosen.threshold)} or more`,
         (left + right) / 2,
@@ -2693,7 +2693,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         { fill: "soft", align: "center" }
       );
     }
-    for (const it of drawn.sort((a, b) => Number(isFaint(b[4], b[5])) - Number(isFaint(a[4], a[5])) || a[2] - b[2])) line(...it);
+    for (const it of drawn2.sort((a, b) => Number(isFaint(b[4], b[5])) - Number(isFaint(a[4], a[5])) || a[2] - b[2])) line2(...it);
     const blocked = query === null ? [] : trace.blocked(members[0].head, query);
     const word = (list, i, position, labels, at, align, isChosen, target) => {
       const y = middle(i);
@@ -2897,7 +2897,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const products = q.map((value, i) => value * k[i]);
       const shown = ends(products.length, 10);
       const rest = products.filter((_, i) => !shown.includes(i));
-      const line = (name, values, kind, end = "") => ({
+      const line2 = (name, values, kind, end = "") => ({
         kind,
         cells: [name, ...shown.map((i) => i === null ? end || "…" : number(values[i]))]
       });
@@ -2907,9 +2907,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
           "The dot product of this query and the selected key, feature by feature",
           ["feature", ...shown.map((i) => i === null ? `${rest.length} more` : String(i))],
           [
-            line(["query ", queryToken(queryOr())], q),
-            line(["key ", keyToken(keyOr())], k),
-            line("product", products, "total", number(left))
+            line2(["query ", queryToken(queryOr())], q),
+            line2(["key ", keyToken(keyOr())], k),
+            line2("product", products, "total", number(left))
           ]
         ),
         make(
@@ -3162,10 +3162,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const [cells, marks] = isNow("output") && carried ? ["Red below 0, blue above.", "Height of a value, and percent: what the head carries."] : ["A cell is a feature: red below 0, blue above.", "Bars: the numbers beside them."];
     const isHatched = keys.some((k) => trace.blocked(head, query)[k]);
     const meaning = [cells, isHatched ? `${marks} Hatched: may not look.` : marks], small = { size: 12 };
-    const fits2 = (lines2) => lines2.every((line) => widthOf(line, small) <= width - 170);
+    const fits2 = (lines2) => lines2.every((line2) => widthOf(line2, small) <= width - 170);
     const lines = fits2([meaning.join(" ")]) ? [meaning.join(" ")] : meaning, isBesideBar = fits2(lines);
     const top = endY + foot + (isBesideBar ? 12 - 8 * lines.length : LEGEND2);
-    lines.forEach((line, i) => scene.text(line, isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft", room: width }));
+    lines.forEach((line2, i) => scene.text(line2, isBesideBar ? 166 : 0, top + 16 * i, { ...small, fill: "soft", room: width }));
     scene.height = Math.max(height, endY + foot + LEGEND2 - 8 + (isBesideBar ? 0 : 16 * lines.length));
     return scene;
   }
@@ -3326,6 +3326,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     /** @type {Pair[]} */
     []
   ), at: "" };
+  var drawn = (
+    /** @type {any[]} */
+    []
+  );
+  var line = make("p", { class: "because", role: "status" });
   var nameOf = ({ layer, head, query, key }) => [layer, head, query, key].join(" ");
   var signed = (x, digits = 2) => `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(digits)}`;
   var paragraph2 = (kind, ...words) => make("p", { class: kind }, ...words);
@@ -3342,25 +3347,39 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const pair = selected(), from = snapshot(), name = pair ? nameOf(pair) : "";
     if (trail.at === NEXT) trail.at = name;
     else if (trail.at !== name) trail = { pairs: [], at: "" };
-    byId("panel").replaceChildren(...back(), ...contents(from, pair, name));
+    const answer = answersOf(from).get(name), shown = [from, name, answer, newest.refusal];
+    if (byId("panel").contains(line) && shown.every((it, i) => it === drawn[i])) return;
+    drawn = shown;
+    byId("panel").replaceChildren(...back(), ...contents(from, pair, answer));
+    drawn[3] = newest.refusal;
   }
-  function contents(from, pair, name) {
-    if (!pair) return [paragraph2("", "The page does not have the weights of this token. Choose another token, or a key of it.")];
+  function contents(from, pair, answer) {
+    if (!pair) return [say2("The page does not have the weights of this token. Choose another token, or a key of it.")];
+    if (answer) return written(answer);
+    if (from.layer(pair.layer).blocked(pair.head, pair.query)[pair.key]) {
+      return [say2(...asked2(pair), "this query may not look at this key, so there is nothing to explain.")];
+    }
+    return store.source?.why ? [requested2(from, pair)] : onlyIn(from, pair);
+  }
+  function answersOf(from) {
     const answers = known.get(from) ?? new Map((from.data.why ?? []).map((it) => [nameOf(it), it]));
     known.set(from, answers);
-    const answer = answers.get(name);
-    if (answer) return written(answer);
-    return store.source?.why ? [requested2(from, pair, name, answers)] : onlyIn(from, pair);
+    return answers;
+  }
+  function say2(...words) {
+    line.replaceChildren(...words);
+    return line;
   }
   var asked2 = (pair) => [`${placeInWords(pair.layer, pair.head)} at `, queryIn(pair), " and the key ", keyIn(pair), ": "];
-  function requested2(from, pair, name, answers) {
-    if (newest.from !== from || newest.name !== name) ask(from, pair, name, answers);
-    return make("p", { role: "status" }, ...asked2(pair), newest.refusal || "computing what wrote its query and its key.");
+  function requested2(from, pair) {
+    if (newest.from !== from || newest.name !== nameOf(pair)) ask(from, pair);
+    return say2(...asked2(pair), newest.refusal || "computing what wrote its query and its key.");
   }
-  async function ask(from, pair, name, answers) {
-    const request = newest = { from, name, refusal: "" };
+  async function ask(from, pair) {
+    const request = newest = { from, name: nameOf(pair), refusal: "" };
     try {
-      answers.set(name, await store.source?.why?.(from.text, chosen.edits, pair));
+      const answer = await store.source?.why?.(from.text, chosen.edits, pair);
+      if (answer) answersOf(from).set(request.name, answer);
     } catch (error) {
       request.refusal = error instanceof Error ? error.message : String(error);
     }
@@ -3371,7 +3390,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const links = why.flatMap((it, i) => [i ? ", " : "", link({}, it, placeName(it.layer, it.head)), " at ", queryIn(it), " and ", keyIn(it)]);
     const copyButton = button({ class: "quiet" }, () => copy(copyButton, command ?? ""), "Copy");
     return [
-      paragraph2("", ...asked2(pair), "this page does not have what wrote its query and its key. ", why_withheld ?? ""),
+      say2(...asked2(pair), "this page does not have what wrote its query and its key. ", why_withheld ?? ""),
       links.length ? paragraph2("", "It has it for ", ...links, ".") : "",
       command ? paragraph2("", "For every other weight, run: ", make("code", {}, command), " ", copyButton) : paragraph2("", "In Python, clearhead.why computes it.")
     ];
@@ -3380,7 +3399,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const sides2 = [it.wrote_key, it.wrote_query], limit = Math.max(...sides2.flatMap(({ parts }) => parts.map(({ part }) => Math.abs(part))));
     const against = it.against === "others" ? "the mean of the other keys" : it.against;
     return [
-      paragraph2("because", ...sentence(it)),
+      say2(...sentence(it)),
       paragraph2(
         "hint",
         `Weight ${it.weight.toFixed(3)}, score ${signed(it.score)}, contrast ${signed(it.contrast)} against ${against}`,
@@ -3401,7 +3420,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (others) rows.push(row(count(others, "other"), rest));
     return table(
       `What wrote the ${kind} ${(kind === "key" ? keys : queries)[it[kind]]} (${it[kind]})`,
-      ["written by", "", "part"],
+      ["written by", "bar", "part"],
       [...rows, row("sums to", side.total, "total")],
       "parts"
     );
@@ -3527,10 +3546,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function drawReading() {
     const trace = shownTrace(), { head, query } = state();
-    const line = byId("reading");
+    const line2 = byId("reading");
     byId("why").hidden = !VIEWS.includes("why") || chosen.view === "why" || chosen.query === null;
     if (query === null && !["walk", "numbers", "why"].includes(chosen.view)) {
-      line.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
+      line2.replaceChildren(make("span", { class: "soft" }, "Point at a word to read its numbers."));
       return;
     }
     const at = queryOr(), key = keyOr();
@@ -3543,13 +3562,13 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         make("b", {}, precise(value))
       )
     ]);
-    line.replaceChildren(
+    line2.replaceChildren(
       make("strong", {}, queryToken(at)),
       make("span", { class: "arrow" }, " → "),
       make("strong", {}, keyToken(key)),
       ...numbers
     );
-    if (trace.blocked(head, at)[key]) line.append(make("span", { class: "soft" }, "may not look"));
+    if (trace.blocked(head, at)[key]) line2.append(make("span", { class: "soft" }, "may not look"));
   }
   var OF_PAIR = {
     scores: "score",
@@ -3711,7 +3730,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return canvas;
   }
   function nameSaved() {
-    const step = stepToSave(), picture = chosen.view === "numbers" ? "Map" : "Picture";
+    const step = stepToSave(), picture = TABS[chosen.view].draw ? "Picture" : "Map";
     const words = {
       png: `${picture} (PNG)`,
       svg: `${picture} (SVG)`,
@@ -3877,10 +3896,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     async function ask2(path, request, signal, report = say) {
       const lines = parent === window ? serverLines : fromNotebook;
       for await (const text of lines(path, request, signal)) {
-        const line = parse(text);
-        if (line.error) throw new Error(errorWords(line.error));
-        if (line.progress) report(progressWords(...line.progress), true);
-        const answer = line.snapshot ?? line.layer ?? line.why;
+        const line2 = parse(text);
+        if (line2.error) throw new Error(errorWords(line2.error));
+        if (line2.progress) report(progressWords(...line2.progress), true);
+        const answer = line2.snapshot ?? line2.layer ?? line2.why;
         if (answer) {
           report("", true);
           return answer;
@@ -3955,7 +3974,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     canvas.addEventListener("click", (event) => {
       const changes = under(event);
       if (!changes) return;
-      if (isChosenPair(changes)) chooseView("why");
+      if (isChosenPair(changes)) openWhy();
       else go(changes);
     });
     canvas.addEventListener("keydown", (event) => {
@@ -3965,7 +3984,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         event.preventDefault();
         return act();
       }
-      if (event.key === "Enter" && VIEWS.includes("why")) chooseView("why");
+      if (event.key === "Enter" && VIEWS.includes("why")) return openWhy();
       const kept = (i) => stored[Math.max(0, Math.min(stored.length - 1, i))];
       const changes = {
         ArrowUp: { query: kept(slot - 1), key },
@@ -3981,9 +4000,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
     byId("panel").addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
-      if (!by || chosen.view !== "numbers" || event.target.closest(".scroll") || event.target.closest(".stages")) return;
+      if (!by || event.target.closest(".scroll") || event.target.closest(".stages")) return;
       event.preventDefault();
-      turnStage(by);
+      if (chosen.view === "why") go({ query: queryOr(), key: Math.max(0, Math.min(shownTrace().size.k - 1, keyOr() + by)) });
+      else turnStage(by);
     });
     new ResizeObserver(() => screen.drawPicture()).observe(byId("view"));
     addEventListener("keydown", (event) => {
@@ -4001,6 +4021,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
   }
   var isChosenPair = ({ query = chosen.query, key }) => VIEWS.includes("why") && typeof key === "number" && key === chosen.key && query !== null && query === chosen.query;
+  function openWhy() {
+    chooseView("why");
+    byId("panel").focus();
+  }
   function buildViews() {
     const views = byId("views");
     views.replaceChildren(...VIEWS.map((view) => button(
@@ -4018,7 +4042,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const { by } = event.target.dataset;
       if (by) go({ by });
     });
-    byId("why").addEventListener("click", () => chooseView("why"));
+    byId("why").addEventListener("click", openWhy);
     byId("keep").addEventListener("click", keep);
     byId("beside").addEventListener("click", () => {
       store.isAdding = !store.isAdding;

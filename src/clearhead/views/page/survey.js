@@ -1,4 +1,4 @@
-// Made by `make page` from the sources d569d50089e7e8323ebb86b5f718dbdcf8387042967ab575384493acbde86ad6; do not edit.
+// Made by `make page` from the sources eb01444acb310a9bcddca40532bd42ee8175b482ce83a1d84b3e7a79288401d6; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -15,8 +15,8 @@ def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) 
     """Return the response to a request.
 
     It is ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}`` for "tile" and "steps",
-    ``{"vectors": ...}`` for "vectors", ``{"why": ...}`` for "why", or ``{"error": ...}`` with three parts. Raises only what
-    `on_progress` raises.
+    ``{"vectors": ...}`` for "vectors", ``{"why": ...}`` for "why", or ``{"error": ...}``
+    with three parts. Raises only what `on_progress` raises.
     """
     try:
         if not isinstance(request, dict):

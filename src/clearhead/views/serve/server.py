@@ -44,8 +44,8 @@ def app(
 
     ``/TOKEN/`` is the `page`, ``/TOKEN/compute`` the snapshot of a text with edits, ``/TOKEN/tile``
     exact weights of a part of one head, ``/TOKEN/steps`` every step of one layer, ``/TOKEN/why``
-    the parts of one weight. With a `survey_page`, this is the first page, and the `page` is ``/TOKEN/explore``;
-    ``/TOKEN/vectors`` has the vectors of one head at examples of the survey.
+    the parts of one weight. With a `survey_page`, this is the first page, and the `page` is
+    ``/TOKEN/explore``; ``/TOKEN/vectors`` has the vectors of one head at examples of the survey.
     """
     model = _Model()
 
