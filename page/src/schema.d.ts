@@ -257,7 +257,8 @@ export interface WhySide {
  * Why a head looks from a query at a key: `models.why.Why`.
  *
  * `sentence` names positions. `frequencies` has the rotary frequencies from the fastest to the
- * slowest, and at last what is not rotated.
+ * slowest, and at last what is not rotated. `further` are the changes of the score if the key
+ * stood 1, 2, 4, ... 64 tokens further.
  */
 export interface Why {
   layer: number;
@@ -273,16 +274,8 @@ export interface Why {
   wrote_key: WhySide;
   wrote_query: WhySide;
   frequencies: number[] | null;
+  further: number[] | null;
   remarks: string[];
-}
-
-/**
- * Why the head with which a page opens looks at its largest key, and the heads before it; or
- * the reason why the page does not have it.
- */
-export interface WhyAhead {
-  why?: Why[];
-  why_withheld?: string;
 }
 
 /**
@@ -294,13 +287,12 @@ export interface WhyAhead {
  * probable next words of each position, and `next_token` the heads that write the last one.
  * `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
  * a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
- * outputs of all attention calls.
+ * outputs of all attention calls. `why` is computed ahead, for the head with which the page opens
+ * and the heads before it; `why_withheld` is the reason if it could not.
  */
 export interface Snapshot {
   tokens: string[];
   layers: Layer[];
-  why?: Why[];
-  why_withheld?: string;
   names?: Record<string, string>;
   name?: string;
   spelling?: Spelling;
@@ -314,6 +306,8 @@ export interface Snapshot {
   effects_withheld?: string;
   outputs?: string;
   begin?: Begin;
+  why?: Why[];
+  why_withheld?: string;
 }
 
 /**
@@ -437,8 +431,6 @@ export interface Ahead {
 export interface Page {
   tokens: string[];
   layers: Layer[];
-  why?: Why[];
-  why_withheld?: string;
   names?: Record<string, string>;
   name?: string;
   spelling?: Spelling;
@@ -452,6 +444,8 @@ export interface Page {
   effects_withheld?: string;
   outputs?: string;
   begin?: Begin;
+  why?: Why[];
+  why_withheld?: string;
   inks: Record<string, Record<string, [number, number, number][]>>;
   roles: RoleText[];
   edits: Record<string, NumberEdit>;

@@ -1,7 +1,7 @@
 """`clearhead look`: show what every head of a model looks at, as text, as a picture, as a page."""
 
 import re
-from itertools import chain, repeat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +13,11 @@ from .output import say, say_loading, say_written, terminal_width, wrapped
 from .text_input import read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clearhead import Why
     from clearhead.models.report import Report
     from clearhead.models.report.text_model import TextModel
-    from clearhead.views.html.schema import WhyAhead
 
 SHORT_TABLE = 24  # heads of which the table fits a screen
 
@@ -150,8 +152,6 @@ def _look_at_text(
     out: Path,
     other: "TextModel | None",
 ) -> None:
-    from dataclasses import replace
-
     from clearhead.models.report import report, summary
     from clearhead.views import text as terminal
     from clearhead.views.html.why import why_ahead
@@ -170,8 +170,8 @@ def _look_at_text(
     is_short = len(result.heads) <= SHORT_TABLE
     width = terminal_width()
     typer.echo(summary(result, min(80, width or 80)))
-    if line := _why_line(result, why):
-        typer.echo(f"\n{wrapped(line)}")
+    if why:
+        typer.echo(f"\n{wrapped(_why_line(result, why))}")
     if every or is_short:
         typer.echo(f"\n{result.to_text(width)}")
     else:
@@ -184,23 +184,13 @@ def _look_at_text(
     say_written(written)
 
 
-def _why_line(result: "Report", why: "WhyAhead") -> str:
-    """Say why the head to begin with looks at its key, with the tokens of its sentence."""
-    from clearhead.core.formatting import visible
-    from clearhead.models.report.opening import token_labels
-
-    if "why_withheld" in why:
-        return f"Why it looks there is unknown. {why['why_withheld']}"
-    if "why" not in why:
-        return ""
-    first = why["why"][0]
-    queries, keys = token_labels(result, first["layer"])
-    labels = chain([queries], repeat(keys))  # the sentence begins with the query
-
-    def named(at: re.Match[str]) -> str:
-        return f'"{visible(next(labels)[int(at[1])]).strip(" ␣")}" ({at[1]})'
-
-    return "Why: " + re.sub(r"position (\d+)", named, first["sentence"])
+def _why_line(result: "Report", why: "Sequence[Why] | str") -> str:
+    """Say why the head to begin with looks at its key."""
+    if isinstance(why, str):
+        return f"Why it looks there is unknown. {why}"
+    own = result.layers[why[0].layer]
+    tokens = None if own.cross_attention else own.key_tokens
+    return f"Why: {replace(why[0], tokens=tokens).sentence()}"
 
 
 def _without_writers(model: "TextModel", words: str, result: "Report") -> "Report | None":

@@ -143,7 +143,7 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     assert "Roles of heads" in out and "Begin with L0H7: antecedent" in out
     [line] = re.findall(r"^Why: L0H7 at .*\n.*", out, re.M)
     assert re.fullmatch(
-        r'Why: L0H7 at "\w+" \(\d+\) looks at "\w+" \(\d+\) because .* of \d+\.\d\.',
+        r"Why: L0H7 at \*\w+\* \(\d+\) looks at \*\w+\* \(\d+\) because .* of \d+\.\d\.",
         " ".join(line.split()),
     )
     assert "Largest scores on random tokens" in out

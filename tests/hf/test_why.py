@@ -234,6 +234,41 @@ def test_means_over_rows_are_those_of_all_pairs(name):
             assert float((torch.as_tensor(mean) - expected).abs().max()) < 1e-5 * largest
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3"])
+def test_a_key_that_stands_further_back_has_the_score_of_a_run_at_that_position(name):
+    """In layer 0 nothing but the rotation depends on positions."""
+    model, inputs, _ = built(name)
+    given = {"input_ids": inputs[None], "attention_mask": torch.ones(1, T, dtype=torch.long)}
+    by = torch.tensor([0, 1, 4, 30])
+
+    def run(moved):
+        positions = torch.arange(T)
+        positions[2] -= moved
+        request = {**given, "position_ids": positions[None]}
+        return ch.why(model, request, layer=0, head=1, query=5, key=2)
+
+    why = run(0)
+    for moved, change in zip(by.tolist(), why.further(by).tolist(), strict=True):
+        other = run(moved)
+        assert change == pytest.approx(other.score - why.score, abs=1e-5)
+        assert change == pytest.approx(other.contrast - why.contrast, abs=1e-5)
+        odds = (1 / why.weight - 1) * torch.tensor(-change).exp().item()  # as the page computes
+        assert 1 / (1 + odds) == pytest.approx(other.weight, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_without_a_rotation_it_is_unknown(name):
+    model, inputs, layer = built(name)
+    why = ch.why(model, inputs, layer=layer, head=1, query=5, key=2)
+    assert why.further(torch.tensor([1])) is None
+
+
+def test_of_a_row_it_is_unknown():
+    model, inputs, layer = built("llama")
+    why = ch.why(model, inputs, layer=layer, head=1, query=5)
+    assert why.further(torch.tensor([1])) is None
+
+
 def last(why):
     """The index of the position bias, or None."""
     return len(why.components) - 1 if why.components[-1].kind == "distance" else None

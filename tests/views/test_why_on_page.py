@@ -7,10 +7,12 @@ import torch
 
 import clearhead as ch
 from clearhead import demo as storyteller
+from clearhead.hf import Checkpoint
 from clearhead.models.report.opening import opening
 from clearhead.views import html
 from clearhead.views.html.why import LARGEST, why_ahead
 from tests.views.browser import free_tab, must_be_drawn, put_back
+from tests.views.serve.models import save_gpt2, words
 from tests.views.test_page import axe, full_trace, rows  # a fixture, too
 
 assert axe
@@ -41,7 +43,7 @@ def file(browser, report, tmp_path):
     """Open the file of the report, with what `why` was given of it."""
     opened = []
 
-    def open_file(why, **options):
+    def open_file(why, report=report, **options):
         path = html.write_report(report, tmp_path / "page.html", why=why)
         tab = free_tab(browser, **options)
         tab.goto(f"{path.as_uri()}#view=why")
@@ -92,7 +94,7 @@ def test_a_file_has_why_its_first_head_looks_there(file, teller, report, ahead):
 
 
 def test_a_link_walks_to_the_head_that_wrote_the_key_and_back(file, teller, report, ahead):
-    first, second = ([it[x] for x in ("layer", "head", "query", "key")] for it in ahead["why"][:2])
+    first, second = ([it.layer, it.head, it.query, it.key] for it in ahead[:2])
     why = reasons(teller, *first)
     component, _ = next(x for x in why.largest("key") if x[0].kind == "head" and x[1] > 0)
     read = why.sources(component.layer, component.head)
@@ -127,11 +129,45 @@ def test_a_file_has_no_numbers_of_another_weight_but_a_command(file, ahead):
     assert panel.locator("table").count() == 0
 
 
+def test_a_rotation_is_shown_by_frequency_and_by_distance(file, tmp_path):
+    """The frequencies sum to the contrast, and the weights are those at other distances."""
+    transformers = pytest.importorskip("transformers")
+    folder = save_gpt2(tmp_path / "a model")
+    (folder / "config.json").unlink()
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=24, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    model.model.embed_tokens.weight.data.mul_(20)
+    for part in ("q", "k"):
+        getattr(model.model.layers[0].self_attn, f"{part}_proj").weight.data.mul_(40)
+    model.eval().save_pretrained(folder)
+    reader = Checkpoint(folder)
+    report = ch.report(reader, words(9), progress=False)
+    inputs = reader.tokens_and_inputs(words(9))[1]
+    why = ch.why(reader.module, inputs, layer=0, head=1, query=8, key=3)
+    assert abs(why.contrast) > 0.1
+    tab = file([why], report)
+    tab.evaluate("go({ layer: 0, head: 1, query: 8, key: 3 })")
+    chart = tab.locator("#panel svg.frequencies")
+    assert chart.locator("title").all_text_contents() == [
+        f"Frequency {i}: {signed(x)}" for i, x in enumerate(why.frequencies[:-1].tolist())
+    ]
+    assert f"sum to {signed(why.contrast)}" in chart.get_attribute("aria-label")
+    [scores, weights] = rows(tab, "If the key stood further back")
+    changes = why.further(2 ** torch.arange(7))
+    assert scores == ["score", "+0.00", *map(signed, changes.tolist())]
+    odds = (1 / why.weight - 1) * torch.cat([torch.zeros(1), -changes]).exp()
+    assert weights == ["weight", *(f"{x:.3f}" for x in (1 / (1 + odds)).tolist())]
+    assert weights[1] == f"{why.weight:.3f}"
+
+
 def test_a_file_states_why_it_has_none(file, report):
     withheld = why_ahead(Other(lambda: None), report)
-    assert "made no attention call" in withheld["why_withheld"]
+    assert withheld.startswith("It was not computed: ") and "made no attention call" in withheld
     tab = file(withheld)
-    assert withheld["why_withheld"] in tab.locator("#panel").text_content()
+    assert withheld.split("\n")[0] in tab.locator("#panel").text_content()
     assert tab.locator("#panel table").count() == 0
 
 
@@ -139,8 +175,7 @@ def test_a_model_that_cannot_run_with_gradients_has_no_why(report):
     def fail():
         raise RuntimeError("no kernel")
 
-    withheld = why_ahead(Other(fail), report)["why_withheld"]
-    assert withheld == "The model failed with gradients: no kernel"
+    assert why_ahead(Other(fail), report) == "It was not computed: no kernel"
 
 
 class Other:

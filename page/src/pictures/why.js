@@ -118,6 +118,7 @@ function written(/** @type {schema.Why} */ it) {
       it.softcap === null ? "." : `, before the soft cap ${it.softcap}.`, store.edited ? " With the edits of What if." : ""),
     make("div", { class: "sides" }, sideOf(it, it.wrote_key, "key", limit), sideOf(it, it.wrote_query, "query", limit)),
     it.frequencies ? frequencies(it.frequencies) : "",
+    it.further ? further(it, it.further) : "",
     paragraph("hint", "Each list sums exactly to the contrast, with the norms frozen at this run. These are parts of a score, and no claim " +
       "about causes: without a head, norms and later layers change, too. What if runs the model without it."),
     ...it.remarks.map((words) => paragraph("hint", words)),
@@ -135,7 +136,7 @@ function sideOf(/** @type {schema.Why} */ it, /** @type {schema.WhySide} */ side
   const rows = side.parts.map((part) => row(writer(it, part, it[kind]), part.part));
   if (others) rows.push(row(count(others, "other"), rest));
   return table(`What wrote the ${kind} ${(kind === "key" ? keys : queries)[it[kind]]} (${it[kind]})`,
-    ["written by", "bar", "part"], [...rows, row("sums to", side.total, "total")], "parts");
+    ["written by", "bar", "part"], [...rows, row("sums to", side.total, "total")], "parts sums");
 }
 
 // A component; a head with a link to it, at this position and the token that it read from.
@@ -183,4 +184,14 @@ function frequencies(parts) {
     `of number ${most}, and all sum to ${signed(sum(rotated))}${still ? `; not rotated ${signed(still)}` : ""}.`;
   return make("figure", {}, makeSvg("svg", { class: "frequencies", viewBox: `0 0 ${width} ${2 * HALF}`, width, height: 2 * HALF, role: "img", "aria-label": words },
     makeSvg("line", { x1: 0, x2: width, y1: HALF, y2: HALF }), ...bars), make("figcaption", { class: "hint" }, words));
+}
+
+// What the weight would be if the key, with the vector that it has before rotation, stood 1, 2, 4, ... tokens
+// further back. Behind a soft cap the weight does not follow from the change of the score.
+function further(/** @type {schema.Why} */ { weight, softcap }, /** @type {number[]} */ changes) {
+  const moved = [0, ...changes.map((_, i) => 2 ** i)], scores = [0, ...changes];
+  const weights = scores.map((x) => 1 / (1 + (1 / weight - 1) * Math.exp(-x)));
+  const row = (name, cells) => ({ kind: "", cells: [name, ...cells] });
+  return table("If the key stood further back, and all else were as it is", ["tokens", ...moved.map(String)],
+    [row("score", scores.map((x) => signed(x))), ...(softcap === null ? [row("weight", weights.map((x) => x.toFixed(3)))] : [])], "parts further");
 }

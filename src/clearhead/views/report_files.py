@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
 from ..core.errors import must_be, writable_folder
 from ..models.report import Report
+from ..models.why import Why
 from . import html, plot
-from .html.schema import WhyAhead
 
 
 def write(
@@ -17,7 +18,7 @@ def write(
     *,
     beside: Report | None = None,
     ahead: Report | None = None,
-    why: WhyAhead | None = None,
+    why: Sequence[Why] | str = (),
 ) -> dict[str, Path]:
     """Write the page, the pictures and the numbers of a report to the folder `out`.
 

@@ -156,6 +156,17 @@ class Why(ShownInNotebook, Savable):
             pairs = torch.block_diag(pairs, self.key_parts[-1:].to(pairs))
         return pairs.float()
 
+    @own_dtypes()
+    def further(self, by: Tensor) -> Tensor | None:
+        """Return by how much the score changes if the key stands `by` tokens further back, (n,).
+
+        `by` has n numbers. The vector of the key before rotation stays, so the contrast changes by
+        the same. None without a rotation that is known, with a position bias, and of a row. Raises
+        `BadValue` for a loaded result.
+        """
+        split, is_pair = self._with_run(), self.key is not None and self.query is not None
+        return split.further(self.key, by) if is_pair else None
+
     def _with_run(self) -> Any:
         if self._split is None:
             raise BadValue(

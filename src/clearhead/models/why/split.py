@@ -160,6 +160,13 @@ class Split:
         position, *others = map(float, products)
         return Terms(position + float(self.bias @ self.of_key), *others)
 
+    def further(self, key: int, by: Tensor) -> Tensor | None:
+        """Return by how much the score of a key changes if its vector stands further back."""
+        if self.rotary is None or self.bias.any():  # a mask may be a bias of 0
+            return None
+        moved = self.rotary.rotated(self.k[key].expand(len(by), -1), -by.to(self.k.device))
+        return (self.run.problem.scale * (moved - self.k[key]) @ self.q[0]).float()
+
     def frequencies(self) -> Tensor | None:
         """Split the contrast by rotary frequency, (r/2 + 1,); the last is what is not rotated."""
         if self.rotary is None:

@@ -17,12 +17,14 @@ from ...core.errors import BadType, BadValue, kind_of, must_be
 from ...core.formatting import AXES, evenly, joined_text, visible_in_browser
 from ...models.report import Layer, Report
 from ...models.report.opening import Opening, opening
+from ...models.why import Why
 from . import schema
 from .document import document, encoded, fields_of, table, write
 from .exact_steps import ExactHeads, exact_heads, steps_of_heads
 from .live import model_data
 from .schema import Host
 from .steps import number_settings, sizes, spelling_of, steps_withheld, trace_data
+from .why import why_data
 
 
 class Budget(NamedTuple):
@@ -56,7 +58,7 @@ def report_page(
     note: str = "",
     beside: Report | None = None,
     ahead: Report | None = None,
-    why: schema.WhyAhead | None = None,
+    why: Sequence[Why] | str = (),
     host: Host | None = None,
     budget: Budget = SMALL,
 ) -> str:
@@ -92,7 +94,7 @@ def report_page(
             "report on the same text with both.",
         )
     return document(
-        {**snapshot(report, budget), **(why or {})},
+        _with_why(snapshot(report, budget), why),
         title=f"Attention in {report.name}" if title is None else title,
         about=report.about,
         note=note,
@@ -114,7 +116,7 @@ def write_report(
     note: str = "",
     beside: Report | None = None,
     ahead: Report | None = None,
-    why: schema.WhyAhead | None = None,
+    why: Sequence[Why] | str = (),
 ) -> Path:
     """Write `report_page(report, ...)` to `path` and return the path. A file may be larger than a
     page in a notebook, so it has the steps of more heads.
@@ -125,6 +127,12 @@ def write_report(
         report, title=title, note=note, beside=beside, ahead=ahead, why=why, budget=FILE
     )
     return write(page, path)
+
+
+def _with_why(data: schema.Snapshot, why: Sequence[Why] | str) -> schema.Snapshot:
+    if isinstance(why, str):
+        return {**data, "why_withheld": visible_in_browser(why)}
+    return {**data, "why": [why_data(result) for result in why]}
 
 
 def _ahead(report: Report, ahead: Report) -> schema.Ahead:

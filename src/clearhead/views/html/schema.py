@@ -210,7 +210,8 @@ class Why(TypedDict):
     """Why a head looks from a query at a key: `models.why.Why`.
 
     `sentence` names positions. `frequencies` has the rotary frequencies from the fastest to the
-    slowest, and at last what is not rotated.
+    slowest, and at last what is not rotated. `further` are the changes of the score if the key
+    stood 1, 2, 4, ... 64 tokens further.
     """
 
     layer: int
@@ -226,18 +227,11 @@ class Why(TypedDict):
     wrote_key: WhySide
     wrote_query: WhySide
     frequencies: list[float] | None
+    further: list[float] | None
     remarks: list[str]
 
 
-class WhyAhead(TypedDict, total=False):
-    """Why the head with which a page opens looks at its largest key, and the heads before it; or
-    the reason why the page does not have it."""
-
-    why: list[Why]
-    why_withheld: str
-
-
-class Snapshot(Reading, WhyAhead, total=False):
+class Snapshot(Reading, total=False):
     """The same with the results of a report.
 
     `names` are the names of the axes, `name` is that of the model. `spelling` is that of the
@@ -246,7 +240,8 @@ class Snapshot(Reading, WhyAhead, total=False):
     probable next words of each position, and `next_token` the heads that write the last one.
     `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
     a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
-    outputs of all attention calls.
+    outputs of all attention calls. `why` is computed ahead, for the head with which the page opens
+    and the heads before it; `why_withheld` is the reason if it could not.
     """
 
     names: dict[str, str]
@@ -262,6 +257,8 @@ class Snapshot(Reading, WhyAhead, total=False):
     effects_withheld: str
     outputs: str
     begin: Begin
+    why: list[Why]
+    why_withheld: str
 
 
 class Rows(TypedDict):

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources eb01444acb310a9bcddca40532bd42ee8175b482ce83a1d84b3e7a79288401d6; do not edit.
+// Made by `make page` from the sources 5c2045ee7385177ca83d32f1911b9e4a3894f81be46aa517af9408bedfffb16c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -3408,6 +3408,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       ),
       make("div", { class: "sides" }, sideOf(it, it.wrote_key, "key", limit), sideOf(it, it.wrote_query, "query", limit)),
       it.frequencies ? frequencies(it.frequencies) : "",
+      it.further ? further(it, it.further) : "",
       paragraph2("hint", "Each list sums exactly to the contrast, with the norms frozen at this run. These are parts of a score, and no claim about causes: without a head, norms and later layers change, too. What if runs the model without it."),
       ...it.remarks.map((words) => paragraph2("hint", words))
     ];
@@ -3422,7 +3423,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       `What wrote the ${kind} ${(kind === "key" ? keys : queries)[it[kind]]} (${it[kind]})`,
       ["written by", "bar", "part"],
       [...rows, row("sums to", side.total, "total")],
-      "parts"
+      "parts sums"
     );
   }
   function writer(it, { name, head, source }, position) {
@@ -3474,6 +3475,17 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       makeSvg("line", { x1: 0, x2: width, y1: HALF, y2: HALF }),
       ...bars
     ), make("figcaption", { class: "hint" }, words));
+  }
+  function further({ weight, softcap }, changes) {
+    const moved = [0, ...changes.map((_, i) => 2 ** i)], scores = [0, ...changes];
+    const weights = scores.map((x) => 1 / (1 + (1 / weight - 1) * Math.exp(-x)));
+    const row = (name, cells) => ({ kind: "", cells: [name, ...cells] });
+    return table(
+      "If the key stood further back, and all else were as it is",
+      ["tokens", ...moved.map(String)],
+      [row("score", scores.map((x) => signed(x))), ...softcap === null ? [row("weight", weights.map((x) => x.toFixed(3)))] : []],
+      "parts further"
+    );
   }
 
   // src/views.js

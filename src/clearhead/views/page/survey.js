@@ -1,4 +1,4 @@
-// Made by `make page` from the sources eb01444acb310a9bcddca40532bd42ee8175b482ce83a1d84b3e7a79288401d6; do not edit.
+// Made by `make page` from the sources 5c2045ee7385177ca83d32f1911b9e4a3894f81be46aa517af9408bedfffb16c; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
