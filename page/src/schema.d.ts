@@ -258,7 +258,7 @@ export interface WhySide {
  *
  * `sentence` names positions. `frequencies` has the rotary frequencies from the fastest to the
  * slowest, and at last what is not rotated. `further` are the changes of the score if the key
- * stood 1, 2, 4, ... 64 tokens further.
+ * were 1, 2, 4, ... 64 tokens further back.
  */
 export interface Why {
   layer: number;

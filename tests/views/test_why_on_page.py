@@ -62,7 +62,7 @@ def reasons(teller, layer, head, query, key):
 
 
 def signed(x):
-    return f"{x:+.2f}".replace("-", "−")
+    return "0.00" if abs(x) < 0.005 else f"{x:+.2f}".replace("-", "−")
 
 
 def must_show(tab, why, labels):
@@ -155,9 +155,9 @@ def test_a_rotation_is_shown_by_frequency_and_by_distance(file, tmp_path):
         f"Frequency {i}: {signed(x)}" for i, x in enumerate(why.frequencies[:-1].tolist())
     ]
     assert f"sum to {signed(why.contrast)}" in chart.get_attribute("aria-label")
-    [scores, weights] = rows(tab, "If the key stood further back")
+    [scores, weights] = rows(tab, "If the key were further back")
     changes = why.further(2 ** torch.arange(7))
-    assert scores == ["score", "+0.00", *map(signed, changes.tolist())]
+    assert scores == ["change of the score", "0.00", *map(signed, changes.tolist())]
     odds = (1 / why.weight - 1) * torch.cat([torch.zeros(1), -changes]).exp()
     assert weights == ["weight", *(f"{x:.3f}" for x in (1 / (1 + odds)).tolist())]
     assert weights[1] == f"{why.weight:.3f}"

@@ -24,7 +24,7 @@ let drawn = /** @type {any[]} */ ([]);
 const line = make("p", { class: "because", role: "status" });
 
 const nameOf = (/** @type {Pair} */ { layer, head, query, key }) => [layer, head, query, key].join(" ");
-const signed = (x, digits = 2) => `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(digits)}`;
+const signed = (x) => (Math.abs(x) < 0.005 ? "0.00" : `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(2)}`);
 const paragraph = (kind, ...words) => make("p", { class: kind }, ...words);
 
 // A token with its position.
@@ -149,7 +149,7 @@ function writer(/** @type {schema.Why} */ it, /** @type {schema.WhyPart} */ { na
     "read", placed(trace.keys, source, 12));
 }
 
-// A button that selects a pair, with a way back to the pair `from`.
+// A button that selects a pair, and adds the pair `from` to the trail.
 function link(attributes, { layer, head, query, key }, words, /** @type {Pair | null} */ from = null, pairs = trail.pairs) {
   return button({ class: "link", ...attributes }, () => {
     trail = { pairs: from ? [...pairs, { layer: from.layer, head: from.head, query: from.query, key: from.key }] : pairs, at: NEXT };
@@ -186,12 +186,12 @@ function frequencies(parts) {
     makeSvg("line", { x1: 0, x2: width, y1: HALF, y2: HALF }), ...bars), make("figcaption", { class: "hint" }, words));
 }
 
-// What the weight would be if the key, with the vector that it has before rotation, stood 1, 2, 4, ... tokens
+// What the weight would be if the key, with the vector that it has before rotation, were 1, 2, 4, ... tokens
 // further back. Behind a soft cap the weight does not follow from the change of the score.
 function further(/** @type {schema.Why} */ { weight, softcap }, /** @type {number[]} */ changes) {
   const moved = [0, ...changes.map((_, i) => 2 ** i)], scores = [0, ...changes];
   const weights = scores.map((x) => 1 / (1 + (1 / weight - 1) * Math.exp(-x)));
   const row = (name, cells) => ({ kind: "", cells: [name, ...cells] });
-  return table("If the key stood further back, and all else were as it is", ["tokens", ...moved.map(String)],
-    [row("score", scores.map((x) => signed(x))), ...(softcap === null ? [row("weight", weights.map((x) => x.toFixed(3)))] : [])], "parts further");
+  return table("If the key were further back, and all else as it is", ["tokens", ...moved.map(String)],
+    [row("change of the score", scores.map((x) => signed(x))), ...(softcap === null ? [row("weight", weights.map((x) => x.toFixed(3)))] : [])], "parts further");
 }

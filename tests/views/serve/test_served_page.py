@@ -15,6 +15,7 @@ from clearhead.views.serve.answer import answer
 from clearhead_cli.serve import _listen
 from tests.views.browser import PLAIN_NAMES
 from tests.views.serve.models import save_gpt2, words
+from tests.views.test_why_on_page import signed
 
 TEXT = "Once upon a time a queen slept. She dreamt."
 TOKEN = "a-token"
@@ -267,7 +268,7 @@ def test_a_served_page_walks_a_circuit_back(browser):
         inputs = reader.model.tokens_and_inputs(TEXT)[1]
         why = ch.why(reader.model.module, inputs, **WEIGHT)
         for of in ("key", "query"):
-            shown = [f"{part:+.2f}".replace("-", "−") for _, part in why.largest(of)]
+            shown = [signed(part) for _, part in why.largest(of)]
             assert page.evaluate(SIGNED, of)[:6] == shown
         component, _ = next(x for x in why.largest("query") if x[0].kind == "head")
         sentence = page.locator("#panel .because")

@@ -158,7 +158,7 @@ class Why(ShownInNotebook, Savable):
 
     @own_dtypes()
     def further(self, by: Tensor) -> Tensor | None:
-        """Return by how much the score changes if the key stands `by` tokens further back, (n,).
+        """Return by how much the score changes if the key is `by` tokens further back, (n,).
 
         `by` has n numbers. The vector of the key before rotation stays, so the contrast changes by
         the same. None without a rotation that is known, with a position bias, and of a row. Raises

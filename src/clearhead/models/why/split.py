@@ -161,7 +161,7 @@ class Split:
         return Terms(position + float(self.bias @ self.of_key), *others)
 
     def further(self, key: int, by: Tensor) -> Tensor | None:
-        """Return by how much the score of a key changes if its vector stands further back."""
+        """Return by how much the score of a key changes if its vector is further back."""
         if self.rotary is None or self.bias.any():  # a mask may be a bias of 0
             return None
         moved = self.rotary.rotated(self.k[key].expand(len(by), -1), -by.to(self.k.device))

@@ -211,7 +211,7 @@ class Why(TypedDict):
 
     `sentence` names positions. `frequencies` has the rotary frequencies from the fastest to the
     slowest, and at last what is not rotated. `further` are the changes of the score if the key
-    stood 1, 2, 4, ... 64 tokens further.
+    were 1, 2, 4, ... 64 tokens further back.
     """
 
     layer: int

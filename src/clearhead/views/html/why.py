@@ -84,7 +84,7 @@ def _before(result: Why, key: int) -> tuple[int, ...]:
     This is () if no head wrote a large part of it.
     """
     for component, part in result.largest("key", LARGEST):
-        found = _part(result, component, part, "key")
-        if part * result.contrast > 0 and found["head"] is not None and found["source"] is not None:
-            return *found["head"], key, found["source"]
+        wrote = _part(result, component, part, "key")
+        if part * result.contrast > 0 and wrote["head"] is not None and wrote["source"] is not None:
+            return *wrote["head"], key, wrote["source"]
     return ()

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5c2045ee7385177ca83d32f1911b9e4a3894f81be46aa517af9408bedfffb16c; do not edit.
+// Made by `make page` from the sources 0622ab80f1a67311515b6f0f401b1e4ea20dc41205b0a461c5448bb9583efd73; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -3332,7 +3332,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   );
   var line = make("p", { class: "because", role: "status" });
   var nameOf = ({ layer, head, query, key }) => [layer, head, query, key].join(" ");
-  var signed = (x, digits = 2) => `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(digits)}`;
+  var signed = (x) => Math.abs(x) < 5e-3 ? "0.00" : `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(2)}`;
   var paragraph2 = (kind, ...words) => make("p", { class: kind }, ...words);
   var placed = (labels, position, most = 24) => make("span", {}, make("strong", {}, tokenIn(labels, position, most)), ` (${position})`);
   var queryIn = ({ layer, query }) => placed(snapshot().layer(layer).queries, query);
@@ -3481,9 +3481,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const weights = scores.map((x) => 1 / (1 + (1 / weight - 1) * Math.exp(-x)));
     const row = (name, cells) => ({ kind: "", cells: [name, ...cells] });
     return table(
-      "If the key stood further back, and all else were as it is",
+      "If the key were further back, and all else as it is",
       ["tokens", ...moved.map(String)],
-      [row("score", scores.map((x) => signed(x))), ...softcap === null ? [row("weight", weights.map((x) => x.toFixed(3)))] : []],
+      [row("change of the score", scores.map((x) => signed(x))), ...softcap === null ? [row("weight", weights.map((x) => x.toFixed(3)))] : []],
       "parts further"
     );
   }

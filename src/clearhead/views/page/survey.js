@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5c2045ee7385177ca83d32f1911b9e4a3894f81be46aa517af9408bedfffb16c; do not edit.
+// Made by `make page` from the sources 0622ab80f1a67311515b6f0f401b1e4ea20dc41205b0a461c5448bb9583efd73; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
