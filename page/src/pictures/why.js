@@ -187,11 +187,11 @@ function frequencies(parts) {
 }
 
 // What the weight would be if the key, with the vector that it has before rotation, were 1, 2, 4, ... tokens
-// further back. Behind a soft cap the weight does not follow from the change of the score.
+// further back, and all else as it is. Behind a soft cap the weight does not follow from the change of the score.
 function further(/** @type {schema.Why} */ { weight, softcap }, /** @type {number[]} */ changes) {
   const moved = [0, ...changes.map((_, i) => 2 ** i)], scores = [0, ...changes];
   const weights = scores.map((x) => 1 / (1 + (1 / weight - 1) * Math.exp(-x)));
   const row = (name, cells) => ({ kind: "", cells: [name, ...cells] });
-  return table("If the key were further back, and all else as it is", ["tokens", ...moved.map(String)],
+  return table("If the key were further back", ["tokens", ...moved.map(String)],
     [row("change of the score", scores.map((x) => signed(x))), ...(softcap === null ? [row("weight", weights.map((x) => x.toFixed(3)))] : [])], "parts further");
 }

@@ -217,6 +217,9 @@ def test_a_request_is_answered_with_progress(shown):
         shown.query = 8  # of the text before
     part = {"layer": 0, "head": 1, "queries": [0, 1], "keys": [0, 0]}
     assert ask(shown, "2", "tile", {"text": TEXT, **part})[-1]["layer"]["size"]["k"] == 1
+    weight = {"layer": 1, "head": 2, "query": 2, "key": 1}
+    why = ask(shown, "4", "why", {"text": "He slept.", **weight})[-1]["why"]
+    assert [why[name] for name in weight] == list(weight.values())
     assert ask(shown, "3", "compute", {"text": ""})[-1]["error"]["gave"] == "The text is empty."
 
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 0622ab80f1a67311515b6f0f401b1e4ea20dc41205b0a461c5448bb9583efd73; do not edit.
+// Made by `make page` from the sources f0beebeb7ef64109ae47fe5925f0d512968e91d6e006086982b95950c26bc01e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
