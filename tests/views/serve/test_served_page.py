@@ -288,6 +288,15 @@ def test_a_served_page_walks_a_circuit_back(browser):
         assert page.locator("#panel table").count() == 0
         page.evaluate("go({ layer: 1, head: 2, query: 9, key: 3 })")
         page.locator("#panel table").first.wait_for()
+        given = {"off": [[0, 1]]}
+        page.evaluate("given => edit(given)", given)
+        page.wait_for_function("() => edited !== null")
+        words = page.locator("#panel .hint", has_text="With the edits of What if.")
+        words.wait_for()
+        weight = reader.tile(TEXT, 1, 2, range(9, 10), range(3, 4), given)["weights"].item()
+        assert f"Weight {weight:.3f}," in words.text_content()
+        page.evaluate("edit({ off: [] })")
+        page.wait_for_function("() => edited === null")
         page.locator("#text").fill("He slept.")
         page.wait_for_function("() => current.tokens.length === 3")
         page.evaluate("go({ layer: 1, head: 2, query: 2, key: 1 })")
