@@ -20,13 +20,11 @@ SCHEMA = FOLDER / "src" / "schema.d.ts"
 BUNDLES = {  # the entry point of each
     Path(str(PAGE)) / "page.js": "src/page.js",
     Path(str(PAGE)) / "survey.js": "src/survey/survey.js",
+    Path(str(PAGE)) / "widget.js": "src/hosts/widget.js",
     Path(str(PAGE)) / "page.css": "src/page.css",
     Path(str(PAGE)) / "survey.css": "src/survey/survey.css",
 }
-ESBUILD = (
-    "node_modules/.bin/esbuild --bundle --format=iife --global-name=clearhead "
-    "--target=es2022 --charset=utf8 --log-level=warning"
-).split()
+ESBUILD = "node_modules/.bin/esbuild --bundle --target=es2022 --charset=utf8 --log-level=warning"
 
 
 def bundle(entry: str) -> str:
@@ -51,8 +49,14 @@ def first_line(entry: str) -> str:
 
 
 def _command(entry: str) -> list[str]:
-    """Return the command for an entry point. Styles lose white space; scripts stay readable."""
-    return [*ESBUILD, "--minify-whitespace"] if entry.endswith(".css") else ESBUILD
+    """Return the command for an entry point. Styles lose white space; scripts stay readable.
+
+    A page has its script as an element, and a notebook imports that of the widget.
+    """
+    form = (
+        "--format=esm" if entry.endswith("widget.js") else "--format=iife --global-name=clearhead"
+    )
+    return f"{ESBUILD} {'--minify-whitespace' if entry.endswith('.css') else form}".split()
 
 
 # ---- the data as TypeScript ----------------------------------------------------------

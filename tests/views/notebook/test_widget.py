@@ -19,6 +19,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 TEXT = "Once upon a time a queen slept. She dreamt."
 
 
+def widget_script():
+    """The script that a notebook imports, for a page without modules."""
+    script, exported = WIDGET.read_text().split("export {")
+    return f"{script}window.widget = {exported.split()[0]};"
+
+
 @pytest.fixture
 def shown(monkeypatch):
     """A widget, with what it sent."""
@@ -61,7 +67,7 @@ def test_a_saved_notebook_shows_the_heads_where_no_python_runs(shown):
 
 def test_the_frame_shows_the_picture_until_the_page_comes(shown, browser):
     tab = browser.new_page()
-    script = WIDGET.read_text().replace("export default", "window.widget =")
+    script = widget_script()
     tab.set_content("<div id=cell></div>")
     tab.add_script_tag(content=script)
     tab.evaluate(
@@ -83,7 +89,7 @@ def test_the_frame_shows_the_picture_until_the_page_comes(shown, browser):
 def test_the_page_goes_to_what_python_chose_before_it_came(shown, browser):
     shown.head, shown.query = (1, 3), 5
     tab = browser.new_page()
-    script = WIDGET.read_text().replace("export default", "window.widget =")
+    script = widget_script()
     tab.set_content("<div id=cell></div>")
     tab.add_script_tag(content=script)
     tab.evaluate(
@@ -104,7 +110,7 @@ def test_a_saved_notebook_shows_the_last_state(shown, browser):
     tab = browser.new_page()
     errors = []
     tab.on("console", lambda it: errors.append(it.text))
-    script = WIDGET.read_text().replace("export default", "window.widget =")
+    script = widget_script()
     tab.set_content("<div id=cell></div>")
     tab.add_script_tag(content=script)
     render = """(picture) => { window.state = { address: "", picture }; const model = {

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f0beebeb7ef64109ae47fe5925f0d512968e91d6e006086982b95950c26bc01e; do not edit.
+// Made by `make page` from the sources f78d12038038d93d6e19e42d7ac0f2d5f0a49b42a0de8a65430e3cc902b86263; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

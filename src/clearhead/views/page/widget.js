@@ -1,16 +1,14 @@
-// The explorer in a notebook's cell: the page in a sandboxed frame, and the messages between it and
-// Python. anywidget calls `render` for each cell that shows it.
-
+// Made by `make page` from the sources 93b01489d3145b2f725b83a2d3cc19829d5ae9c854cbb3c201d08d1d510c5300; do not edit.
+// src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
   frame.setAttribute("sandbox", "allow-scripts");
   frame.title = "clearhead";
   frame.style.cssText = "width: 100%; height: 760px; border: 0";
-  frame.srcdoc = model.get("picture"); // until Python sends the page; where no kernel runs it never does
+  frame.srcdoc = model.get("picture");
   let hasPage = false;
   el.append(frame);
   let shown = model.get("address");
-
   const fromFrame = ({ source, data }) => {
     if (source !== frame.contentWindow) return;
     if (typeof data.address === "string") {
@@ -25,7 +23,7 @@ function render({ model, el }) {
     if (data.request) model.send(data.request);
   };
   const fromPython = (message) => {
-    if (message.page === undefined) frame.contentWindow?.postMessage(message, "*");
+    if (message.page === void 0) frame.contentWindow?.postMessage(message, "*");
     else if (!hasPage) {
       hasPage = true;
       frame.srcdoc = message.page;
@@ -36,12 +34,9 @@ function render({ model, el }) {
     if (address !== shown) frame.contentWindow?.postMessage({ address }, "*");
     shown = address;
   };
-
-  // The page opens at the selection that Python made before it came.
   const opened = () => {
     if (hasPage && shown) frame.contentWindow?.postMessage({ address: shown }, "*");
   };
-
   frame.addEventListener("load", opened);
   window.addEventListener("message", fromFrame);
   model.on("msg:custom", fromPython);
@@ -53,5 +48,7 @@ function render({ model, el }) {
     model.off("change:address", chosenInPython);
   };
 }
-
-export default { render };
+var widget_default = { render };
+export {
+  widget_default as default
+};
