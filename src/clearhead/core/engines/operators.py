@@ -195,20 +195,6 @@ def _saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
     return all_saved[:outputs], arguments
 
 
-def gradient_shapes(arguments: Sequence[Any], bias_grad: bool) -> tuple[Tensor, ...]:
-    """Return uninitialized tensors with the shapes of the gradients of q, k, v, bias and sinks, for
-    tracers. The one for the bias is empty without `bias_grad`, the one for sinks without sinks."""
-    q, k, v = arguments[:3]
-    bias, sinks = arguments[BIAS], arguments[SINKS]
-    return (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
-        bias.new_empty(bias.shape) if bias_grad else q.new_empty(0, dtype=torch.float32),
-        q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.new_empty(sinks.shape),
-    )
-
-
 def vmap_rule(
     call: Callable[..., Sequence[Tensor]],
     info: Any,
@@ -341,20 +327,23 @@ def define_operator(
         "bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
     )
     count = len(tensors)
+    empty = partial(Tensor.new_empty, size=(0,), dtype=torch.float32)  # no gradient
 
     @with_own_buffers
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[Tensor]:
-        args, given = rest[: ARGUMENTS - 3], rest[ARGUMENTS - 3 :]
-        return attend(q, k, v, KernelArgs(*args), *given)
+        args, switches = rest[: ARGUMENTS - 3], rest[ARGUMENTS - 3 :]
+        return attend(q, k, v, KernelArgs(*args), *switches)
 
     @with_own_buffers
     def compute_backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
         known, (*args, bias_grad) = rest[: count + 3], rest[count + 3 :]
         grads = gradients(dout, dlse, *known, KernelArgs(*args), bias_grad)
-        return tuple(dout.new_empty(0, dtype=torch.float32) if x is None else x for x in grads)
+        return tuple(empty(dout) if x is None else x for x in grads)
 
-    def backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-        return gradient_shapes(arguments[2 + count : -1], arguments[-1])
+    def backward_shapes(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+        *arguments, bias_grad = rest[count:]
+        of = *arguments[:3], arguments[BIAS] if bias_grad else None, arguments[SINKS]
+        return tuple(empty(dout) if x is None else x.new_empty(x.shape) for x in of)
 
     for device in devices:
         library.impl(name, compute, device)
@@ -394,9 +383,9 @@ def define_operator(
     @with_own_buffers
     def back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
         results, inputs = _saved(ctx, count)
-        arguments, given = inputs[:ARGUMENTS], inputs[ARGUMENTS:]
-        if not all(given):  # a graph exported without gradients
-            results = call(*arguments, *(True for _ in given))
+        arguments, switches = inputs[:ARGUMENTS], inputs[ARGUMENTS:]
+        if not all(switches):  # a graph exported without gradients
+            results = call(*arguments, *(True for _ in switches))
         dout = torch.zeros_like(results[0]) if dout is None else dout
         bias_grad = ctx.needs_input_grad[BIAS]
         grads = call_backward(dout, dlse, *results, *arguments, bias_grad)
