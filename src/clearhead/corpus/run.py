@@ -21,13 +21,13 @@ from torch import nn
 
 from ..core.errors import BadType, BadValue, as_count, as_path, needs
 from ..core.formatting import quantity
+from ..models.progress import progress_bar
 from . import state
 from .claims import alone
 from .connection import connect, pattern_of
 from .manifest import Manifest, ShardEntry, read_manifest
 from .merge import are_merged, merge, missing_shards
 from .metric import Metric
-from .progress import token_progress
 from .result import Survey
 from .steps import (
     Setup,
@@ -109,7 +109,7 @@ def _wait(
     waiting = {entry.state: entry.tokens for entry in entries}
     total = sum(entry.tokens for entry in manifest.shards)
     before = total - sum(waiting.values())
-    with token_progress(total, progress, before) as advance:
+    with progress_bar("survey", total, progress, done=before, unit=" tokens") as advance:
         while any([child.poll() is None for child in children]):
             for file in [name for name in waiting if (out / state.FOLDER / name).exists()]:
                 advance(waiting.pop(file))
@@ -168,7 +168,7 @@ def work_on_ray(
         )
         actors = [actor.remote(load, path, out.resolve(), setup.entries) for _ in range(count)]
         total = sum(entry.tokens for entry in entries)
-        with token_progress(total, progress) as advance:
+        with progress_bar("survey", total, progress, unit=" tokens") as advance:
             pool = ActorPool(actors)
             for tokens in pool.map_unordered(lambda a, entry: a.compute.remote(entry), entries):
                 advance(tokens)

@@ -20,6 +20,7 @@ from torch import nn
 
 from ..core.errors import BadType, BadValue, as_count, is_iterable, writable_folder
 from ..core.formatting import quantity
+from ..models.progress import progress_bar
 from . import corpus, state
 from .claims import POLL, alone, claimed
 from .collect import state_of
@@ -28,7 +29,6 @@ from .manifest import FILE, Manifest, ShardEntry, describe, fixed_values, read_m
 from .merge import missing_shards
 from .metric import Metric
 from .metric_sets import chosen_metrics, entries_of
-from .progress import token_progress
 from .random_tokens import Needles, RandomRepeats
 from .reader import Reader, open_reader
 from .state import is_state_of
@@ -239,7 +239,8 @@ def work(setup: Setup, out: Path, *, progress: bool | None = None) -> None:
     before = total - sum(manifest.shards[number].tokens for number in missing)
     first = secrets.randbelow(len(missing) + 1)
     waiting = [*missing[first:], *missing[:first]]
-    with token_progress(total, progress, before) as advance, torch_threads(setup.threads):
+    bar = progress_bar("survey", total, progress, done=before, unit=" tokens")
+    with bar as advance, torch_threads(setup.threads):
         while waiting:
             busy = []
             for number in waiting:

@@ -1,4 +1,4 @@
-"""Show a progress bar on stderr."""
+"""Show on stderr how far a long computation is."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,21 +7,21 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(
-    doing: str, total: int | None, progress: bool | None, *, done: int = 0
-) -> Iterator[Callable[[], None]]:
-    """Yield a function that advances a progress bar by one step.
+    doing: str, total: int | None, progress: bool | None, *, done: int = 0, unit: str = " steps"
+) -> Iterator[Callable[..., None]]:
+    """Yield a function that advances a progress bar by one unit, or by `n`.
 
-    With ``progress=False`` there is no bar; None shows it only in a terminal. `total` is None if
-    the number of steps is unknown, and `done` steps are already complete.
+    With ``progress=False`` there is no bar; None shows it only in a terminal. Elsewhere, with True,
+    it is written every 30 seconds. `total` is None if the number of units is unknown, and `done`
+    units are already complete, which do not count for the rate.
     """
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield lambda: None
-        return
-    import rich.progress as bars
-    from rich.console import Console
+    from tqdm import tqdm
 
-    time = bars.TimeElapsedColumn() if total is None else bars.TimeRemainingColumn()
-    columns = doing, bars.BarColumn(), bars.MofNCompleteColumn(), time
-    with bars.Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bar:
-        task = bar.add_task("", total=total, completed=done)
-        yield lambda: bar.advance(task)
+    terminal = sys.stderr.isatty()
+    shown = terminal if progress is None else progress
+    every = 0.2 if terminal else 30.0  # seconds
+    bar = tqdm(
+        total=total, initial=done, desc=doing, unit=unit, disable=not shown, mininterval=every
+    )
+    with bar:
+        yield bar.update
