@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..engines import answer, choose
-from ..errors import BadType, BadValue, kind_of, refuse_keywords
+from ..errors import BadValue, kind_of, refuse_keywords
 from ..files.results import Savable
 from ..masks import Mask, intersect
 from ..problem.biases import Bias
@@ -18,6 +18,7 @@ from ..problem.tiles import key_tiles, query_tiles
 from ..stats import parse_stats
 from ..torch_state import loadable, no_autocast
 from .ambient import must_not_be_sharded
+from .look import summary
 
 TILE_CELLS = 2**16  # of a tile over all batches and heads
 TILE_QUERIES = 64
@@ -53,7 +54,7 @@ class Divergence(Savable):
     lost: Tensor
 
     def __repr__(self) -> str:
-        rows = (f"  {n:<10}  {_range(getattr(self, n))}" for n in self.numbers)
+        rows = (f"  {n:<10}  {summary(getattr(self, n))}" for n in self.numbers)
         return "\n".join([f"divergence of {' x '.join(map(str, self.kl.shape))} queries", *rows])
 
     numbers = ("error", "kl", "reverse_kl", "mass", "lost")
@@ -210,22 +211,14 @@ def _exp(x: Tensor, lse: Tensor) -> Tensor:
 
 
 def _must_be_like(name: str, x: object, exact: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise BadType(
-            f"divergence got {kind_of(x)} as {name}.",
-            f"{name} is a tensor, or None.",
-            "pass the keys or values that a cache returns.",
-        )
-    if x.shape != exact.shape or x.dtype != exact.dtype or x.device != exact.device:
-        of, to = (f"{tuple(t.shape)}, {t.dtype} on {t.device}" for t in (x, exact))
-        raise BadValue(
-            f"divergence got {name} of {of}.",
-            f"it has the shape, dtype and device of the exact ones: {to}.",
-            "convert it with .to(k); for dropped keys pass all of them, and other_mask.",
-        )
-
-
-def _range(x: Tensor) -> str:
-    if not x.numel():
-        return "empty"
-    return f"mean {float(x.double().mean()):.4g}, largest {float(x.max()):.4g}"
+    gave = kind_of(x)
+    if isinstance(x, Tensor):
+        if (x.shape, x.dtype, x.device) == (exact.shape, exact.dtype, exact.device):
+            return
+        gave = f"{tuple(x.shape)}, {x.dtype} on {x.device}"
+    raise BadValue(
+        f"divergence got {name} of {gave}.",
+        "it is a tensor with the shape, dtype and device of the exact one: "
+        f"{tuple(exact.shape)}, {exact.dtype} on {exact.device}.",
+        "convert it with .to(k); for dropped keys pass all of them, and other_mask.",
+    )

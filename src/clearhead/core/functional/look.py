@@ -213,10 +213,10 @@ class Look(ShownInNotebook, Savable):
                 lines += [(f"{name} {group}", part) for group, part in result.items()]
             else:
                 lines += [(name, result)]
-        return [(name, " x ".join(str(n) for n in x.shape), _summary(x)) for name, x in lines]
+        return [(name, " x ".join(str(n) for n in x.shape), summary(x)) for name, x in lines]
 
 
-def _summary(x: Tensor) -> str:
+def summary(x: Tensor) -> str:
     """Write the range and mean of the finite numbers, and how many are not finite."""
     x = x.detach()
     finite = x[torch.isfinite(x)].double()

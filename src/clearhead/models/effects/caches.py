@@ -20,7 +20,7 @@ from ..follow.coverage import warn_if_missed
 from ..follow.layers import is_selected, must_be_module, no_attention_call, refuse_compiled
 from ..follow.run import ModelFollower
 from ..inspect.edits import Edit, cache, keep_only, knock_out
-from ..inspect.edits.cache import NAMES
+from ..inspect.edits.cache import BITS
 from ..inspect.edits.edit import EditSite
 from .effect_table import Effects
 from .effects import checked_inputs, effects
@@ -240,5 +240,5 @@ def _no_caches(gave: str) -> BadType:
         f"compare_caches got {gave}.",
         "a cache changes keys and values, or which keys are visible: it is a format, or the edits "
         "cache, keep_only and knock_out.",
-        f"pass a list of formats ({', '.join(NAMES)}) and edits, or a dict of names and these.",
+        f"pass a list of formats ({', '.join(BITS)}) and edits, or a dict of names and these.",
     )

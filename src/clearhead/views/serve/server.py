@@ -142,12 +142,11 @@ def _not_ours(gave: str) -> BadValue:
 async def _no_such_route(request: Request, error: Exception) -> Response:
     """Respond to an unknown path or method."""
     assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        gave = f"The method is {request.method[:20]}."
-        rule = "a browser loads the page with GET, and the page sends POST to compute."
-    else:
-        gave, rule = "The address has another path.", "the address of the page ends in its token."
-    refused = BadValue(gave, rule, "open the address that clearhead serve printed.")
+    refused = BadValue(
+        f"The server has no {request.method[:20]} at this path.",
+        "a browser loads the page with GET, and the page sends POST to compute.",
+        "open the address that clearhead serve printed.",
+    )
     response = refusal(refused, error.status_code, request.method)
     response.headers.update(error.headers or {})
     return response

@@ -13,10 +13,12 @@ from .edit import Edit, Edited, EditSite, replaced
 
 Format: TypeAlias = str | Callable[[Tensor], Tensor]
 
-# Formats of ggml: blocks of 32 numbers of a head's vector, with a scale, and in `_1` an offset.
-GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+# The bits of a number. Those of ggml are in blocks of 32, with a float16, and in `_1` with two.
+BITS = {
+    "bf16": 16, "fp16": 16, "fp8_e4m3": 8, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5,
+    "q4_0": 4.5,
+}  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn}
-NAMES = (*DTYPES, *GGML)
 BLOCK = 32
 
 
@@ -79,8 +81,8 @@ class cache(Edit):
     def bits(self) -> float | None:
         """The bits that a number takes, the mean of keys and values; None for a function, and where
         keys or values are exact."""
-        sizes = [bits_of(x) for x in (self.keys, self.values)]
-        return None if None in sizes else sum(x or 0.0 for x in sizes) / 2
+        keys, values = (BITS.get(str(x)) for x in (self.keys, self.values))
+        return None if keys is None or values is None else (keys + values) / 2
 
     def arguments(self) -> list[str]:
         formats = {"keys": self.keys, "values": self.values}
@@ -113,22 +115,12 @@ class cache(Edit):
         return read
 
 
-def bits_of(form: Format | None) -> float | None:
-    """Return the bits that a number of this format takes; None for a function, and exact ones."""
-    if form in DTYPES:
-        return torch.finfo(DTYPES[str(form)]).bits
-    if form not in GGML:
-        return None
-    number, scales = str(form)[1], str(form)[-1]
-    return int(number) + (0.5 if scales == "0" else 1.0)  # a float16 for 32 numbers, or two
-
-
 def _check(name: str, form: object) -> None:
-    if form is None or callable(form) or form in NAMES:
+    if form is None or callable(form) or form in BITS:
         return
     kind = BadValue if isinstance(form, str) else BadType
-    rule = f"a format is {', '.join(NAMES)}, or a function of a tensor."
-    hint = did_you_mean(form, NAMES) or 'pass for example "q8_0".'
+    rule = f"a format is {', '.join(BITS)}, or a function of a tensor."
+    hint = did_you_mean(form, BITS) or 'pass for example "q8_0".'
     raise kind(f"cache got {name}={form!r}.", rule, hint)
 
 

@@ -90,22 +90,7 @@ class ablate(Edit):
         return (total / count.clamp(min=1)).unsqueeze(1)
 
 
-def zero_ablate(
-    *,
-    layers: Sequence[int | str] | None = None,
-    heads: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    batch: range | None = None,
-) -> ablate:
-    """Replace the output of the heads by zeros: another name of ``ablate()``. Raises its errors.
-
-    Args:
-        layers: numbers of layers, or patterns for module names such as ``"*.5.*"``; None means all.
-        heads: indices of query heads; -1 is the last, None means all.
-        positions: positions of queries in the text, from 0; -1 is the last, None means all.
-        batch: a range of texts of the batch, such as ``range(0, 2)``; None means all.
-    """
-    return ablate(layers=layers, heads=heads, positions=positions, batch=batch)
+zero_ablate = ablate  # whose replacement is zeros unless it gets another
 
 
 def mean_ablate(
