@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NoReturn, cast
+from typing import NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -133,76 +133,69 @@ def divergence(
 def compare(problem: Problem, inputs: Inputs, other: Problem, others: Inputs) -> Divergence:
     """Compare two calls of the same sizes; `other` allows no pair that `problem` does not."""
     with torch.no_grad(), no_autocast(problem.device):
-        (z, lse), (z2, lse2) = _attended(problem, inputs), _attended(other, others)
-        # In float32 a logit of 90 errs by 1e-5, as much as the divergence of a good cache.
-        pair = _Pair(
-            replace(problem, dtype=torch.float64),
-            replace(other, dtype=torch.float64),
-            *(x.double() for x in (inputs.q, inputs.k, others.q, others.k, lse, lse2)),
-        )
-        tiles = map(pair.of_queries, query_tiles(range(problem.Tq), TILE_QUERIES))
-        numbers = [torch.cat(parts, 2).to(lse) for parts in zip(*tiles, strict=True)]
-        norm = z.to(problem.wide).norm(dim=-1)
-        error = (z2.to(problem.wide) - z).norm(dim=-1)
-        return Divergence(z, z2, torch.where(error == 0, 0.0, error / norm), *numbers)
+        calls = []
+        for p, x in (problem, inputs), (other, others):
+            out, stats = answer(choose(p, "auto"), p, x, parse_stats(["lse"]))
+            # In float32 a logit of 90 errs by 1e-5, as much as the divergence of a good cache.
+            wide = replace(p, dtype=torch.float64), x.q.double(), x.k.double()
+            calls.append(_Call(*wide, cast(Tensor, stats["lse"]).double(), out))
+        a, b = calls
+        parts = query_tiles(range(problem.Tq), TILE_QUERIES)
+        tiles = [tuple(_compared(a, b, part)) for part in parts]
+        numbers = [torch.cat(x, 2).to(problem.wide) for x in zip(*tiles, strict=True)]
+        z, z2 = (call.out.to(problem.wide) for call in calls)
+        error = (z2 - z).norm(dim=-1)
+        error = torch.where(error == 0, 0.0, error / z.norm(dim=-1))
+        return Divergence(a.out, b.out, error, *numbers)
 
 
-def _attended(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exp, (B, H, Tq)."""
-    out, stats = answer(choose(problem, "auto"), problem, inputs, parse_stats(["lse"]))
-    return out, cast(Tensor, stats["lse"])
-
-
-@dataclass(frozen=True, eq=False)
-class _Pair:
-    """Two calls in float64, with the log-sum-exp of each in the dtype of its engine."""
+class _Call(NamedTuple):
+    """A call in float64, with the log-sum-exp, (B, H, Tq), and the output of its engine."""
 
     problem: Problem
-    other: Problem
     q: Tensor
     k: Tensor
-    q2: Tensor
-    k2: Tensor
     lse: Tensor
-    lse2: Tensor
+    out: Tensor
 
-    def of_queries(self, queries: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return KL(w || w'), KL(w' || w), the weight kept and the largest lost, (B, H, q)."""
-        same = self.other.mask is self.problem.mask
-        lse, lse2 = self.lse[:, :, queries], self.lse2[:, :, queries]
-        # The sums of w and w', of w over the keys that both see, and of both times log (w / w').
-        sums = [torch.zeros_like(lse) for _ in range(5)]
-        lost = torch.zeros_like(lse)
-        for x, y in self.logits(queries):
-            seen = y > -torch.inf
-            gap = torch.where(seen, x - y, 0.0)
-            w, w2 = (_exp(logits, of) for logits, of in ((x, lse), (y, lse2)))
-            both = w if same else torch.where(seen, w, 0.0)
-            for total, part in zip(sums, (w, w2, both, both * gap, w2 * gap), strict=True):
-                total += part.sum(-1)
-            if not same:
-                lost = torch.maximum(lost, (w - both).amax(-1))
-        total, total2, mass, forth, back = sums
-        # The gaps lack lse' - lse. With the sums of this pass for those of the engines:
-        shift = (total2.log() + lse2) - (total.log() + lse)
-        kl = (forth / total + shift).masked_fill(lost > 0, torch.inf)
-        reverse = (-back / total2 - shift).masked_fill(total2 == 0, torch.inf)
-        nothing = total == 0
-        parts = kl.clamp(min=0), reverse.clamp(min=0), mass / total, lost / total
-        return tuple(x.masked_fill(nothing, 0.0) for x in parts)  # type: ignore[return-value]
 
-    def logits(self, queries: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the logits of both calls, (B, H, q, k), tile by tile, and those of the sink."""
-        p, q, q2 = self.problem, self.q[:, :, queries], self.q2[:, :, queries]
-        width = max(TILE_QUERIES, TILE_CELLS // max(1, p.B * p.H * TILE_QUERIES))
-        others = self.other.key_ranges.tile_lists(queries, width)[1]
-        for keys, tile in key_tiles(p, queries, width):
-            other = self.other.without_mask if others[keys.start // width] else self.other
-            x, _ = tile.logits(q, self.k[:, :, keys], queries, keys)
-            yield x, other.logits(q2, self.k2[:, :, keys], queries, keys)[0]
-        if p.sinks is not None:
-            sinks = p.sinks.double().reshape(1, -1, 1, 1).expand(p.B, p.H, q.shape[2], 1)
-            yield sinks, sinks
+def _compared(a: _Call, b: _Call, queries: slice) -> Iterator[Tensor]:
+    """Yield KL(w || w'), KL(w' || w), the weight that b sees and the largest lost, (B, H, q)."""
+    same = a.problem.mask is b.problem.mask
+    lse, lse2 = a.lse[:, :, queries], b.lse[:, :, queries]
+    # The sums of w and w', of w over the keys that both see, and of both times log (w / w').
+    sums = [torch.zeros_like(lse) for _ in range(5)]
+    lost = torch.zeros_like(lse)
+    for x, y in _logits(a, b, queries):
+        seen = y > -torch.inf
+        gap = torch.where(seen, x - y, 0.0)
+        w, w2 = (_exp(logits, of) for logits, of in ((x, lse), (y, lse2)))
+        both = w if same else torch.where(seen, w, 0.0)
+        for total, part in zip(sums, (w, w2, both, both * gap, w2 * gap), strict=True):
+            total += part.sum(-1)
+        if not same:
+            lost = torch.maximum(lost, (w - both).amax(-1))
+    total, total2, mass, forth, back = sums
+    # The gaps lack lse' - lse. With the sums of this pass for those of the engines:
+    shift = (total2.log() + lse2) - (total.log() + lse)
+    kl = (forth / total + shift).masked_fill(lost > 0, torch.inf)
+    reverse = (-back / total2 - shift).masked_fill(total2 == 0, torch.inf)
+    for x in kl.clamp(min=0), reverse.clamp(min=0), mass / total, lost / total:
+        yield x.masked_fill(total == 0, 0.0)
+
+
+def _logits(a: _Call, b: _Call, queries: slice) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits of both calls, (B, H, q, k), tile by tile, and those of the sink."""
+    p, q, q2 = a.problem, a.q[:, :, queries], b.q[:, :, queries]
+    width = max(TILE_QUERIES, TILE_CELLS // max(1, p.B * p.H * TILE_QUERIES))
+    full = b.problem.key_ranges.tile_lists(queries, width)[1]
+    for keys, tile in key_tiles(p, queries, width):
+        other = b.problem.without_mask if full[keys.start // width] else b.problem
+        x, _ = tile.logits(q, a.k[:, :, keys], queries, keys)
+        yield x, other.logits(q2, b.k[:, :, keys], queries, keys)[0]
+    if p.sinks is not None:
+        sinks = p.sinks.double().reshape(1, -1, 1, 1).expand(p.B, p.H, q.shape[2], 1)
+        yield sinks, sinks
 
 
 def _exp(x: Tensor, lse: Tensor) -> Tensor:

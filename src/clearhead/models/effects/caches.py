@@ -1,7 +1,7 @@
 """What a cache that rounds or drops keys costs: head by head, and in the loss."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from ...core.errors import BadType, BadValue, kind_of
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook
-from ...core.functional.ambient import FollowedCall, must_not_be_sharded
+from ...core.functional.ambient import editing, must_not_be_sharded
 from ...core.functional.divergence import compare
 from ...core.torch_state import loadable
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
 from ..follow.coverage import warn_if_missed
-from ..follow.layers import is_selected, must_be_module, no_attention_call, refuse_compiled
-from ..follow.run import ModelFollower
+from ..follow.layers import module_hooks, must_be_module, no_attention_call, refuse_compiled
 from ..inspect.edits import Edit, cache, keep_only, knock_out
 from ..inspect.edits.cache import BITS
-from ..inspect.edits.edit import EditSite
+from ..inspect.edits.edit import in_order
 from .effect_table import Effects
 from .effects import checked_inputs, effects
+from .estimate import Recorder, UneditedCall
 from .metrics import Metric
 
 if TYPE_CHECKING:
@@ -154,20 +154,21 @@ def compare_caches(
     must_be_module("compare_caches", model, "compare_caches runs a model.", ", then its inputs")
     must_not_be_sharded("compare_caches")
     refuse_compiled(model)
-    groups = _groups(caches)
-    follower = _Comparer(model, groups)
-    with torch.no_grad(), follower.followed():
+    groups, recorder = _groups(caches), Recorder(grad=False)
+    hooks = module_hooks(model, recorder.layers.enter, recorder.layers.leave)
+    with torch.no_grad(), editing(recorder), hooks:
         run_with_known_ids(model, fresh(checked_inputs(inputs)))
-    if not follower.running.names:
+    if not recorder.calls:
         raise no_attention_call(model, "compare_caches follows calls that go through clearhead.")
-    for name in groups.keys() - {head.cache for head in follower.heads}:
+    heads = [x for call in recorder.calls for x in _compared(call, groups)]
+    for name in groups.keys() - {head.cache for head in heads}:
         raise BadValue(
             f"The cache {name!r} changes no attention call of the {type(model).__name__}.",
             "a cache is compared in the layers, heads and positions that its edits name.",
-            f"the layers are 0 to {len(follower.running.names) - 1}.",
+            f"the layers are 0 to {len(recorder.layers.names) - 1}.",
         )
     if metric is None:
-        warn_if_missed("compare_caches", follower.running.texts.missed, (None,), stacklevel=2)
+        warn_if_missed("compare_caches", recorder.layers.texts.missed, (None,), stacklevel=2)
         measured = None
     else:
         measured = effects(model, inputs, metric, groups, estimate=False, progress=progress)
@@ -175,43 +176,30 @@ def compare_caches(
         name: group[0].bits if len(group) == 1 and isinstance(group[0], cache) else None
         for name, group in groups.items()
     }
-    return CacheDamage(tuple(follower.heads), measured, bits)
+    return CacheDamage(tuple(heads), measured, bits)
 
 
-class _Comparer(ModelFollower):
-    """Compares each call with the same call on each cache."""
-
-    def __init__(self, model: nn.Module, caches: Mapping[str, Sequence[Edit]]) -> None:
-        super().__init__(model)
-        self.caches = caches
-        self.heads: list[HeadDamage] = []
-
-    def receive(self, call: FollowedCall) -> None:
-        if not self.running.inside:
-            return
-        problem, inputs = call.problem, call.inputs
-        layer, name = self.running.next_call()
-        at = self.running.texts.positions(problem)
-        site = EditSite(layer, name, 0, at)
-        counts = at.is_real(problem.Tq).to(problem.device)
-        if problem.masked:
-            counts = counts & ~problem.fully_masked()
-        counts = counts.expand(problem.B, problem.H, problem.Tq)
-        for cached, edits in self.caches.items():
-            other, others = problem, inputs
-            for edit in edits:
-                if is_selected(edit.layers, layer, name) and edit.applies(problem, site):
-                    other, others = edit.edit_inputs(other, others, site)
-                    other, others = edit.edit_problem(other, others, site)
-            if other is problem and others is inputs:
-                continue
-            compared = compare(problem, inputs, other, others)
-            for head in (h for h in range(problem.H) if counts[:, h].any()):
-                of_head = (getattr(compared, by)[:, head][counts[:, head]] for by in MEASURES)
-                *means, lost = (x.double() for x in of_head)
-                numbers = *(float(x.mean()) for x in means), float(lost.max())
-                key_head = head // (problem.H // problem.G)
-                self.heads.append(HeadDamage(cached, layer, head, key_head, *numbers))
+def _compared(call: UneditedCall, caches: Mapping[str, Sequence[Edit]]) -> Iterator[HeadDamage]:
+    """Yield what each cache that applies to a call does to its heads."""
+    problem, inputs, site = call.problem, call.inputs, call.site
+    counts = site.at.is_real(problem.Tq).to(problem.device)
+    if problem.masked:
+        counts = counts & ~problem.fully_masked()
+    counts = counts.expand(problem.B, problem.H, problem.Tq)
+    for cached, edits in caches.items():
+        other, others = problem, inputs
+        for number in in_order(edits, problem, site):
+            other, others = edits[number].edit_inputs(other, others, site)
+            other, others = edits[number].edit_problem(other, others, site)
+        if other is problem and others is inputs:
+            continue
+        compared = compare(problem, inputs, other, others)
+        for head in (h for h in range(problem.H) if counts[:, h].any()):
+            of_head = (getattr(compared, by)[:, head][counts[:, head]] for by in MEASURES)
+            *means, lost = (x.double() for x in of_head)
+            numbers = *(float(x.mean()) for x in means), float(lost.max())
+            key_head = head // (problem.H // problem.G)
+            yield HeadDamage(cached, site.layer, head, key_head, *numbers)
 
 
 def _groups(caches: object) -> dict[str, tuple[Edit, ...]]:
