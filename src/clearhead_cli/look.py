@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .explain import random_note, write_page
 from .options import HEAD, OTHER_FOLDER, Text, refuse
 from .output import say, say_loading, say_written, terminal_width, wrapped
 from .text_input import read_text
@@ -52,23 +51,6 @@ def look(
     csv: Annotated[
         Path | None, typer.Option(help="Write the table of all heads to this file.")
     ] = None,
-    random: Annotated[
-        bool, typer.Option("--random", help="Use random weights, as before training.")
-    ] = False,
-    size: Annotated[int, typer.Option(help="With --random: features per token.")] = 32,
-    heads: Annotated[
-        int, typer.Option(help="With --random: number of heads; must divide the size.")
-    ] = 4,
-    seed: Annotated[int, typer.Option(help="With --random: the seed of the weights.")] = 123,
-    mask: Annotated[
-        str,
-        typer.Option(
-            help="With --random: which keys a query may look at, e.g. 'causal & prefix(2)'."
-        ),
-    ] = "causal",
-    positions: Annotated[
-        bool, typer.Option(help="With --random: add sinusoidal positions.")
-    ] = True,
     tile: Annotated[
         str | None,
         typer.Option(
@@ -92,53 +74,23 @@ def look(
       clearhead look story.txt --model DIR --probe --csv heads.csv
       clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
       clearhead look story.txt --beside out/storyteller
-      clearhead look "The cat sat" --random
     """
-    if not random:
-        say_loading(model)
+    say_loading(model)
     from clearhead.core.errors import writable_folder
     from clearhead.views.load import load_text_model
 
-    _check_options(context, model, random)
+    if tile is not None:
+        names = "beside", "effects", "probe", "all", "csv"
+        rule, hint = "a tile is a part of the weights of one head.", "leave {} or --tile out."
+        refuse(context, names, "with --tile", rule, hint)
     words = read_text(text)
     writable_folder(out, "pictures and page are", OTHER_FOLDER)
-    if random:
-        _look_at_random(words, size, heads, seed, mask, positions, out)
-    elif tile is not None:
+    if tile is not None:
         _look_at_tile(load_text_model(model), words, tile, out)
     else:
         # The other model first: if it cannot be loaded, no report is computed.
         other = None if beside is None else load_text_model(beside)
         _look_at_text(load_text_model(model), model, words, effects, probe, all, csv, out, other)
-
-
-def _check_options(context: typer.Context, model: Path | None, random: bool) -> None:
-    """Refuse options that would be ignored."""
-    from clearhead.core.errors import BadValue
-
-    if random and model is not None:
-        raise BadValue(
-            "--random was passed with --model.",
-            "a model has trained weights.",
-            "leave one of the two out.",
-        )
-    if random:
-        rule, hint = "a tile is a part of the weights of a model.", "leave {} or --random out."
-        refuse(context, ["tile"], "with --random", rule, hint)
-    if random or context.params["tile"] is not None:
-        rule, hint = "it applies to a report on a trained model.", "leave {} out."
-        refuse(
-            context,
-            ["beside", "effects", "probe", "all", "csv"],
-            "with --random or --tile",
-            rule,
-            hint,
-        )
-    if not random:
-        names = ("size", "heads", "seed", "mask", "positions")
-        rule = "a trained model has its own size, heads, mask and weights."
-        hint = "leave {} out, or add --random for untrained weights."
-        refuse(context, names, "without --random", rule, hint)
 
 
 def _look_at_text(
@@ -248,21 +200,3 @@ def _parse_tile(tile: str) -> tuple[int, int, range, range]:
         )
     layer, head, first, last, left, right = map(int, match.groups())
     return layer, head, range(first, last + 1), range(left, right + 1)
-
-
-def _look_at_random(
-    words: str, size: int, heads: int, seed: int, mask: str, positions: bool, out: Path
-) -> None:
-    from clearhead import masks
-    from clearhead.nn.explain_text import explain_text
-    from clearhead.views import plot, text as terminal
-
-    trace = explain_text(
-        words, size=size, heads=heads, seed=seed, mask=masks.parse(mask), positions=positions
-    )
-    note = random_note(seed)
-    picture = plot.save(plot.heads(trace), out / "heads.png")
-    page = write_page(trace, out / "look.html", note)
-    terminal.heat(trace)
-    say(f"\n{note}")
-    say_written({"picture": picture, "page": page})
