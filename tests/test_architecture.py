@@ -22,14 +22,14 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3645,
-    "corpus": 4040,
-    "demo": 385,
-    "models": 9140,
-    "hf": 1915,
-    "distributed": 2610,
-    "nn": 1145,
-    "core": 10210,
+    "views": 3590,
+    "corpus": 3910,
+    "demo": 375,
+    "models": 9300,
+    "hf": 1850,
+    "distributed": 2580,
+    "nn": 1130,
+    "core": 10100,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (
