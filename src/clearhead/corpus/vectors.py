@@ -97,7 +97,7 @@ class HeadVectors(NamedTuple):
         layer, head: numbers of the head, from 0.
         key_head: the number of the KV head that it reads.
         examples: a row for each example: its text, context and positions, the weight, both tokens,
-            the class of the query's token (`token_classes.CLASSES`), and the kind of the key
+            the class of the query's token (`looks.CLASSES`), and the kind of the key
             (`basic.KINDS`).
         parts: the vectors by name, (n, D) or (n, Dv): "q" and "k" as attention compares them, so
             with the rotation by their positions; "q_unrotated" and "k_unrotated" without this

@@ -1,8 +1,8 @@
 """Compute exact statistics of attention weights, tile by tile, in O(Tq + Tk) memory.
 
-`statistic` defines what a statistic is. `row_statistics` has statistics of each query,
-`group_statistics` sums over groups of keys, `weight_statistics` sums over queries, and `per_key`
-numbers that multiply weights. `output_statistics` has what `watch` computes from the output.
+`statistic` defines what a statistic is. `row_statistics` has statistics of each query, and of its
+output, `group_statistics` sums over groups of keys, `weight_statistics` sums over queries, and
+`per_key` numbers that multiply weights.
 `parse` reads a request, `sweep` computes it, and `partial` merges shards and chunks. A statistic
 with arguments is called by its name in this module:
 ``stats=["entropy", stats.topk(8), stats.pooled(64, 64)]``.
