@@ -190,7 +190,7 @@ def test_what_is_not_understood_is_refused(checkpoint):
     from clearhead.hf.attention import attention_forward
 
     q = torch.randn(1, 2, 3, 5)
-    with pytest.raises(BadValue, match="The model passed block_table"):
+    with pytest.raises(BadValue, match="BertModel passed block_table"):
         attention_forward(checkpoint.model, q, q, q, None, block_table=torch.tensor([0, 3]))
     others = dict(output_hidden_states=-2, logits_to_keep=1, labels=torch.ones(3))  # LLaVA, Gemma 4
     out, _ = attention_forward(checkpoint.model, q, q, q, None, **others)

@@ -132,8 +132,9 @@ def compare_caches(
 
     >>> damage = ch.compare_caches(model, ids, ["q8_0", "q4_0"])  # doctest: +SKIP
     >>> print(damage)  # loss, mean divergence, the most damaged heads  # doctest: +SKIP
-    >>> windowed = ch.edits.keep_only(ch.prefix(4) | ch.window(before=255, after=0))
-    >>> ch.compare_caches(model, ids, {"sink and 256": windowed})  # doctest: +SKIP
+    >>> recent = ch.window(before=255, after=0) | ch.prefix(4)  # doctest: +SKIP
+    >>> edit = ch.edits.keep_only(recent)  # doctest: +SKIP
+    >>> ch.compare_caches(model, ids, {"256 and a sink": edit})  # doctest: +SKIP
 
     The numbers of a head are "local": each layer has exact inputs, and `divergence` compares its
     attention with attention on what the cache returns. The metric is "end to end": the model runs
