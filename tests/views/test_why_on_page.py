@@ -89,7 +89,7 @@ def test_a_file_has_why_its_first_head_looks_there(file, teller, report, ahead):
     must_show(tab, why, report.tokens)
     sentence = tab.locator("#panel .because").text_content()
     query, key = (f"{report.tokens[at]} ({at})" for at in (begin.query, begin.key))
-    assert sentence.startswith(f"L{why.layer}H{why.head} at {query} looks at {key} because ")
+    assert sentence.startswith(f"L{why.layer}H{why.head} at {query} looks at {key} ")
     assert sentence.endswith(why.sentence().partition(" because ")[2])
 
 

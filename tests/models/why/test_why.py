@@ -1,5 +1,7 @@
 """`why` on own blocks: contrasts, sources, a planted circuit, checks, files and refusals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -151,6 +153,13 @@ def test_a_planted_induction_circuit_is_read_back():
     first = ch.why(planted(), text, layer=0, head=1, query=4, key=3)
     assert str(first.largest("key", 1)[0][0]) == "embedding positions"
     assert why.terms.match > 0.75 * why.contrast
+
+
+def test_a_part_below_half_is_one_of_several_reasons():
+    why = ch.why(planted(), torch.tensor([4, 7, 9, 2, 7]), layer=1, head=0, query=4, key=2)
+    assert "looks at position 2 because layer 0" in why.sentence()
+    shared = replace(why, contrast=why.contrast * 2.5)
+    assert "looks at position 2 for several reasons, above all because layer 0" in shared.sentence()
 
 
 def test_pairs_are_the_bilinear_form_of_autograd_in_float64():

@@ -203,7 +203,8 @@ class Why(ShownInNotebook, Savable):
 
     def sentence(self) -> str:
         """Name the component that wrote the largest part of the key with the sign of the contrast,
-        or the distance if the term `position` is larger and more than half of the contrast."""
+        or the distance if the term `position` is larger and more than half of the contrast. A part
+        of less than half is the largest of several reasons."""
         sign = 1 if self.contrast > 0 else -1
         best = int((sign * self.key_parts).argmax())
         reason, part = self._wrote(self.components[best]), float(self.key_parts[best])
@@ -211,9 +212,11 @@ class Why(ShownInNotebook, Savable):
         if sign * position > max(sign * part, sign * self.contrast / 2):
             reason, part = "of its distance", position
         at = f"over {self.rows} queries" if self.query is None else f"at {self._named(self.query)}"
+        alone = sign * part >= sign * self.contrast / 2
         return (
             f"L{self.layer}H{self.head} {at} looks {'at' if sign > 0 else 'away from'} "
-            f"{self._target()} because {reason}: {part:.1f} of {self.contrast:.1f}."
+            f"{self._target()} {'' if alone else 'for several reasons, above all '}because "
+            f"{reason}: {part:.1f} of {self.contrast:.1f}."
         )
 
     def _target(self) -> str:
