@@ -17,11 +17,9 @@ def progress_bar(
     """
     from tqdm import tqdm
 
-    terminal = sys.stderr.isatty()
-    shown = terminal if progress is None else progress
-    every = 0.2 if terminal else 30.0  # seconds
-    bar = tqdm(
-        total=total, initial=done, desc=doing, unit=unit, disable=not shown, mininterval=every
-    )
+    in_terminal = sys.stderr.isatty()
+    silent = not (in_terminal if progress is None else progress)
+    every = 0.2 if in_terminal else 30.0  # seconds
+    bar = tqdm(total=total, initial=done, desc=doing, unit=unit, disable=silent, mininterval=every)
     with bar:
         yield bar.update
