@@ -138,6 +138,19 @@ def test_errors(model, inputs, caches, error, part):
     assert part in str(raised.value)
 
 
+def test_a_model_that_draws_random_numbers_is_refused(model, inputs):
+    model.config.attention_dropout, before = 0.5, model.config.attention_dropout
+    try:
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        with pytest.raises(BadValue, match="random numbers"):
+            ch.compare_caches(model.train(), inputs, "q8_0", metric=None)
+    finally:
+        model.config.attention_dropout = before
+        for layer in model.eval().model.layers:
+            layer.self_attn.attention_dropout = 0.0
+
+
 def test_unknown_names(damage):
     for names in (("q4", "kl"), ("q8_0", "entropy")):
         with pytest.raises(BadValue, match="q8_0, 4 bits of layer 1, window, and the measures kl"):

@@ -18,6 +18,7 @@ from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
 from ..follow.coverage import warn_if_missed
 from ..follow.layers import module_hooks, must_be_module, no_attention_call, refuse_compiled
+from ..follow.refused_models import no_random_numbers
 from ..inspect.edits import Edit, cache, keep_only, knock_out
 from ..inspect.edits.cache import BITS
 from ..inspect.edits.edit import in_order
@@ -157,7 +158,7 @@ def compare_caches(
     refuse_compiled(model)
     groups, recorder = _groups(caches), Recorder(grad=False)
     hooks = module_hooks(model, recorder.layers.enter, recorder.layers.leave)
-    with torch.no_grad(), editing(recorder), hooks:
+    with torch.no_grad(), editing(recorder), no_random_numbers(model), hooks:
         run_with_known_ids(model, fresh(checked_inputs(inputs)))
     if not recorder.calls:
         raise no_attention_call(model, "compare_caches follows calls that go through clearhead.")
