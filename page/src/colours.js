@@ -9,6 +9,9 @@ export function mixed(points, place) {
 
 export const css = (colour) => `rgb(${colour.join(" ")})`;
 
-// A text colour that is readable on a background.
+// The luminance of a channel, as WCAG defines it.
+const linear = (x) => (x <= 10 ? x / 3294.6 : ((x / 255 + 0.055) / 1.055) ** 2.4);
+
+// Black or white, whichever has more contrast with a background: at least 4.58.
 export const inkOn = ([red, green, blue]) =>
-  (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff");
+  (0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue) > 0.179 ? "#000000" : "#ffffff");

@@ -75,7 +75,7 @@ start();
 if (pageData.host === "notebook" || pageData.host === "frame") linkToCell();
 
 // Available in a console, as clearhead.store.current and clearhead.go({ head: 3 }).
-export { css } from "./colours.js";
+export { css, inkOn } from "./colours.js";
 export { compute, edit } from "./compute.js";
 export { readEdits } from "./edits.js";
 export { remoteSource } from "./hosts/remote.js";

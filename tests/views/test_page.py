@@ -382,6 +382,24 @@ def test_the_scale_is_the_same_for_every_number_of_tokens(visit):
 # ---- the map ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_word_has_the_contrast_of_wcag_on_every_shade(visit, scheme):
+    def luminance(colour):
+        parts = np.array(colour) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    tab = visit(full_trace(["q"] * 3, ["k"] * 3), color_scheme=scheme)
+    shades = tab.evaluate(
+        """[...Array(401).keys()].map((i) => i / 400)
+           .flatMap((x) => [shareColour(x), signedColour(2 * x - 1, 1)])
+           .map((shade) => [shade, inkOn(shade)])"""
+    )
+    for shade, ink in shades:
+        low, high = sorted((luminance(shade), {"#000000": 0.0, "#ffffff": 1.0}[ink]))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (shade, ink)
+
+
 def test_hovering_a_cell_reads_its_numbers(visit):
     trace = full_trace()
     tab = visit(trace)

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f78d12038038d93d6e19e42d7ac0f2d5f0a49b42a0de8a65430e3cc902b86263; do not edit.
+// Made by `make page` from the sources 4e6037a5cccc7e4c857139fcc7fb9431e49340c345eafea73d8218c8285ffa72; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -33,6 +33,7 @@ var clearhead = (() => {
     edit: () => edit,
     fillAll: () => fillAll,
     go: () => go,
+    inkOn: () => inkOn,
     inked: () => inked,
     isZoomed: () => isZoomed,
     largestAt: () => largestAt,
@@ -1297,7 +1298,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
   }
   var css = (colour) => `rgb(${colour.join(" ")})`;
-  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
+  var linear = (x) => x <= 10 ? x / 3294.6 : ((x / 255 + 0.055) / 1.055) ** 2.4;
+  var inkOn = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue) > 0.179 ? "#000000" : "#ffffff";
 
   // src/scene.js
   var Scene = class {
@@ -4198,8 +4200,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         const part = (name) => this.weights[`blocks.${layer}.${name}`];
         const { steps, out, v } = this.attention(this.norm(x, part("norm_1.weight"), part("norm_1.bias")), layer, mask, edits);
         const norms = this.norms(v, part("attention.out_proj.weight"), tokens.length);
-        x = sum2(x, linear(out, part("attention.out_proj.weight"), part("attention.out_proj.bias")));
-        const hidden = linear(
+        x = sum2(x, linear2(out, part("attention.out_proj.weight"), part("attention.out_proj.bias")));
+        const hidden = linear2(
           this.norm(x, part("norm_2.weight"), part("norm_2.bias")),
           part("feed_forward.W_1.weight"),
           part("feed_forward.W_1.bias")
@@ -4207,10 +4209,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         hidden.values.forEach((value, i) => {
           hidden.values[i] = gelu(value);
         });
-        x = sum2(x, linear(hidden, part("feed_forward.W_2.weight"), part("feed_forward.W_2.bias")));
+        x = sum2(x, linear2(hidden, part("feed_forward.W_2.weight"), part("feed_forward.W_2.bias")));
         layers.push({ ...steps, norms: { stored: [this.heads, tokens.length], values: norms } });
       }
-      const logits = linear(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
+      const logits = linear2(this.norm(x, this.weights["norm.weight"], this.weights["norm.bias"]), this.weights["head.weight"]);
       const labels = tokens.map((token2, i) => ids[i] === 0 ? `${token2}(?)` : token2);
       const about = `${count(layers.length, "layer")}, ${count(layers.length * this.heads, "head")}, ` + count(tokens.length, "token");
       return { tokens: labels, text, about, unknown, guesses: this.guesses(logits), layers };
@@ -4219,7 +4221,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     attention(x, layer, mask, edits) {
       const part = (name) => this.weights[`blocks.${layer}.attention.${name}`];
       const T = x.rows, H = this.heads, D = x.columns / H;
-      const [q, k, v] = ["query", "key", "value"].map((name) => byHead(linear(x, part(`W_${name}.weight`), part(`W_${name}.bias`)), H));
+      const [q, k, v] = ["query", "key", "value"].map((name) => byHead(linear2(x, part(`W_${name}.weight`), part(`W_${name}.bias`)), H));
       const t = edits.temperature, scale2 = (edits.scale ?? 1 / Math.sqrt(D)) / t;
       const table2 = part("relative.table");
       const pairs = () => new Float32Array(H * T * T);
@@ -4355,7 +4357,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return x;
   }
   var sum2 = (a, b) => ({ ...a, values: a.values.map((value, i) => value + b.values[i]) });
-  function linear(x, weight, bias = null) {
+  function linear2(x, weight, bias = null) {
     const y = matrix(x.rows, weight.rows);
     for (let r = 0; r < x.rows; r++) {
       for (let c = 0; c < weight.rows; c++) {

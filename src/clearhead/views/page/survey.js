@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f78d12038038d93d6e19e42d7ac0f2d5f0a49b42a0de8a65430e3cc902b86263; do not edit.
+// Made by `make page` from the sources 4e6037a5cccc7e4c857139fcc7fb9431e49340c345eafea73d8218c8285ffa72; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -364,7 +364,8 @@ var clearhead = (() => {
     return low.map((channel, i) => Math.round(channel + (high[i] - channel) * (at % 1)));
   }
   var css = (colour) => `rgb(${colour.join(" ")})`;
-  var inkOn = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#14181c" : "#ffffff";
+  var linear = (x) => x <= 10 ? x / 3294.6 : ((x / 255 + 0.055) / 1.055) ** 2.4;
+  var inkOn = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue) > 0.179 ? "#000000" : "#ffffff";
 
   // src/survey/mixes.js
   var LEAST_SHARE = 0.01;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 93b01489d3145b2f725b83a2d3cc19829d5ae9c854cbb3c201d08d1d510c5300; do not edit.
+// Made by `make page` from the sources 4d5dc9071c91550edc0b100962e77bcfbe7b6fc904dc565237f6432560fea028; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
