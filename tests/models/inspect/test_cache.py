@@ -8,6 +8,9 @@ from clearhead.core.errors import BadType, BadValue
 from clearhead.nn import MultiHeadAttention
 from tests.models.two_blocks import TwoBlocks, ids
 
+pytest.importorskip("gguf", reason="extra `hf` is not installed")
+pytestmark = pytest.mark.outside
+
 T, D = 11, 32
 
 
