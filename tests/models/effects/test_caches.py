@@ -129,6 +129,8 @@ def test_a_saved_result_is_loaded(damage, tmp_path):
     ([ch.edits.ablate()], BadType, "compare_caches got ablate()"),
     ({"a": 3}, BadType, "'a': 3"),
     ({"a": []}, BadType, "'a': []"),
+    ([ch.edits.cache(keys=lambda x: x), ch.edits.cache(keys=lambda x: 2 * x)], BadValue,
+     "2 caches with 1 different names"),
     ({"a": ch.edits.cache(keys="bf16", layers=[2])}, BadValue, "the layers are 0 to 1"),
     ({"a": ch.edits.cache(keys="bf16", heads=[2])}, BadValue, "key heads from 0 to 1"),
 ])  # fmt: skip

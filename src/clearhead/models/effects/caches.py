@@ -211,7 +211,14 @@ def _groups(caches: object) -> dict[str, tuple[Edit, ...]]:
     if not isinstance(caches, Mapping | Sequence) or not caches:
         raise _no_caches(kind_of(caches) if caches else "no cache")
     if isinstance(caches, Sequence):
-        caches = {x if isinstance(x, str) else repr(x): x for x in caches}
+        named = {x if isinstance(x, str) else repr(x): x for x in caches}
+        if len(named) < len(caches):
+            raise BadValue(
+                f"compare_caches got {len(caches)} caches with {len(named)} different names.",
+                "a format, or the repr of an edit, is the name of a cache, and names are unique.",
+                "pass a dict of names and caches.",
+            )
+        caches = named
     groups: dict[str, tuple[Edit, ...]] = {}
     for name, x in caches.items():
         edits = [cache(keys=x, values=x)] if isinstance(x, str) else x
