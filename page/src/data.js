@@ -230,9 +230,9 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     return row;
   }
 
-  // The part of each key in what a head carries for a query: the weight times |v W_O|, the norm of what
-  // the value writes, divided by the sum over all keys. Null if it is unknown.
-  carried(head, query) {
+  // The norm-weighted attention of a query on each key: the weight times |v W_O|, the norm of what the
+  // value writes, divided by the sum over all keys. Null if it is unknown.
+  normWeighted(head, query) {
     const row = this.row(this.used, head, query);
     if (!this.norms || !row || row.some((weight) => weight === undefined)) return null;
     const norms = numbersOf(this.norms), start = head * this.size.k;
@@ -241,8 +241,8 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     return total ? parts.map((part) => part / total) : parts;
   }
 
-  // Why `carried` is null.
-  get carriedWithheld() {
+  // Why `normWeighted` is null.
+  get normsWithheld() {
     if (this.norms) return "The page does not have all weights of this query.";
     return this.norms_withheld ?? "The page does not have the output projection of this layer, W_O.";
   }

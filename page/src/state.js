@@ -45,16 +45,16 @@ export function keyOr(at = state()) {
 export const largestAt = (row) =>
   row.reduce((best, weight, i) => (weight > (row[best] ?? -1) ? i : best), 0);
 
-// Whether what a head carries is known, and whether it shades the text.
-export const isCarriedKnown = (/** @type {Trace} */ trace, head, query) => trace.carried(head, query ?? trace.stored(head)[0]) !== null;
-export const isByContribution = (/** @type {Trace} */ trace, head, query) =>
-  chosen.by === "contribution" && isCarriedKnown(trace, head, query);
+// Whether norm-weighted attention is known, and whether it shades the text.
+export const areNormsKnown = (/** @type {Trace} */ trace, head, query) => trace.normWeighted(head, query ?? trace.stored(head)[0]) !== null;
+export const isByNorm = (/** @type {Trace} */ trace, head, query) =>
+  chosen.by === "norm-weighted" && areNormsKnown(trace, head, query);
 
-// The row that shades the text: weights, or shares of what the head carries if they are known.
+// The row that shades the text: weights, or norm-weighted attention if it is known.
 export function shades(/** @type {Trace} */ trace, head, query) {
-  const isCarried = isByContribution(trace, head, query);
-  if (query === null) return trace.received(head, isCarried ? (it) => trace.carried(head, it) : undefined);
-  return (isCarried ? trace.carried(head, query) : trace.row(trace.used, head, query)) ?? [];
+  const isByNorms = isByNorm(trace, head, query);
+  if (query === null) return trace.received(head, isByNorms ? (it) => trace.normWeighted(head, it) : undefined);
+  return (isByNorms ? trace.normWeighted(head, query) : trace.row(trace.used, head, query)) ?? [];
 }
 
 /** The heads to draw side by side: the selected head and others, or the selected head before and after.
@@ -266,7 +266,7 @@ export function readAddress(hash) {
     if (position === undefined || (position !== null && position >= most)) misread.push(`${name} “${asked(name)}”`);
     else changes[name] = position;
   }
-  const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "contribution"] };
+  const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "norm-weighted"] };
   for (const [name, values] of Object.entries(offered)) {
     if (values.includes(asked(name))) changes[name] = asked(name);
     else if (given.has(name)) misread.push(`${name} “${asked(name)}”`);

@@ -50,7 +50,7 @@ export const chosen = {
   step: "weights", // the matrix that the map shows
   stage: 0, // the step of the numbers and the walk
   others: /** @type {Place[]} */ ([]), // heads shown beside the selected one
-  by: /** @type {"weight" | "contribution"} */ ("weight"), // what shades the text
+  by: /** @type {"weight" | "norm-weighted"} */ ("weight"), // what shades the text
   difference: false, // show the difference of two sides instead of both
   threshold: 0.05, // a smaller weight gets no line
   edits: NO_EDITS,

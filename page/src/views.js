@@ -7,12 +7,12 @@ import { button, byId, count, make, percent, precise } from "./marks.js";
 import { drawLines } from "./pictures/lines.js";
 import { drawMap, withMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
-import { CARRIES, drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
+import { NORM_WEIGHTED, drawSentence, drawStrip, drawText, fillStrip } from "./pictures/text.js";
 import { drawWalk, walkOptions } from "./pictures/walk.js";
 import { drawWhy } from "./pictures/why.js";
 import { canZoom, isZoomed, zoomButton, zoomedWeight } from "./pictures/zoom.js";
 import { paint } from "./scene.js";
-import { VIEWS, canDiffer, go, isCarriedKnown, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "./state.js";
+import { VIEWS, canDiffer, go, areNormsKnown, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "./state.js";
 import { chosen, narrow, pageData, screen, store, walk } from "./store.js";
 
 // The title and the description of a view's tab, and the function that draws its scene.
@@ -169,18 +169,18 @@ function besideWords() {
   return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
 }
 
-// The switch between weights and contributions; without contributions, the reason.
+// The switch between weights and norm-weighted attention; if this is unknown, the reason.
 function drawShading() {
-  const trace = shownTrace(), { head, query } = state(), isKnown = isCarriedKnown(trace, head, query);
+  const trace = shownTrace(), { head, query } = state(), isKnown = areNormsKnown(trace, head, query);
   const named = (by) => make("button", { type: "button", "data-by": by, "aria-pressed": chosen.by === by,
-    title: by === "weight" ? "The attention weights of the selected token, which sum to 1" : CARRIES }, by);
+    title: by === "weight" ? "The attention weights of the selected token, which sum to 1" : NORM_WEIGHTED }, by);
   byId("shading").hidden = !trace.isOneText;
-  byId("shading").title = isKnown ? "" : `No contributions: ${trace.carriedWithheld}`;
+  byId("shading").title = isKnown ? "" : `No norm-weighted attention: ${trace.normsWithheld}`;
   const by = `${isKnown} ${chosen.by}`;
   if (byId("shading").by === by) return;
   byId("shading").by = by;
   const focused = /** @type {HTMLElement} */ (document.activeElement)?.dataset.by;
-  byId("shading").replaceChildren("Shaded by ", ...(isKnown ? [named("weight"), named("contribution")] : ["weight"]));
+  byId("shading").replaceChildren("Shaded by ", ...(isKnown ? [named("weight"), named("norm-weighted")] : ["weight"]));
   if (focused) byId("shading").querySelector(`[data-by=${focused}]`)?.focus();
 }
 

@@ -44,7 +44,7 @@ def numbers_of(weights, written, ids, words):
     shares = moved / moved.sum(-1, keepdim=True)
     plain, after = (dense.values_of(x, ids, words, True, CONTEXT) for x in (weights, shares))
     numbers = {name: (plain[name][0], plain[name][2]) for name in MASSES}
-    numbers |= {f"moved_{name}": (after[name][0], after[name][2]) for name in MASSES}
+    numbers |= {f"norm_weighted_{name}": (after[name][0], after[name][2]) for name in MASSES}
     o = weights @ written
     change = (o - o.mean(1, keepdim=True)).square().sum(-1)
     varying = change / o.square().sum(-1).mean(-1, keepdim=True)
@@ -91,8 +91,12 @@ def test_two_sets_share_masses(tmp_path):
         demo.load(), ["The owl saw a fox. The fox ran."], out=tmp_path, metrics="basic, values"
     )
     names = [row["metric"] for row in survey.metrics.to_pylist()]
-    assert len(names) == len(set(names)) and {"evenness", "first", "moved_first"} < set(names)
-    rows = survey.query("select mean from heads where metric in ('varying', 'moved_first')").rows
+    assert len(names) == len(set(names)) and {"evenness", "first", "norm_weighted_first"} < set(
+        names
+    )
+    rows = survey.query(
+        "select mean from heads where metric in ('varying', 'norm_weighted_first')"
+    ).rows
     assert rows and all(0 < mean < 1 for (mean,) in rows)
     with pytest.raises(ch.BadValue, match="Two metrics have the name 'first'"):
         ch.survey(demo.load(), ["The owl."], out=tmp_path, metrics=[First(), "values"])

@@ -147,7 +147,7 @@ def test_a_report_of_shards_is_that_of_one_machine(tmp_path):
             assert without_links(ranks) == without_links(one, about=True)
             for a, b in pairs:
                 torch.testing.assert_close(b, a, rtol=2e-5, atol=2e-5)
-        assert all(head["carried"] for head in found["llama"][1]["layers"][0]["heads"])
+        assert all(head["norm_weighted"] for head in found["llama"][1]["layers"][0]["heads"])
         shares = [head["shares"] for head in found["llama"][1]["layers"][0]["heads"]]
         assert all(share["induction"] > 0 and share["duplicate"] > 0 for share in shares)
 

@@ -7,7 +7,7 @@ import { effectOf, keyToken, queryToken } from "../labels.js";
 import { byId, clip, make, number, percent, sum } from "../marks.js";
 import { claimOf } from "../roles.js";
 import { Scene, fitted, widthOf } from "../scene.js";
-import { go, isByContribution, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
+import { go, isByNorm, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
 import { isWord, runsFromLeft, writtenApart, writtenLines } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
@@ -156,8 +156,8 @@ export function drawSentence() {
 }
 
 const STORED = "Of a long text it has those of some tokens for every head, and of all tokens for the heads of which it has every step.";
-export const CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. " +
-  "Parts of it may cancel.";
+export const NORM_WEIGHTED = "Norm-weighted attention: the weight of a key times |v W_O|, the norm of what its value writes, " +
+  "as a fraction of the sum over all keys. What two keys write may cancel.";
 
 // What the head writes of the predicted token, and how probable this is without it, if it was measured.
 function writtenInWords({ from_key, without }) {
@@ -172,18 +172,18 @@ const crossesInWords = () => "Cross-attention: its queries are " + (snapshot().d
   ? "the decoder's tokens, and its keys the encoder's." : "tokens of one text, and its keys those of another.");
 const WRITES = "The direct part of a head in the logit, relative to the mean logit of all words. Later layers may add to it, or remove it.";
 
-// What the head carries most to a query, and what it causes, if this is known.
+// Where most of the norm-weighted attention is, and what the head causes, if this is known.
 function inDetail(trace, layer, head, query, to, writer) {
   if (writer) return writtenInWords(writer);
   if (trace.cross_attention) return [" ", make("span", { class: "more" }, crossesInWords())];
-  const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
-  if (carried?.some((part) => part > 0)) {
-    const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
-    words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what the head carries comes from `, ...from));
+  const byNorm = trace.isOneText && !isOff(layer, head) ? trace.normWeighted(head, query) : null, words = [];
+  if (byNorm?.some((part) => part > 0)) {
+    const most = largestAt(byNorm), at = most === to ? ["there"] : ["on ", make("strong", {}, keyToken(most, 40))];
+    words.push(make("span", { title: NORM_WEIGHTED }, `${percent(byNorm[most])} of its norm-weighted attention is `, ...at));
   }
   const effect = effectOf(snapshot().finding(layer, head));
   if (effect && !store.edited) {
-    words.push(make("span", { title: effect.sentence }, words.length ? "; it " : "The head ", effect.causes));
+    words.push(make("span", { title: effect.sentence }, words.length ? "; the head " : "The head ", effect.causes));
   }
   return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
 }
@@ -346,7 +346,7 @@ function linesToShow(lines, most, row, wanted) {
 export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, isColumn = false, most = MOST_LISTED) {
   const { trace, head, from, query } = side;
   if (query === null || !most) return y;
-  const row = shades(trace, head, query), verb = isByContribution(trace, head, query) ? "carries" : "looks at";
+  const row = shades(trace, head, query), verb = isByNorm(trace, head, query) ? "by norm" : "looks at";
   const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
   const writers = from.writers(trace, query);
   if (writers.length) lists.push(writersList(from, trace, writers.slice(0, most)));
@@ -448,7 +448,7 @@ export function drawText(width, height) {
   }
   if (!chosen.difference) {
     const { trace, head, query } = shown[0];
-    drawWeightBar(scene, 0, bottom + 10, 150, isByContribution(trace, head, query) ? "share of what the head carries" : "weight");
+    drawWeightBar(scene, 0, bottom + 10, 150, isByNorm(trace, head, query) ? "norm-weighted attention" : "weight");
     bottom += 36;
   }
   Object.assign(scene, { height: Math.max(height, bottom), bottom });

@@ -55,7 +55,7 @@ export function drawWalk(width, height) {
   const rowY = (i) => HEADING + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
   const endY = rowY(keys.length) + 10;
 
-  const carried = trace.carried(head, query), mostCarried = Math.max(1e-30, ...(carried ?? []));
+  const byNorm = trace.normWeighted(head, query), largest = Math.max(1e-30, ...(byNorm ?? []));
   const q = vector("query", "d", key), vectors = keys.map(held), values = keys.map((k) => vector("value", "v", k));
   const products = vectors.map((vector) => vector.map((x, d) => x * q[d]));
   const most1 = (lists) => Math.max(1e-30, ...lists.flat().map(Math.abs));
@@ -81,14 +81,14 @@ export function drawWalk(width, height) {
       if (lit) vectorCells(scene, products[i], label, y, strip, cellHeight, most1(products), { until: lit, opacity: fade });
     }
     if (is("value") && values[i]) {
-      // The strip of a value shrinks to what the head carries of it; if that is unknown, it fades by its weight.
-      const part = carried ? 1 : Math.max(0.08, Math.sqrt(Math.abs(used[k]))), amount = isNow("value") ? 0 : progress;
-      const tall = cellHeight * (carried ? 1 - amount * (1 - carried[k] / mostCarried) : 1);
+      // The strip of a value shrinks to its norm-weighted attention; if that is unknown, it fades by its weight.
+      const part = byNorm ? 1 : Math.max(0.08, Math.sqrt(Math.abs(used[k]))), amount = isNow("value") ? 0 : progress;
+      const tall = cellHeight * (byNorm ? 1 - amount * (1 - byNorm[k] / largest) : 1);
       const appear = isNow("value") ? progress : 1 - amount * (1 - part);
-      if (carried && isNow("output")) scene.rect(label, y, strip, cellHeight, { stroke: "rule", opacity: 0.5 });
+      if (byNorm && isNow("output")) scene.rect(label, y, strip, cellHeight, { stroke: "rule", opacity: 0.5 });
       vectorCells(scene, values[i], label, y + (cellHeight - tall) / 2, strip, tall, most1(values), { opacity: appear });
-      if (carried && isNow("output") && carried[k] >= LEAST) {
-        scene.text(percent(carried[k]), bars.x + bars.width - 6, y + cellHeight / 2,
+      if (byNorm && isNow("output") && byNorm[k] >= LEAST) {
+        scene.text(percent(byNorm[k]), bars.x + bars.width - 6, y + cellHeight / 2,
           { size: 12, align: "right", fill: used[k] > 0.8 ? "paper" : "ink" });
       }
       if (isNow("output") && progress < 1 && used[k] >= LEAST) {
@@ -112,8 +112,8 @@ export function drawWalk(width, height) {
     if (!isBeside) foot = 54;
   }
   drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
-  const [cells, marks] = isNow("output") && carried
-    ? ["Red below 0, blue above.", "Height of a value, and percent: what the head carries."]
+  const [cells, marks] = isNow("output") && byNorm
+    ? ["Red below 0, blue above.", "Height of a value, and percent: norm-weighted attention."]
     : ["A cell is a feature: red below 0, blue above.", "Bars: the numbers beside them."];
   const isHatched = keys.some((k) => trace.blocked(head, query)[k]);
   const meaning = [cells, isHatched ? `${marks} Hatched: may not look.` : marks], small = { size: 12 };

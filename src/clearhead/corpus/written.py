@@ -29,7 +29,7 @@ from .reader import Reader
 RECENT = 16
 
 
-class Moved(Metric):
+class NormWeighted(Metric):
     """The norm-weighted attention on keys: each weight times |v W_O|, divided by their sum.
 
     It is 0 if all values of a query's keys are 0. Its mean is over the queries of the mass. Norms
@@ -39,7 +39,7 @@ class Moved(Metric):
     source = "Kobayashi et al. 2020, arXiv 2004.10102"
 
     def __init__(self, mass: Mass) -> None:
-        self.name, self.mass = f"moved_{mass.name}", mass
+        self.name, self.mass = f"norm_weighted_{mass.name}", mass
         self.formula = f"{mass.formula}, with w |v W_O| / Σ w |v W_O| in place of w"
 
     def statistics(self, batch: Batch) -> Sequence[str | Statistic]:
@@ -97,7 +97,7 @@ def values(reader: Reader, context: int) -> list[Metric]:
     ]  # fmt: skip
     if context > RECENT:
         masses.append(Distances(f"last_{RECENT}", 0, RECENT))
-    return [*masses, *map(Moved, masses), Varies()]
+    return [*masses, *map(NormWeighted, masses), Varies()]
 
 
 class Parts:

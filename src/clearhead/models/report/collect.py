@@ -35,11 +35,11 @@ from ..roles.call_roles import CallRoles, role_keys, roles_of
 from ..roles.role_keys import RoleKeys, columns
 from ..roles.roles import label_of_evenness, with_sink_logit
 from ..roles.table import REPEATS
-from .carried import Carried
 from .findings import Head, Layer, Link
+from .norms import Norms
 from .result import Report
 
-UNKNOWN = Carried(None)
+UNKNOWN = Norms(None)
 LINKS = 8  # weights per query
 STRONGEST = 10  # links per head
 
@@ -71,7 +71,7 @@ class _Statistics:
 class BegunCall(NamedTuple):
     """A call that began, at its `site`: its problem, and without queries of padding `real`.
 
-    `statistics` are those of `real` to compute; `carried` has the norms of what its values write.
+    `statistics` are those of `real` to compute; `norms` are those of what its values write.
     """
 
     problem: Problem
@@ -79,7 +79,7 @@ class BegunCall(NamedTuple):
     site: CallSite
     real: Problem
     statistics: Statistics
-    carried: Carried
+    norms: Norms
 
 
 class _Uniform(NamedTuple):
@@ -98,11 +98,7 @@ class Collector:
     uniform_cache: list[tuple[Mask, tuple[object, ...], _Uniform]] = field(default_factory=list)
 
     def begin(
-        self,
-        problem: Problem,
-        inputs: Inputs,
-        at: Positions | None = None,
-        carried: Carried = UNKNOWN,
+        self, problem: Problem, inputs: Inputs, at: Positions | None = None, norms: Norms = UNKNOWN
     ) -> BegunCall:
         """Begin a call, which has the positions `at`; None finds them.
 
@@ -112,16 +108,16 @@ class Collector:
         site = self.texts.call_site(problem, at)
         real = without_padding(problem, site.at)
         requested = _requested(real, site, topk(LINKS))
-        if carried.norms is not None and _is_one_text(real, site):
+        if norms.norms is not None and _is_one_text(real, site):
             first = _first_key(site)
             groups = {**_near(real), "first": prefix(first + 1) & ~prefix(first)}
-            requested.append(value_weighted(groups, by=carried.norms[None]))
+            requested.append(value_weighted(groups, by=norms.norms[None]))
         statistics = parse_stats(requested, real.grid)
-        return BegunCall(problem, inputs, site, real, statistics, carried)
+        return BegunCall(problem, inputs, site, real, statistics, norms)
 
     def add_layer(self, begun: BegunCall, numbers: dict[str, Result] | None = None) -> None:
         """Add the layer of a call. `numbers` are its statistics; None computes them."""
-        problem, inputs, site, real, _, carried = begun
+        problem, inputs, site, real, _, norms = begun
         if numbers is None:
             numbers = statistics_of(real, inputs, begun.statistics)
         statistics = _statistics(numbers, real, site)
@@ -154,8 +150,8 @@ class Collector:
                 top_keys=statistics.top.keys[:, ranked].int(),
                 trace=trace,
                 traced_heads=traced_heads,
-                value_norms=None if carried.norms is None else carried.norms.float().cpu(),
-                norms_withheld=carried.withheld,
+                value_norms=None if norms.norms is None else norms.norms.float().cpu(),
+                norms_withheld=norms.withheld,
                 in_decoder=site.in_decoder,
             )
         )
@@ -250,7 +246,7 @@ def _heads(
     roles: CallRoles,
     moved: dict[str, Tensor],
 ) -> tuple[Head, ...]:
-    """Return the heads of a layer with their roles. `moved` is their `Head.carried`."""
+    """Return the heads of a layer with their roles. `moved` is their `Head.norm_weighted`."""
     assert statistics.top is not None
     weights, keys = statistics.top
     max_entropy = uniform.mean_entropy
@@ -279,7 +275,7 @@ def _heads(
                 roles=own,
                 evidence=" ".join(role.evidence for role in own),
                 withheld="" if own else roles.nearest[h],
-                carried={name: float(share[h]) for name, share in moved.items()},
+                norm_weighted={name: float(share[h]) for name, share in moved.items()},
             )
         )
     return tuple(heads)

@@ -46,8 +46,8 @@ class Head:
             is the mean weight on the token after the earlier copy and "duplicate" that on the copy,
             over the queries that have one. "induction_all" and "duplicate_all" are over all
             queries. "previous" is on the token before.
-        carried: as `shares`, for "previous", "next", "same" and "first", the fractions of what the
-            head carries, ``Σ w |v W_O|``; empty if unknown.
+        norm_weighted: as `shares`, for "previous", "next", "same" and "first", with each weight
+            multiplied by ``|v W_O|``, the norm of what the value writes; empty if unknown.
     """
 
     layer: int
@@ -64,7 +64,7 @@ class Head:
     withheld: str = ""
     effect: float | None = None
     probe: dict[str, float] | None = None
-    carried: dict[str, float] = field(default_factory=dict)
+    norm_weighted: dict[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

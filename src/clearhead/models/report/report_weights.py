@@ -20,12 +20,12 @@ from ...core.problem.biases import bias
 from ...core.problem.check import Options, make_problem
 from ...core.problem.problem import Inputs, Problem
 from ..follow.cross_attention import CallSite, TextTracker
-from .carried import Carried
 from .collect import Collector
 from .findings import Layer
+from .norms import Norms
 from .result import Report
 
-NO_VALUES = Carried(None, "Another program computed the weights, and their values are unknown.")
+NO_VALUES = Norms(None, "Another program computed the weights, and their values are unknown.")
 LEAST_LOG, LEAST_REST = -1e4, 1e-12  # exp(-1e4) is 0
 
 
@@ -67,7 +67,7 @@ def report_weights(
     collector = Collector(_Texts(tokens, key_tokens))
     for trace in traces:
         call = _as_problem(trace["weights"])
-        collector.add_layer(collector.begin(*call, carried=NO_VALUES))
+        collector.add_layer(collector.begin(*call, norms=NO_VALUES))
     report = collector.report(name)
     return replace(report, layers=tuple(map(_of_weights, report.layers, traces)))
 

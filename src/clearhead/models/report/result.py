@@ -113,13 +113,13 @@ class Report(ShownInNotebook, Savable):
         rows = []
         for layer in self.layers:
             for head in layer.heads:
-                parts = ("labels", "shares", "links", "roles", "probe", "carried")
+                parts = ("labels", "shares", "links", "roles", "probe", "norm_weighted")
                 row = {name: x for name, x in vars(head).items() if name not in parts}
                 row["label"] = head.label
                 roles = "; ".join(f"{role.label} {role.mass:.4f}" for role in head.roles)
                 probe = {f"probe_{name}": x for name, x in (head.probe or {}).items()}
-                carried = {f"carried_{name}": x for name, x in head.carried.items()}
-                numbers = {**head.shares, **carried, **probe}
+                by_norm = {f"norm_weighted_{name}": x for name, x in head.norm_weighted.items()}
+                numbers = {**head.shares, **by_norm, **probe}
                 rows.append({"module": layer.module, **row, "roles": roles, **numbers})
         return rows
 
@@ -162,14 +162,16 @@ class Report(ShownInNotebook, Savable):
         # A column of zeros is left out: with a causal mask no weight is on the next token.
         names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
-        moved = ["sent"] if any(x.carried for x in self.heads) else []
-        rows = [("head", "does", "by", "entropy", last, *names, *moved)]
+        by_norm = ["first by norm"] if any(x.norm_weighted for x in self.heads) else []
+        rows = [("head", "does", "by", "entropy", last, *names, *by_norm)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
             numbers = x.share_text, f"{x.entropy:.2f}", number
-            moves = [f"{x.carried['first']:.2f}" if x.carried else ""] if moved else []
-            rows.append((f"L{x.layer}H{x.head}", x.label, *numbers, *shares, *moves))
+            moved = (
+                [f"{x.norm_weighted['first']:.2f}" if x.norm_weighted else ""] if by_norm else []
+            )
+            rows.append((f"L{x.layer}H{x.head}", x.label, *numbers, *shares, *moved))
         table = columns(rows, width)
         wrap = min(width or sys.maxsize, max(80, *map(len, table)))
         legend = (part for line in self._legend() for part in textwrap.wrap(line, wrap))
@@ -208,10 +210,10 @@ class Report(ShownInNotebook, Savable):
         elif self.effects_withheld:
             lines.append(f"No effects. {self.effects_withheld}")
         lines = [f"{by}.", *lines, entropy, f"{shares}."]
-        if any(x.carried for x in self.heads):
+        if any(x.norm_weighted for x in self.heads):
             lines.append(
-                "sent: the fraction of what it carries that comes from the first token, with each "
-                "weight multiplied by |v W_O|, the norm of what the value writes."
+                "first by norm: its norm-weighted attention on the first token, with each weight "
+                "multiplied by |v W_O|, the norm of what the value writes."
             )
         for part in ("encoder", "decoder", "cross-attention"):
             numbers = [str(x.number) for x in self.layers if self.part_of(x) == part]

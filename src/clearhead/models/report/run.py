@@ -26,10 +26,10 @@ from ..follow.layers import no_attention_call, warn_if_compiled
 from ..follow.outputs import logits_of, most_probable
 from ..follow.run import ModelFollower
 from ..progress import progress_bar
-from .carried import CarriedValues, without_norms
 from .collect import BegunCall, Collector
 from .findings import Head, Layer
 from .next_token import find_next_token
+from .norms import NormsOfCalls, without_norms
 from .opening import best_heads, opening
 from .probe import probe_scores
 from .result import Report
@@ -147,11 +147,11 @@ class _Reading(ModelFollower):
     ) -> None:
         super().__init__(model)
         self.collector = Collector(TextTracker(tokens, decoder_tokens, self.running.texts))
-        self.values = CarriedValues(model, self.running.texts)
+        self.values = NormsOfCalls(model, self.running.texts)
 
     def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
-        carried = self.values.of_call(problem, inputs)
-        self.begun = self.collector.begin(problem, inputs, carried=carried)
+        norms = self.values.of_call(problem, inputs)
+        self.begun = self.collector.begin(problem, inputs, norms=norms)
         return self.begun.statistics if self.begun.real is problem else ()
 
     def receive(self, call: FollowedCall) -> None:

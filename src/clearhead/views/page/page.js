@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 4e6037a5cccc7e4c857139fcc7fb9431e49340c345eafea73d8218c8285ffa72; do not edit.
+// Made by `make page` from the sources a232947543e4f0430ea5fb84604f6070214885577e8114ecf070b17a8efdc279; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -249,9 +249,9 @@ var clearhead = (() => {
       }
       return row;
     }
-    // The part of each key in what a head carries for a query: the weight times |v W_O|, the norm of what
-    // the value writes, divided by the sum over all keys. Null if it is unknown.
-    carried(head, query) {
+    // The norm-weighted attention of a query on each key: the weight times |v W_O|, the norm of what the
+    // value writes, divided by the sum over all keys. Null if it is unknown.
+    normWeighted(head, query) {
       const row = this.row(this.used, head, query);
       if (!this.norms || !row || row.some((weight) => weight === void 0)) return null;
       const norms = numbersOf(this.norms), start2 = head * this.size.k;
@@ -259,8 +259,8 @@ var clearhead = (() => {
       const total = parts.reduce((sum3, part) => sum3 + part, 0);
       return total ? parts.map((part) => part / total) : parts;
     }
-    // Why `carried` is null.
-    get carriedWithheld() {
+    // Why `normWeighted` is null.
+    get normsWithheld() {
       if (this.norms) return "The page does not have all weights of this query.";
       return this.norms_withheld ?? "The page does not have the output projection of this layer, W_O.";
     }
@@ -411,7 +411,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     ),
     // heads shown beside the selected one
     by: (
-      /** @type {"weight" | "contribution"} */
+      /** @type {"weight" | "norm-weighted"} */
       "weight"
     ),
     // what shades the text
@@ -733,12 +733,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return largestAt(row);
   }
   var largestAt = (row) => row.reduce((best, weight, i) => weight > (row[best] ?? -1) ? i : best, 0);
-  var isCarriedKnown = (trace, head, query) => trace.carried(head, query ?? trace.stored(head)[0]) !== null;
-  var isByContribution = (trace, head, query) => chosen.by === "contribution" && isCarriedKnown(trace, head, query);
+  var areNormsKnown = (trace, head, query) => trace.normWeighted(head, query ?? trace.stored(head)[0]) !== null;
+  var isByNorm = (trace, head, query) => chosen.by === "norm-weighted" && areNormsKnown(trace, head, query);
   function shades(trace, head, query) {
-    const isCarried = isByContribution(trace, head, query);
-    if (query === null) return trace.received(head, isCarried ? (it) => trace.carried(head, it) : void 0);
-    return (isCarried ? trace.carried(head, query) : trace.row(trace.used, head, query)) ?? [];
+    const isByNorms = isByNorm(trace, head, query);
+    if (query === null) return trace.received(head, isByNorms ? (it) => trace.normWeighted(head, it) : void 0);
+    return (isByNorms ? trace.normWeighted(head, query) : trace.row(trace.used, head, query)) ?? [];
   }
   function sides() {
     const { layer, head, others, query, key } = state();
@@ -916,7 +916,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (position === void 0 || position !== null && position >= most) misread.push(`${name} “${asked3(name)}”`);
       else changes[name] = position;
     }
-    const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "contribution"] };
+    const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "norm-weighted"] };
     for (const [name, values] of Object.entries(offered)) {
       if (values.includes(asked3(name))) changes[name] = asked3(name);
       else if (given.has(name)) misread.push(`${name} “${asked3(name)}”`);
@@ -1828,7 +1828,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("sentence").replaceChildren(...words);
   }
   var STORED = "Of a long text it has those of some tokens for every head, and of all tokens for the heads of which it has every step.";
-  var CARRIES = "What a head carries from a key: the weight times |v W_O|, the norm of what the value of the key writes. Parts of it may cancel.";
+  var NORM_WEIGHTED = "Norm-weighted attention: the weight of a key times |v W_O|, the norm of what its value writes, as a fraction of the sum over all keys. What two keys write may cancel.";
   function writtenInWords({ from_key, without: without2 }) {
     const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
     const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
@@ -1840,14 +1840,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function inDetail(trace, layer, head, query, to, writer2) {
     if (writer2) return writtenInWords(writer2);
     if (trace.cross_attention) return [" ", make("span", { class: "more" }, crossesInWords())];
-    const carried = trace.isOneText && !isOff(layer, head) ? trace.carried(head, query) : null, words = [];
-    if (carried?.some((part) => part > 0)) {
-      const most = largestAt(carried), from = most === to ? ["there"] : [make("strong", {}, keyToken(most, 40))];
-      words.push(make("span", { title: CARRIES }, `${percent(carried[most])} of what the head carries comes from `, ...from));
+    const byNorm = trace.isOneText && !isOff(layer, head) ? trace.normWeighted(head, query) : null, words = [];
+    if (byNorm?.some((part) => part > 0)) {
+      const most = largestAt(byNorm), at = most === to ? ["there"] : ["on ", make("strong", {}, keyToken(most, 40))];
+      words.push(make("span", { title: NORM_WEIGHTED }, `${percent(byNorm[most])} of its norm-weighted attention is `, ...at));
     }
     const effect = effectOf(snapshot().finding(layer, head));
     if (effect && !store.edited) {
-      words.push(make("span", { title: effect.sentence }, words.length ? "; it " : "The head ", effect.causes));
+      words.push(make("span", { title: effect.sentence }, words.length ? "; the head " : "The head ", effect.causes));
     }
     return words.length ? [" ", make("span", { class: "more" }, ...words, ".")] : [];
   }
@@ -1999,7 +1999,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function wordLists(scene, side, x, y, width, isColumn = false, most = MOST_LISTED) {
     const { trace, head, from, query } = side;
     if (query === null || !most) return y;
-    const row = shades(trace, head, query), verb = isByContribution(trace, head, query) ? "carries" : "looks at";
+    const row = shades(trace, head, query), verb = isByNorm(trace, head, query) ? "by norm" : "looks at";
     const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
     const writers = from.writers(trace, query);
     if (writers.length) lists.push(writersList(from, trace, writers.slice(0, most)));
@@ -2094,7 +2094,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
     if (!chosen.difference) {
       const { trace, head, query } = shown[0];
-      drawWeightBar(scene, 0, bottom + 10, 150, isByContribution(trace, head, query) ? "share of what the head carries" : "weight");
+      drawWeightBar(scene, 0, bottom + 10, 150, isByNorm(trace, head, query) ? "norm-weighted attention" : "weight");
       bottom += 36;
     }
     Object.assign(scene, { height: Math.max(height, bottom), bottom });
@@ -3084,7 +3084,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
     const rowY = (i) => HEADING2 + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
     const endY = rowY(keys.length) + 10;
-    const carried = trace.carried(head, query), mostCarried = Math.max(1e-30, ...carried ?? []);
+    const byNorm = trace.normWeighted(head, query), largest2 = Math.max(1e-30, ...byNorm ?? []);
     const q = vector("query", "d", key), vectors = keys.map(held), values = keys.map((k) => vector("value", "v", k));
     const products = vectors.map((vector2) => vector2.map((x, d) => x * q[d]));
     const most1 = (lists) => Math.max(1e-30, ...lists.flat().map(Math.abs));
@@ -3112,14 +3112,14 @@ key ${side.from.title(trace.keys, keyAt(px))}`
         if (lit) vectorCells(scene, products[i], label, y, strip, cellHeight, most1(products), { until: lit, opacity: fade });
       }
       if (is("value") && values[i]) {
-        const part = carried ? 1 : Math.max(0.08, Math.sqrt(Math.abs(used[k]))), amount = isNow("value") ? 0 : progress;
-        const tall = cellHeight * (carried ? 1 - amount * (1 - carried[k] / mostCarried) : 1);
+        const part = byNorm ? 1 : Math.max(0.08, Math.sqrt(Math.abs(used[k]))), amount = isNow("value") ? 0 : progress;
+        const tall = cellHeight * (byNorm ? 1 - amount * (1 - byNorm[k] / largest2) : 1);
         const appear = isNow("value") ? progress : 1 - amount * (1 - part);
-        if (carried && isNow("output")) scene.rect(label, y, strip, cellHeight, { stroke: "rule", opacity: 0.5 });
+        if (byNorm && isNow("output")) scene.rect(label, y, strip, cellHeight, { stroke: "rule", opacity: 0.5 });
         vectorCells(scene, values[i], label, y + (cellHeight - tall) / 2, strip, tall, most1(values), { opacity: appear });
-        if (carried && isNow("output") && carried[k] >= LEAST) {
+        if (byNorm && isNow("output") && byNorm[k] >= LEAST) {
           scene.text(
-            percent(carried[k]),
+            percent(byNorm[k]),
             bars.x + bars.width - 6,
             y + cellHeight / 2,
             { size: 12, align: "right", fill: used[k] > 0.8 ? "paper" : "ink" }
@@ -3161,7 +3161,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       if (!isBeside2) foot = 54;
     }
     drawSignedBar(scene, 0, endY + foot, 1, 150, [`${MINUS}largest`, "largest"]);
-    const [cells, marks] = isNow("output") && carried ? ["Red below 0, blue above.", "Height of a value, and percent: what the head carries."] : ["A cell is a feature: red below 0, blue above.", "Bars: the numbers beside them."];
+    const [cells, marks] = isNow("output") && byNorm ? ["Red below 0, blue above.", "Height of a value, and percent: norm-weighted attention."] : ["A cell is a feature: red below 0, blue above.", "Bars: the numbers beside them."];
     const isHatched = keys.some((k) => trace.blocked(head, query)[k]);
     const meaning = [cells, isHatched ? `${marks} Hatched: may not look.` : marks], small = { size: 12 };
     const fits2 = (lines2) => lines2.every((line2) => widthOf(line2, small) <= width - 170);
@@ -3672,15 +3672,15 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return make("span", { class: "soft beside" }, words, " ", ...chosen.others.length ? [none] : []);
   }
   function drawShading() {
-    const trace = shownTrace(), { head, query } = state(), isKnown = isCarriedKnown(trace, head, query);
+    const trace = shownTrace(), { head, query } = state(), isKnown = areNormsKnown(trace, head, query);
     const named = (by2) => make("button", {
       type: "button",
       "data-by": by2,
       "aria-pressed": chosen.by === by2,
-      title: by2 === "weight" ? "The attention weights of the selected token, which sum to 1" : CARRIES
+      title: by2 === "weight" ? "The attention weights of the selected token, which sum to 1" : NORM_WEIGHTED
     }, by2);
     byId("shading").hidden = !trace.isOneText;
-    byId("shading").title = isKnown ? "" : `No contributions: ${trace.carriedWithheld}`;
+    byId("shading").title = isKnown ? "" : `No norm-weighted attention: ${trace.normsWithheld}`;
     const by = `${isKnown} ${chosen.by}`;
     if (byId("shading").by === by) return;
     byId("shading").by = by;
@@ -3688,7 +3688,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       /** @type {HTMLElement} */
       document.activeElement?.dataset.by
     );
-    byId("shading").replaceChildren("Shaded by ", ...isKnown ? [named("weight"), named("contribution")] : ["weight"]);
+    byId("shading").replaceChildren("Shaded by ", ...isKnown ? [named("weight"), named("norm-weighted")] : ["weight"]);
     if (focused) byId("shading").querySelector(`[data-by=${focused}]`)?.focus();
   }
   function drawMisread() {

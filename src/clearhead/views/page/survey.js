@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 4e6037a5cccc7e4c857139fcc7fb9431e49340c345eafea73d8218c8285ffa72; do not edit.
+// Made by `make page` from the sources a232947543e4f0430ea5fb84604f6070214885577e8114ecf070b17a8efdc279; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

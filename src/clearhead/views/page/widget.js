@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 4d5dc9071c91550edc0b100962e77bcfbe7b6fc904dc565237f6432560fea028; do not edit.
+// Made by `make page` from the sources f7ade4cba9017969f1b7a572b354498fc7f4320b80177ba8dc3e62352129956f; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");

@@ -1,4 +1,4 @@
-"""What the heads of a report carry: weights times |v W_O|, the norms of what values write."""
+"""The norms |v W_O| of what values write, for the norm-weighted attention of a report's heads."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,14 +14,14 @@ from ..weights.value_norms import ValueNorms, norms
 from .findings import Layer
 
 
-class Carried(NamedTuple):
+class Norms(NamedTuple):
     """The norms of a call, (H, Tk), or None and why they are unknown."""
 
     norms: Tensor | None
     withheld: str = ""
 
 
-class CarriedValues:
+class NormsOfCalls:
     """Computes the norms of the calls of a model, in whose modules `stack` is."""
 
     def __init__(self, model: nn.Module, stack: TextStack) -> None:
@@ -29,14 +29,14 @@ class CarriedValues:
         self.refused = ""  # why no norm of this model is right
         self._values = ValueNorms(model)
 
-    def of_call(self, problem: Problem, inputs: Inputs) -> Carried:
+    def of_call(self, problem: Problem, inputs: Inputs) -> Norms:
         """Return the norms of the call of the running module. `expect` receives its output."""
         name = self.stack.running[-1].name if self.stack.running else ""
         try:
             root = self._values.root(name, problem)
         except BadValue as error:
-            return Carried(None, _why(error))
-        return Carried(of_all_tokens(norms(root, problem, inputs))[0])
+            return Norms(None, _why(error))
+        return Norms(of_all_tokens(norms(root, problem, inputs))[0])
 
     def expect(self, problem: Problem, out: Tensor) -> None:
         """Receive the output of the call whose norms were returned last."""
@@ -59,7 +59,7 @@ class CarriedValues:
 
 def without_norms(layer: Layer, why: str) -> Layer:
     """Return a layer without its norms and what follows from them."""
-    heads = tuple(replace(head, carried={}) for head in layer.heads)
+    heads = tuple(replace(head, norm_weighted={}) for head in layer.heads)
     return replace(layer, heads=heads, value_norms=None, norms_withheld=why)
 
 

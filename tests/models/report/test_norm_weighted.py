@@ -26,7 +26,7 @@ def report(changes):
     return ch.report(Block(changes=changes), torch.randn(1, 7, 10), progress=False)
 
 
-def test_the_shares_of_what_a_head_carries():
+def test_the_norm_weighted_attention_of_heads():
     torch.manual_seed(0)
     model, x = Block(), torch.randn(1, 7, 10)
     found = ch.report(model, x, progress=False)
@@ -45,15 +45,19 @@ def test_the_shares_of_what_a_head_carries():
             "next": torch.tensor(0.0),
         }
         for name, mean in means.items():
-            assert abs(head.carried[name] - mean.item()) < 1e-5, name
-    assert found.as_rows()[1]["carried_first"] == found[0, 1].carried["first"]
-    assert f" {found[0, 1].carried['first']:.2f}\n" in str(found) and "sent:" in str(found)
+            assert abs(head.norm_weighted[name] - mean.item()) < 1e-5, name
+    assert found.as_rows()[1]["norm_weighted_first"] == found[0, 1].norm_weighted["first"]
+    assert f" {found[0, 1].norm_weighted['first']:.2f}\n" in str(found) and "first by norm:" in str(
+        found
+    )
 
 
 def test_norms_of_another_projection_are_withheld():
     found = report(changes=True)
     [layer] = found.layers
     assert layer.value_norms is None and "o_proj" in layer.norms_withheld
-    assert not any(head.carried for head in found.heads) and "sent:" not in str(found)
+    assert not any(head.norm_weighted for head in found.heads) and "first by norm:" not in str(
+        found
+    )
     assert "o_proj" in snapshot(found)["layers"][0]["norms_withheld"]
     assert "norms" in snapshot(report(changes=False))["layers"][0]

@@ -1,4 +1,4 @@
-"""The page shades the text by what a head carries: weights times |v W_O|."""
+"""The page shades the text by norm-weighted attention: weights times |v W_O|."""
 
 import pytest
 import torch
@@ -36,8 +36,8 @@ def tab(opened, teller):
     return opened(ch.report(teller, STORY, effects=True, progress=False), "story.html")
 
 
-def carried(teller, text, layer):
-    """The contributions in float64, (H, Tq, Tk), from every step and the weight of the model."""
+def norm_weighted(teller, text, layer):
+    """Norm-weighted attention in float64, (H, Tq, Tk), from every step and the weights."""
     trace = teller.explain(text, layer)
     weights, values = trace["weights"].double(), trace["value"].double()
     H, _, D = values.shape
@@ -47,49 +47,49 @@ def carried(teller, text, layer):
 
 
 @pytest.mark.parametrize("text", [STORY, "There was a quiet witch. She cooked."])
-def test_contributions_are_weights_times_what_values_write(tab, teller, text):
+def test_norm_weighted_attention_is_weights_times_what_values_write(tab, teller, text):
     """They are those of the report, and of a text that the page computes."""
     tab.locator("#text").fill(text)
     tab.wait_for_function("text => current.text === text", arg=text)
     for layer in (0, 1):
-        expected = carried(teller, text, layer)
+        expected = norm_weighted(teller, text, layer)
         T = expected.shape[-1]
-        rows = f"Array.from({{ length: {T} }}, (_, q) => current.layer({layer}).carried(h, q))"
+        rows = f"Array.from({{ length: {T} }}, (_, q) => current.layer({layer}).normWeighted(h, q))"
         shown = tab.evaluate(f"Array.from({{ length: 8 }}, (_, h) => {rows})")
         torch.testing.assert_close(torch.tensor(shown).double(), expected, rtol=1e-3, atol=2e-5)
     tab.locator("#text").fill(STORY)
     tab.wait_for_function("text => current.text === text", arg=STORY)
 
 
-def test_one_switch_shades_the_text_by_contribution(tab, teller):
+def test_one_switch_shades_the_text_by_norm_weighted_attention(tab, teller):
     tab.evaluate("go({ view: 'text', layer: 0, head: 2, query: 21, key: null })")
-    shares = carried(teller, STORY, 0)[2, 21]
+    shares = norm_weighted(teller, STORY, 0)[2, 21]
     shade = "byId('word-16').style.background"
     before = tab.evaluate(shade)
-    tab.locator("#shading button", has_text="contribution").click()
+    tab.locator("#shading button", has_text="norm-weighted").click()
     expected = tab.evaluate(f"css(shareColour({shares[16].item()}))")
     assert tab.evaluate(f"{shade} === {expected!r} || {shade}") in (
         True,
         expected.replace(" ", ", "),
     )
     assert tab.evaluate(shade) != before
-    assert "by=contribution" in tab.evaluate("location.hash")
+    assert "by=norm-weighted" in tab.evaluate("location.hash")
     shown = tab.evaluate("picture.shapes.filter((it) => it.kind === 'text').map((it) => it.text)")
-    assert "was carries" in shown and f"{100 * shares.max():.0f} %" in shown
-    assert "share of what the head carries" in shown
-    tab.locator("#shading button", has_text="weight").click()
+    assert "was by norm" in shown and f"{100 * shares.max():.0f} %" in shown
+    assert "norm-weighted attention" in shown
+    tab.locator("#shading button[data-by=weight]").click()
     assert tab.evaluate(shade) == before
 
 
-def test_a_sentence_has_what_a_head_looks_at_carries_and_causes(tab, teller):
+def test_a_sentence_has_what_a_head_looks_at_writes_and_causes(tab, teller):
     tab.evaluate("go({ view: 'text', layer: 0, head: 0, query: 29, key: null })")
     weight = teller.explain(STORY, 0)["weights"][0, 29, 8].item()
-    share = carried(teller, STORY, 0)[0, 29, 8].item()
+    share = norm_weighted(teller, STORY, 0)[0, 29, 8].item()
     effect = ch.report(teller, STORY, effects=True, progress=False)[0, 0].effect
     words = tab.locator("#sentence").text_content()
     assert words == (
-        f"L0H0: her looks at queen ({100 * weight:.0f} %). {100 * share:.0f} % of what "
-        f"the head carries comes from there; it saves {effect:.2g} nats of loss."
+        f"L0H0: her looks at queen ({100 * weight:.0f} %). {100 * share:.0f} % of its "
+        f"norm-weighted attention is there; the head saves {effect:.2g} nats of loss."
     )
     assert tab.locator("#strip .guess").text_content() == "→ one 45 %"
     tab.evaluate("go({ view: 'walk' })")
@@ -106,5 +106,5 @@ def test_without_an_output_projection_the_switch_says_why(opened):
     tab = opened(toy_report(11), "toy.html")
     assert tab.locator("#shading button").count() == 0
     assert tab.locator("#shading").text_content() == "Shaded by weight"
-    assert tab.locator("#shading").get_attribute("title").startswith("No contributions: ")
-    assert "carries" not in tab.locator("#sentence").text_content()
+    assert tab.locator("#shading").get_attribute("title").startswith("No norm-weighted attention: ")
+    assert "norm-weighted" not in tab.locator("#sentence").text_content()
