@@ -1,9 +1,6 @@
 """What edits do to a metric: run by run, together in one batch, and estimated from gradients."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -152,11 +149,11 @@ def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path):
     lines = file.read_text().splitlines()
     assert len(lines) == 7 and json.loads(lines[3])["name"] == "layer 0 head 2"
     file.write_text("\n".join(lines[:4]) + "\n" + lines[4][:9])  # the last one is cut short
-    runs = []  # a hook of the model itself would make it another model
+    runs = []
     hook = register_module_forward_pre_hook(lambda module, *_: runs.extend([1] * (module is net)))
     again = ch.effects(net, tokens, at_once=1, to=file, estimate=False)
     hook.remove()
-    assert len(runs) == 1 + 3 and file.read_text().splitlines() == lines
+    assert len(runs) == 1 + 2 + 3 and file.read_text().splitlines() == lines
     assert [e.exact for e in again] == [e.exact for e in whole]
     with pytest.raises(BadValue, match="has other effects"):
         ch.effects(net, ids(T=5), to=file)
@@ -200,23 +197,6 @@ def test_a_file_is_of_one_models_weights(tmp_path):
         next(net.parameters())[0, 0] += 1
     with pytest.raises(BadValue, match="has other effects"):
         ch.effects(net, ids(), lambda logits: logits.sum() * 0, to=file)
-
-
-@pytest.mark.outside  # it starts processes
-def test_a_metric_has_the_same_digest_in_every_process():
-    program = (
-        "import clearhead as ch; from clearhead.models.effects.digest import Digests\n"
-        "metric = lambda output: 1.0 if output in {'a', 'b', 'c', 'd'} else 0.0\n"
-        "print(Digests().of(ch.logit_difference(5, 7)), Digests().of(metric))"
-    )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True, text=True, check=True,
-        ).stdout
-        for seed in "12"
-    }  # fmt: skip
-    assert len(digests) == 1 and digests != {""}
 
 
 def written(content):

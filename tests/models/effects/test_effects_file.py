@@ -1,415 +1,17 @@
 """A file of effects is continued for the same question alone, and whatever changed is measured."""
 
+import copy
 import functools
-import importlib
 import json
-import sys
-import types
-from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import nn
 
 import clearhead as ch
 from clearhead.core.errors import BadValue
 from clearhead.demo.model import Config, Decoder
-from clearhead.models.effects.digest import Digests, Undigested
-
-
-def sections(text):
-    """Code by its title."""
-    parts = (part.partition("\n") for part in text.split("## ")[1:])
-    return {title: code.rstrip() for title, _, code in parts}
-
-
-# Pieces of a metric: code of a module, in which part(x) is a number that depends on N. Lines that
-# begin with # are the code of another module.
-PIECES = sections("""
-## a constant
-def part(x): return x * N
-
-## a constant in a nested function
-def part(x): return (lambda y: y * N)(x)
-
-## a default
-def part(x, factor=N): return x * factor
-
-## a default by name
-def part(x, *, factor=N): return x * factor
-
-## a global number
-factor = N
-def part(x): return x * factor
-
-## a global list
-factors = [[1, {'a': N}]]
-def part(x): return x * factors[0][1]['a']
-
-## a set
-def part(x): return x * (2 if N in {1, 5, 7} else 1) + len({N})  + N
-
-## a tensor
-factor = torch.tensor([3., N])
-def part(x): return x * factor[1]
-
-## a function of another module
-# def f(x): return x * N
-def part(x): return other.f(x)
-
-## a number of another module
-# factor = N
-def part(x): return x * other.factor
-
-## a function that another one calls
-# def g(x): return x * N
-# def f(x): return g(x)
-def part(x): return other.f(x)
-
-## an import inside
-# def f(x): return x * N
-def part(x):
-    import other_module as o
-    return o.f(x)
-
-## a name imported inside
-# def f(x): return x * N
-def part(x):
-    from other_module import f
-    return f(x)
-
-## a name that is computed
-# def far(x): return x * N
-def part(x): return getattr(other, 'f' + str(x.dim())[:0] + 'ar')(x)
-
-## a module in a closure
-# def f(x): return x * N
-def outer(m):
-    return lambda x: m.f(x)
-part = outer(other)
-
-## a module as an attribute
-# def f(x): return x * N
-class P:
-    def __init__(self, m): self.m = m
-    def __call__(self, x): return self.m.f(x)
-part = P(other)
-
-## a closure
-def outer(n):
-    return lambda x: x * n
-part = outer(N)
-
-## a decorator
-def times(n):
-    def of(f):
-        @functools.wraps(f)
-        def g(x): return n * f(x)
-        return g
-    return of
-@times(N)
-def part(x): return x
-
-## a decorator of torch
-@torch.no_grad()
-def inner(x): return x * N
-def part(x): return inner(x)
-
-## a decorator around a function of torch
-def times(f):
-    @functools.wraps(f)
-    def g(x): return N * f(x)
-    return g
-part = times(torch.nn.functional.softplus)
-
-## partial
-part = functools.partial(lambda n, x: x * n, N)
-
-## partial by name
-part = functools.partial(lambda x, n: x * n, n=N)
-
-## an attribute of a function
-def part(x): return x * part.n
-part.n = N
-
-## a bound method
-class P:
-    def __init__(self, n): self.n = n
-    def f(self, x): return x * self.n
-part = P(N).f
-
-## a method
-class P:
-    def __call__(self, x): return x * N
-part = P()
-
-## an inherited method
-class A:
-    def f(self, x): return x * N
-class P(A):
-    def __call__(self, x): return super().f(x)
-part = P()
-
-## a class attribute
-class P:
-    n = N
-    @classmethod
-    def f(cls, x): return x * cls.n
-def part(x): return P.f(x)
-
-## a static method
-class P:
-    @staticmethod
-    def f(x): return x * N
-def part(x): return P.f(x)
-
-## a property
-class P:
-    @property
-    def n(self): return N
-with_n = P()
-def part(x): return x * with_n.n
-
-## slots
-class P:
-    __slots__ = ('n',)
-    def __init__(self, n): self.n = n
-p = P(N)
-def part(x): return x * p.n
-
-## a dataclass
-@dataclass(frozen=True)
-class P:
-    n: float = 1.0
-p = P(N)
-def part(x): return x * p.n
-
-## a default of a dataclass
-@dataclass
-class P:
-    n: float = N
-def part(x): return x * P().n
-
-## a buffer
-class P(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer('n', torch.tensor(float(N)), persistent=False)
-    def forward(self, x): return x * self.n
-part = P()
-
-## a parameter
-part = nn.Linear(1, 1, bias=False)
-with torch.no_grad(): part.weight.fill_(N)
-scale = part
-def part(x): return scale(x[..., None])[..., 0]
-
-## an attribute of a module
-class P(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.n = n
-    def forward(self, x): return x * self.n
-part = P(N)
-
-## the code of a module
-class P(nn.Module):
-    def forward(self, x): return x * N
-part = P()
-
-## a module inside a module
-class P(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.n = n
-    def forward(self, x): return x * self.n
-part = nn.Sequential(nn.Identity(), P(N))
-
-## a hook of a module
-part = nn.Identity()
-part.register_forward_hook(lambda module, args, out: out * N)
-
-## a forward that was replaced
-part = nn.Identity()
-part.forward = lambda x: x * N
-
-## recursion
-def part(x, depth=2): return x * N if not depth else part(x, depth - 1)
-
-## functions that call each other
-def even(x, n): return x * N if not n else odd(x, n - 1)
-def odd(x, n): return even(x, n - 1)
-def part(x): return even(x, 2)
-
-## an enumeration
-class E(Enum):
-    n = N
-def part(x): return x * E.n.value
-
-## a named tuple
-P = namedtuple('P', 'n m')
-p = P(N, 3)
-def part(x): return x * p.n
-
-## an exception
-def part(x):
-    try:
-        raise ValueError
-    except ValueError:
-        return x * N
-""")
-HEADER = """
-import functools, torch
-from collections import namedtuple
-from dataclasses import dataclass
-from enum import Enum
-from torch import nn
-"""
-
-
-def module(name, source, **known):
-    """A module of the user, as a fresh import or a reload makes it."""
-    made = types.ModuleType(name)
-    sys.modules[name] = made
-    vars(made).update(known)
-    exec(HEADER + source, vars(made))
-    return made
-
-
-def metric(pieces):
-    """A metric that is the sum of pieces, (name, N), each with modules of its own."""
-    parts = []
-    for number, (name, n) in enumerate(pieces):
-        lines = PIECES[name].replace("N", str(n)).replace(f"{n}one", "None").splitlines()
-        there = "\n".join(line[2:] for line in lines if line.startswith("# "))
-        other = module("other_module", there)
-        own = "\n".join(line for line in lines if not line.startswith("# "))
-        parts.append(module(f"own_module_{number}", own, other=other).part)
-    return lambda out: sum(part(out[:, -1, 3]).sum() for part in parts)
-
-
-@pytest.fixture(autouse=True)
-def own_modules():
-    yield
-    for name in [x for x in sys.modules if x.startswith(("own_module", "other_module"))]:
-        del sys.modules[name]
-
-
-def digest(pieces):
-    made = metric(pieces)
-    made(torch.ones(2, 3, 5))  # as effects does, before it reads the metric
-    return Digests().of(made)
-
-
-@pytest.mark.parametrize("name", PIECES)
-def test_the_value_of_each_piece_counts(name):
-    values = [metric([(name, n)])(torch.ones(1, 3, 5)) for n in (5, 7)]
-    assert values[0] != values[1], "the piece does not depend on N"
-    assert digest([(name, 5)]) == digest([(name, 5)]) != digest([(name, 7)])
-
-
-@given(st.data())
-def test_a_metric_is_the_same_only_if_every_piece_is(data):
-    names = data.draw(st.lists(st.sampled_from(sorted(PIECES)), min_size=1, max_size=4))
-    names = [x for x in names if "import" not in x] or ["a closure"]  # they share sys.modules
-    pieces = [(name, data.draw(st.integers(2, 97))) for name in names]
-    at = data.draw(st.integers(0, len(pieces) - 1))
-    name, n = pieces[at]
-    changed = [*pieces[:at], (name, n + data.draw(st.integers(1, 5))), *pieces[at + 1 :]]
-    assert digest(pieces) == digest(pieces) != digest(changed)
-
-
-OPAQUE = sections("""
-## a file
-def part(x): return x * len(open('f').read())
-
-## a setting
-import os
-def part(x): return x * float(os.getenv('X'))
-
-## a clock
-import time
-def part(x): return x * time.time()
-
-## a random number
-import random
-def part(x): return x * random.random()
-
-## a tensor in a file
-def part(x): return x * torch.load('f')
-
-## a path
-from pathlib import Path
-f = Path('f')
-def part(x): return x * len(f.read_text())
-
-## text that is run
-def part(x): return eval('x * 2')
-
-## a stream
-import io
-f = io.StringIO('3')
-def part(x): return x * float(f.getvalue())
-
-## an iterator
-f = iter([1, 2, 3])
-def part(x): return x * next(f)
-
-## a generator
-f = torch.Generator()
-def part(x): return x * torch.rand((), generator=f)
-
-## a cache
-@functools.cache
-def f(): return 3
-def part(x): return x * f()
-
-## a lock
-import threading
-f = threading.Lock()
-def part(x): return x * f.locked()
-
-## a pickle of its own
-class P:
-    n = 3
-    def __reduce__(self): return P, ()
-p = P()
-def part(x): return x * p.n
-""")
-
-
-@pytest.mark.parametrize("name", OPAQUE)
-def test_what_may_read_more_has_no_digest(name):
-    with pytest.raises(Undigested, match=r" of .* is "):
-        Digests().of(module("own_module", OPAQUE[name]).part)
-
-
-def test_a_digest_does_not_depend_on_what_was_read_before():
-    """Also of classes and functions that refer to each other."""
-    sources = [
-        "class P:\n    def f(self): return super().__init__() or P\n    def g(self): return Q\n"
-        "class Q(P):\n    def f(self): return super().f()\n",
-        "def a(): return b, c\ndef b(): return c, a\ndef c(): return a\n",
-    ]
-    for source in sources:
-        names = ("P", "Q") if "class" in source else ("a", "b", "c")
-        one = [Digests().of(vars(module("own_module", source))[name]) for name in names]
-        for order in (names, names[::-1]):
-            made, digests = module("own_module", source), Digests()
-            read = {name: digests.of(vars(made)[name]) for name in order}
-            assert [read[name] for name in names] == one
-
-
-def test_a_replaced_function_of_a_package_counts(monkeypatch):
-    plain = Digests().of(nn.Linear(2, 3).forward.__func__), Digests().of(nn.GELU())
-    monkeypatch.setattr(nn.GELU, "forward", lambda self, x: x)
-    assert Digests().of(nn.GELU()) != plain[1]
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda *args: args[0])
-    assert Digests().of(torch.nn.functional.softmax) != Digests().of(nn.GELU())
-
-
-# -------------------------------------------------------------------------------------- the file
+from clearhead.models.effects.digest import Undigested, digest
 
 
 def model():
@@ -437,90 +39,70 @@ def runs_of(net, call):
         hook.remove()
 
 
-def test_a_metric_of_the_same_pieces_is_continued(tmp_path):
+def total(out):
+    return out[:, -1, 3].sum()
+
+
+def test_equal_effects_are_read_and_the_two_largest_repeated(tmp_path):
     net, file = model(), tmp_path / "effects.jsonl"
-    pieces = [(name, 3) for name in sorted(PIECES) if "import" not in name]
 
     def call():
-        return ch.effects(net, ids(), metric(pieces), at_once=1, estimate=False, to=file)
+        return ch.effects(net, ids(), total, at_once=1, estimate=False, to=file)
 
-    (first, many), (again, one) = runs_of(net, call), runs_of(net, call)
-    assert (many, one) == (1 + 6, 1) and first == again
-
-
-def test_a_function_that_was_reloaded_is_another_metric(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    source, file = tmp_path / "other_module.py", tmp_path / "effects.jsonl"
-    source.write_text("def zero(out): return 0 * out.sum()")
-    other, net = importlib.import_module("other_module"), model()
-
-    def call():
-        return ch.effects(net, ids(), lambda out: other.zero(out), estimate=False, to=file)
-
-    call()
-    importlib.reload(other)
-    assert runs_of(net, call)[1] == 1
-    source.write_text("def zero(out): return 0 * out.sum() - 0 * out.amax()")
-    importlib.invalidate_caches()
-    importlib.reload(other)
-    with pytest.raises(BadValue, match="has other effects"):
-        call()
+    (first, many), (again, few) = runs_of(net, call), runs_of(net, call)
+    assert (many, few) == (1 + 6, 1 + 2) and first == again
+    lines = file.read_text().splitlines()
+    assert len(lines) == 1 + 6
+    file.write_text("\n".join(lines[:4]) + "\n" + lines[4][:9])  # killed while it wrote
+    third, some = runs_of(net, call)
+    assert third == first and some == 1 + 2 + 3
 
 
-def test_what_cannot_be_compared_is_measured_anew(tmp_path):
+def test_an_effect_that_is_no_longer_the_same_refuses_the_file(tmp_path):
+    """A metric of the same name whose unedited number is the same."""
     net, file = model(), tmp_path / "effects.jsonl"
-    handle = iter([])
+    with torch.no_grad():
+        unedited = float(total(net(ids())))
 
-    def call(metric, at_once=1):
-        return ch.effects(net, ids(), metric, at_once=at_once, estimate=False, to=file)
+    def call(factor):
+        def change(out):
+            return factor * (total(out) - unedited)
 
-    def total(out):
-        assert not list(handle)
-        return out[:, -1, 3].sum()
+        return ch.effects(net, ids(), change, at_once=1, estimate=False, to=file)
 
-    says = "for the metric: handle of .*total is a list_iterator, which cannot be compared"
-    for _ in range(2):
-        with pytest.warns(UserWarning, match=says):
-            found, count = runs_of(net, lambda: call(total))
-        assert count == 1 + 6
-    assert [e.exact for e in found] == [
-        e.exact for e in ch.effects(net, ids(), lambda out: out[:, -1, 3].sum(), at_once=1)
-    ]
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(lines) == 1 + 2 * 6 and {line["edits"] for line in lines[1:]} == {None}
-    assert lines[0]["digests"]["metric"] is None
+    first, text = call(2.0), file.read_text()
+    assert call(2.0) == first
+    with pytest.raises(BadValue, match=r"the metric with 'layer \d head \d' was .*, and is "):
+        call(3.0)
+    assert file.read_text() == text
 
 
-def doubling(n):
-    """A class of edits as a notebook defines it: again, with the same name, and other code."""
-
-    class doubles(ch.edits.scale):
-        def edit_output(self, out, problem, inputs, site):
-            return out * n
-
-    return doubles
-
-
-def test_an_edit_that_was_defined_again_is_another_one(tmp_path):
+def test_a_line_counts_for_equal_edits_alone(tmp_path):
     net, file = model(), tmp_path / "effects.jsonl"
 
-    def call(n):
-        edit = doubling(n)(1.0, layers=[0])
-        return ch.effects(net, ids(), edits={"it": edit}, at_once=1, estimate=False, to=file)
+    def call(**edits):
+        return ch.effects(net, ids(), total, edits, at_once=1, estimate=False, to=file)
 
-    assert runs_of(net, lambda: call(2.0))[1] == 2
-    assert runs_of(net, lambda: call(2.0))[1] == 1
-    assert call(3.0) == ch.effects(
-        net, ids(), edits={"it": doubling(3.0)(1.0, layers=[0])}, at_once=1, estimate=False
-    )
+    keep = torch.ones(7, 7, dtype=torch.bool).tril()
+    keep[5, 2] = False
+    edits = [
+        ch.edits.scale(0.5, layers=[0]), ch.edits.scale(0.25, layers=[0]),
+        ch.edits.scale(0.5, layers=[1]), ch.edits.knock_out(ch.prefix(1)),
+        ch.edits.knock_out(ch.prefix(2)), ch.edits.keep_only(ch.dense(keep=keep)),
+        ch.edits.keep_only(ch.dense(keep=keep.tril(-1) | torch.eye(7, dtype=torch.bool))),
+    ]  # fmt: skip
+    for edit in edits:
+        (alone,) = ch.effects(net, ids(), total, {"it": edit}, estimate=False)
+        (found,), runs = runs_of(net, lambda edit=edit: call(it=edit))
+        assert found.exact == pytest.approx(alone.exact, abs=1e-6) and runs == 2
+    assert runs_of(net, lambda: call(it=edits[0]))[1] == 2  # repeated
 
 
-@dataclass
-class Cut:
-    """Inputs that hold more than tensors."""
+class Doubles(ch.edits.scale):
+    """An edit of the user, whose code may change."""
 
-    at: int
+    def edit_output(self, out, problem, inputs, site):
+        return out * 2
 
 
 class WithMore(nn.Module):
@@ -535,6 +117,29 @@ class WithMore(nn.Module):
         return self.net(input_ids) * self.factor * self.config["scale"] + self.shift
 
 
+def test_what_cannot_be_compared_is_measured_anew(tmp_path):
+    file = tmp_path / "effects.jsonl"
+    cases = [
+        (model(), ids(), {"it": Doubles(1.0, layers=[0])}, "the edits 'it': a Doubles"),
+        (WithMore().eval(), {"input_ids": ids(), "cut": total},
+         {"it": ch.edits.scale(0.5, layers=[0])}, "the inputs: a function"),
+    ]  # fmt: skip
+    for net, inputs, edits, what in cases:
+        file.unlink(missing_ok=True)
+        for _ in range(2):
+            says = f"does not read '.*effects.jsonl', for {what}, which cannot be compared"
+            with pytest.warns(UserWarning, match=says):
+                _, count = runs_of(
+                    net,
+                    lambda net=net, inputs=inputs, edits=edits: ch.effects(
+                        net, inputs, total, edits, at_once=1, estimate=False, to=file
+                    ),
+                )
+            assert count == 2
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [line["edits"] for line in lines[1:]] == [None, None]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -542,22 +147,19 @@ class WithMore(nn.Module):
         lambda net, inputs: setattr(net, "factor", 3.0),
         lambda net, inputs: net.shift.add_(1.0),
         lambda net, inputs: net.net.register_forward_hook(lambda module, args, out: out * 5.0),
-        lambda net, inputs: setattr(net, "forward", functools.partial(net.forward, cut=3)),
-        lambda net, inputs: inputs.update(cut=Cut(4)),
         lambda net, inputs: inputs["input_ids"].add_(1).remainder_(13),
-        lambda net, inputs: net.net.train(),
+        lambda net, inputs: inputs.update(cut=4),
+        lambda net, inputs: next(net.net.parameters()).data[12].add_(1.0),
     ],
 )
 def test_a_changed_model_or_input_is_another_question(change, tmp_path):
-    """Even if the metric of the unedited run is the same number."""
-    net, inputs, file = WithMore().eval(), {"input_ids": ids(), "cut": Cut(3)}, tmp_path / "file"
+    net, inputs, file = WithMore().eval(), {"input_ids": ids(), "cut": 3}, tmp_path / "file"
 
     def call():
-        zero = lambda out: out.sum() * 0  # noqa: E731
-        return ch.effects(net, inputs, zero, at_once=1, estimate=False, to=file)
+        return ch.effects(net, inputs, total, at_once=1, estimate=False, to=file)
 
     call()
-    assert runs_of(net, call)[1] == 1
+    assert runs_of(net, call)[1] == 3
     change(net, inputs)
     with pytest.raises(BadValue, match="has other effects"):
         call()
@@ -572,30 +174,41 @@ def test_a_block_of_edits_around_the_call_is_another_question(tmp_path):
 
     call(to=file)
     with ch.intervene(net, [ch.edits.ablate(layers=[1], heads=[2])]):
-        with pytest.raises(BadValue, match="has other effects"):
+        with pytest.raises(BadValue, match="has other effects: around was"):
             call(to=file)
 
 
-def test_a_part_that_failed_before_has_the_same_digest():
-    digests = Digests()
-    source = "f = iter([])\ndef a(): return b, c\ndef b(): return a\ndef c(): return f\n"
-    made = module("own_module", source)
-    for _ in range(2):
-        with pytest.raises(Undigested, match="f of c is a list_iterator"):
-            digests.of(made.a)
-    made.f = 3
-    assert digests.of(made.b) == Digests().of(made.b)
+def test_a_file_of_something_else_is_refused(tmp_path):
+    file = tmp_path / "notes.txt"
+    for text in ("a note\n", "[1, 2]\n", '{"model": "Decoder"}\n'):
+        file.write_text(text)
+        with pytest.raises(BadValue, match="its first line is"):
+            ch.effects(model(), ids(), total, estimate=False, to=file)
+        assert file.read_text() == text
 
 
-@pytest.mark.parametrize("slots", [False, True])
-def test_dataclasses_are_their_fields(slots):
-    @dataclass(frozen=True, slots=slots)
-    class Setting:
-        at: int
-        factor: torch.Tensor
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (3, 4), (3, 3.0), (0.0, -0.0), ("a", b"a"), (True, 1), ((1, 2), [1, 2]),
+        ([[1], 2], [[1, 2]]),
+        ({"a": 1}, {"a": 2}), (slice(1, 2), slice(1, 3)), (range(3), range(4)),
+        (torch.zeros(2), torch.zeros(1, 2)), (torch.zeros(2), torch.zeros(2).double()),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])), (ch.window(3, 0), ch.window(4, 0)),
+        (ch.causal & ch.prefix(3), ch.causal | ch.prefix(3)), (torch.float16, torch.bfloat16),
+    ],
+)  # fmt: skip
+def test_digests_differ_with_the_content(one, other):
+    assert digest(one) == digest(copy.deepcopy(one)) != digest(other)
 
-    one, same, other = (Setting(3, torch.tensor(n)) for n in (1.0, 1.0, 2.0))
-    assert Digests().of(one) == Digests().of(same) != Digests().of(other)
+
+@pytest.mark.parametrize(
+    "value",
+    [total, lambda: 3, object(), Doubles(1.0), {1, 2}, iter([]), torch.empty(2, device="meta")],
+)
+def test_what_is_not_known_completely_has_no_digest(value):
+    with pytest.raises(Undigested):
+        digest([value])
 
 
 @pytest.mark.parametrize(
@@ -617,4 +230,4 @@ def test_the_name_of_a_metric_has_no_address_and_no_numbers(metric, name, tmp_pa
         return ch.effects(net, ids(), counted, at_once=1, estimate=False, to=file)
 
     first, (again, count) = call(), runs_of(net, call)
-    assert count == 1 and first == again and first.metric == name
+    assert count == 3 and first == again and first.metric == name

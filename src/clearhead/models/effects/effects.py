@@ -82,11 +82,11 @@ def effects(
         estimate: compute estimates, from one gradient. `exact` or `estimate` may be False.
         at_once: the number of copies of the batch that run together; None means up to 512 tokens.
         to: a file to which each exact effect is appended as a line of JSON. If it has effects of an
-            earlier call with the same model, inputs and metric, equal edits of the same name are
-            not run again. Functions and classes are the same if their code is, and everything that
-            it refers to, in other modules too; code of installed packages, if their release is.
-            What may read more, such as a file or a clock, cannot be compared: it is measured anew,
-            with a warning. None writes no file.
+            earlier call with the same weights, inputs and name of the metric, equal edits of the
+            same name are not run again, except the two with the largest effects. If the metric
+            without edits or one of these two is another number, then code, a setting or the metric
+            has changed, which raises an error. Edits and inputs with functions or classes of the
+            user cannot be compared: they are measured anew, with a warning. None writes no file.
         progress: show a progress bar on stderr. None shows it only in a terminal.
 
     Raises:
@@ -150,7 +150,7 @@ def effects(
     if exact:
         file = None
         if to is not None:
-            file = EffectsFile(to, model, inputs, metric, name, baseline, groups)
+            file = EffectsFile(to, model, inputs, name, baseline, groups)
             measured |= file.values
         rest = {what: group for what, group in groups.items() if what not in measured}
         runs = EditedRuns(
@@ -164,6 +164,9 @@ def effects(
             "running, edit by edit", len(groups), progress, done=len(groups) - len(rest)
         )
         with bar as advance, torch.no_grad():
+            if file is not None:
+                for what, value in runs.measure({x: groups[x] for x in file.largest()}):
+                    file.must_repeat(what, value, runs.unedited.eps)
             for what, value in runs.measure(rest):
                 measured[what] = value
                 if file is not None:

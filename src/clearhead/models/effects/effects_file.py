@@ -1,6 +1,7 @@
 """The file of measured effects, from which an interrupted call of `effects` resumes."""
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,18 +11,21 @@ from torch import nn
 
 from ...core.errors import BadValue, as_path, why_failed
 from ...core.functional.ambient import ambient
-from ..follow.copies import fresh
+from ..follow.copies import leaves
 from ..inspect.edits import Edit
-from .digest import Digests, Undigested
-from .metrics import Metric
+from .digest import Undigested, digest, weights_digest
+
+REPEATED = 2  # effects of a file, before the others are used
 
 
 class EffectsFile:
     """The metric of each edited run, by name, and the file that stores them.
 
-    The first line identifies the model, its inputs, the metric, and the edits of blocks around the
-    call. Each other line has the digest of its edits, and is used only for equal edits. Without a
-    digest of one of these, nothing is used, and a warning gives the reason.
+    The first line identifies the model by its weights, the inputs, the edits of blocks around the
+    call, and the metric by its name and its number in the unedited run. Each other line has the
+    digest of its edits, and is used only for equal edits. `effects` repeats the `largest` of those
+    that are used, which shows a change of code or settings that no digest has. Without a digest,
+    nothing is used, and a warning gives the reason.
     """
 
     def __init__(
@@ -29,40 +33,35 @@ class EffectsFile:
         path: str | Path,
         model: nn.Module,
         inputs: Any,
-        metric: str | Metric,
-        name: str,
-        baseline: float,
+        metric: str,
+        unedited: float,
         groups: Mapping[str, Sequence[Edit]],
     ) -> None:
         self.path, self.values = as_path("effects(to=)", path), dict[str, float]()
-        self._digests, self._unknown = Digests(), list[str]()
-        around = [getattr(editor, "edits", None) for editor in ambient().editors]
-        digests = {
-            what: self._digest(f"the {what}", value)
-            for what, value in (
-                ("model", model), ("metric", metric), ("inputs", fresh(inputs)),
-                ("edits around", around),
-            )
-        }  # fmt: skip
-        header = json.dumps(
-            {
-                "model": type(model).__name__,
-                "metric": name,
-                "baseline": round(baseline, 5),
-                "digests": digests,
-            }
-        )
-        self.edits = {name: self._digest(f"the edits {name!r}", x) for name, x in groups.items()}
-        if None in digests.values():
-            self.edits = dict.fromkeys(groups)
-        lines = self._read(header)
+        self._unedited, self._unknown = unedited, list[str]()
+        around = [edit for x in ambient().editors for edit in getattr(x, "edits", ())]
+        self._header = {
+            "model": type(model).__name__,
+            "weights": weights_digest(model),
+            "inputs": self._digest("the inputs", [(x.path, x.value) for x in leaves(inputs)]),
+            "around": self._digest("the edits around", around),
+            "metric": metric,
+            "unedited": unedited,
+        }
+        is_known = None not in self._header.values()
+        self.edits = {
+            name: self._digest(f"the edits {name!r}", edits) if is_known else None
+            for name, edits in groups.items()
+        }
+        lines = self._read()
         for number, line in enumerate(lines, 2):
             if not line:
                 continue
             name, edits, value = self._parsed(number, line)
             if edits is not None and self.edits.get(name) == edits:
                 self.values[name] = value
-        self._write("".join(f"{line}\n" for line in [header, *lines]), "w")
+        text = [json.dumps(self._header), *lines]
+        self._write("".join(f"{line}\n" for line in text), "w")
         if self._unknown:
             warnings.warn(
                 f"effects measures anew, and does not read {str(self.path)!r}, for "
@@ -72,12 +71,22 @@ class EffectsFile:
 
     def _digest(self, what: str, value: object) -> str | None:
         try:
-            return self._digests.of(value)
+            return digest(value)
         except Undigested as error:
             self._unknown.append(f"{what}: {error}")
             return None
 
-    def _read(self, header: str) -> list[str]:
+    def largest(self) -> list[str]:
+        """Return the names of the `REPEATED` largest effects that are used."""
+        sizes = {name: abs(value - self._unedited) for name, value in self.values.items()}
+        return sorted(sizes, key=sizes.__getitem__, reverse=True)[:REPEATED]
+
+    def must_repeat(self, name: str, value: float, eps: float) -> None:
+        """Raise `BadValue` if an effect is not that in the file, but for rounding."""
+        if not _is_same(value, self.values[name], eps):
+            raise self._other(f"the metric with {name!r} was {self.values[name]}, and is {value}")
+
+    def _read(self) -> list[str]:
         """Return the lines after the header, without a last line that is incomplete."""
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
@@ -86,14 +95,32 @@ class EffectsFile:
         except OSError as error:
             raise self._failed("read", error) from error
         first, *rest = text.split("\n")
-        if text and first != header:
-            raise BadValue(
-                f"The file {str(self.path)!r} has other effects: {first[:400]}",
-                "a file is for one model with its weights, code and settings, for inputs, and for "
-                f"a metric with all that it refers to: {header}",
-                "pass another file as to=, or delete this one.",
-            )
+        if text:
+            self._must_be_equal(first)
         return rest[:-1]
+
+    def _must_be_equal(self, first: str) -> None:
+        try:
+            header = dict(json.loads(first))
+            unedited = float(header["unedited"])
+        except (ValueError, TypeError, KeyError):
+            raise self._other(f"its first line is {first[:200]!r}") from None
+        for name, value in self._header.items():
+            same = (
+                _is_same(self._unedited, unedited)
+                if name == "unedited"
+                else header.get(name) == value
+            )
+            if not same:
+                raise self._other(f"{name} was {header.get(name)}, and is {value}")
+
+    def _other(self, difference: str) -> BadValue:
+        return BadValue(
+            f"The file {str(self.path)!r} has other effects: {difference}.",
+            "a file is for one model with its weights, code and settings, for inputs, for edits "
+            "around the call, and for a metric.",
+            "pass another file as to=, or delete this one.",
+        )
 
     def _parsed(self, number: int, line: str) -> tuple[str, str | None, float]:
         try:
@@ -124,3 +151,10 @@ class EffectsFile:
             "to= is a file to which each effect is appended.",
             "pass a file in an existing folder with write permission.",
         )
+
+
+def _is_same(now: float, before: float, eps: float = 1e-6) -> bool:
+    both_nan = math.isnan(now) and math.isnan(before)
+    return both_nan or math.isclose(
+        now, before, rel_tol=10 * max(eps, 1e-6), abs_tol=10 * max(eps, 1e-6)
+    )
