@@ -7,6 +7,7 @@ from ...core.errors import BadValue
 from ...core.functional.explain import label, wrong_count
 from ...core.masks.text_positions import Positions
 from ...core.problem.problem import Problem
+from .picture import Picture, PictureTracker
 from .text_stack import TextStack
 
 
@@ -16,6 +17,7 @@ class CallSite:
 
     `module` is the name of the calling module. The tokens are None if unknown, and `at` has the
     positions of the call in its texts. `in_decoder` is whether its queries are the decoder's text.
+    `picture` is the image whose patches are its tokens, or None.
     """
 
     module: str
@@ -24,6 +26,7 @@ class CallSite:
     key_tokens: tuple[str, ...] | None
     at: Positions
     in_decoder: bool = False
+    picture: Picture | None = None
 
 
 class TextTracker:
@@ -38,11 +41,13 @@ class TextTracker:
         tokens: Sequence[str] | None,
         decoder_tokens: Sequence[str] | None = None,
         stack: TextStack | None = None,
+        pictures: PictureTracker | None = None,
     ) -> None:
         texts = {"tokens": tokens, "decoder_tokens": decoder_tokens}
         self.tokens = {n: None if x is None else tuple(map(label, x)) for n, x in texts.items()}
         self.lengths: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}
         self.stack = TextStack() if stack is None else stack
+        self.pictures = pictures
         self.in_decoder = False
 
     def call_site(self, problem: Problem, at: Positions | None = None) -> CallSite:
@@ -53,13 +58,18 @@ class TextTracker:
         in_decoder = self.in_decoder or self.stack.in_decoder
         query_text = "decoder_tokens" if in_decoder else "tokens"
         key_text = "tokens" if crosses else query_text
+        picture = None
+        if self.pictures is not None:
+            picture = self.pictures.of_call(problem.Tq, problem.Tk)
+        patches = None if picture is None else picture.tokens
         return CallSite(
             running[-1].name if running else "",
             crosses,
-            self._tokens(query_text, problem.Tq),
-            self._tokens(key_text, problem.Tk),
+            self._tokens(query_text, problem.Tq) or patches,
+            self._tokens(key_text, problem.Tk) or patches,
             self.stack.positions(problem) if at is None else at,
             in_decoder,
+            picture,
         )
 
     def _tokens(self, name: str, length: int) -> tuple[str, ...] | None:

@@ -42,6 +42,7 @@ from .result import Report
 UNKNOWN = Norms(None)
 LINKS = 8  # weights per query
 STRONGEST = 10  # links per head
+MOST_DRAWN_PATCHES = 600  # with more, the weights of patches that follow each other are pooled
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class Collector:
         requested = _requested(real, site, topk(LINKS))
         if norms.norms is not None and _is_one_text(real, site):
             first = _first_key(site)
-            groups = {**_near(real), "first": prefix(first + 1) & ~prefix(first)}
+            groups = {**_near(real, site), "first": prefix(first + 1) & ~prefix(first)}
             requested.append(value_weighted(groups, by=norms.norms[None]))
         statistics = parse_stats(requested, real.grid)
         return BegunCall(problem, inputs, site, real, statistics, norms)
@@ -153,6 +154,7 @@ class Collector:
                 value_norms=None if norms.norms is None else norms.norms.float().cpu(),
                 norms_withheld=norms.withheld,
                 in_decoder=site.in_decoder,
+                picture=site.picture,
             )
         )
 
@@ -163,7 +165,8 @@ class Collector:
         """
         self.texts.check_tokens()
         count = self.layers[0].received.shape[-1]
-        tokens = self.texts.tokens["tokens"] or tuple(map(str, range(count)))
+        patches = self.layers[0].picture and self.layers[0].key_tokens
+        tokens = self.texts.tokens["tokens"] or patches or tuple(map(str, range(count)))
         return Report(name, tokens, tuple(self.layers))
 
     def uniform(self, problem: Problem, inputs: Inputs, site: CallSite) -> _Uniform:
@@ -172,7 +175,7 @@ class Collector:
 
         They are computed once for layers with the same mask.
         """
-        key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens, site.at
+        key = problem.Tq, problem.Tk, site.cross_attention, site.key_tokens, site.at, site.picture
         for mask, cached_key, cached in self.uniform_cache:
             if mask == problem.mask and cached_key == key:
                 return cached
@@ -203,8 +206,10 @@ def _must_be_one_text(problem: Problem) -> None:
 
 def _requested(problem: Problem, site: CallSite, *more: Statistic) -> list[str | Statistic]:
     """Return the statistics of a call that `_statistics` reads, and `more`."""
-    near = [mass(_near(problem))] if _is_one_text(problem, site) else []
-    return ["entropy", "max", "received", pooled(MAP_SIDE, MAP_SIDE), *near, *more]
+    near = [mass(_near(problem, site))] if _is_one_text(problem, site) else []
+    is_exact = site.picture is not None and problem.Tk <= MOST_DRAWN_PATCHES
+    side = max(MAP_SIDE, problem.Tk) if is_exact else MAP_SIDE
+    return ["entropy", "max", "received", pooled(side, side), *near, *more]
 
 
 def _statistics(numbers: dict[str, Result], problem: Problem, site: CallSite) -> _Statistics:
@@ -227,14 +232,17 @@ def _statistics(numbers: dict[str, Result], problem: Problem, site: CallSite) ->
     return _Statistics(entropy, active, count, shares, pooled_maps, received, of_text)
 
 
-def _near(problem: Problem) -> dict[str, Mask]:
-    """Return the groups of keys beside a query."""
+def _near(problem: Problem, site: CallSite) -> dict[str, Mask]:
+    """Return the groups of keys beside a query; of a patch of an image the patch alone."""
     stated = common_align(problem.mask, problem.grid)
     align = "end" if stated is None else stated
+    same: dict[str, Mask] = {"same": window(before=0, after=0, align=align)}
+    if site.picture is not None:
+        return same
     return {
         "previous": window(before=1, align=align) & ~window(before=0, align=align),
         "next": window(after=1, align=align) & ~window(after=0, align=align),
-        "same": window(before=0, after=0, align=align),
+        **same,
     }
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ...core.functional.trace import Trace
 from ...core.torch_state import loadable
+from ..follow.picture import Picture
 from ..roles.role import Role
 from ..roles.table import EVENNESS
 
@@ -129,6 +130,8 @@ class Layer:
         value_norms: ``|v W_O|`` of each head and key, (H, Tk): the norm of what its value writes.
             None if unknown; then `norms_withheld` is the reason.
         in_decoder: whether the queries are the decoder's text, in a model with cross-attention.
+        picture: the image whose patches are queries and keys; None for another call. Then the map
+            of at most 600 tokens has their exact weights.
     """
 
     number: int
@@ -152,3 +155,4 @@ class Layer:
     value_norms: Tensor | None = None
     norms_withheld: str = ""
     in_decoder: bool = False
+    picture: Picture | None = None

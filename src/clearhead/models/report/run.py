@@ -24,6 +24,7 @@ from ..follow.coverage import warn_if_missed
 from ..follow.cross_attention import TextTracker
 from ..follow.layers import no_attention_call, warn_if_compiled
 from ..follow.outputs import logits_of, most_probable
+from ..follow.picture import PictureTracker
 from ..follow.run import ModelFollower
 from ..progress import progress_bar
 from .collect import BegunCall, Collector
@@ -146,7 +147,9 @@ class _Reading(ModelFollower):
         self, model: nn.Module, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None
     ) -> None:
         super().__init__(model)
-        self.collector = Collector(TextTracker(tokens, decoder_tokens, self.running.texts))
+        self.pictures = PictureTracker(model)
+        texts = TextTracker(tokens, decoder_tokens, self.running.texts, self.pictures)
+        self.collector = Collector(texts)
         self.values = NormsOfCalls(model, self.running.texts)
 
     def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
@@ -161,7 +164,10 @@ class _Reading(ModelFollower):
         self.advance()
 
     def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> None:
+        texts = self.running.texts
         self.values.verify(result)
+        if texts.running:
+            self.pictures.leave(texts.running[-1], texts.calls, args, result)
         super().leave(module, args, result)
 
 

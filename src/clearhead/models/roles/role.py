@@ -16,8 +16,8 @@ class Role:
     other keys. `low` to `high` is its 95 % interval, which counts the queries of one word as one.
     `hits` of the queries have their largest weight on these keys, except for keys of other roles,
     and `words` counts their different words. `chance` bounds the probability of this for a head
-    whose weights depend only on the words. `name` is the key of `label`: "window8" for "local
-    window".
+    whose weights depend only on the words. `name` is the key of `label`, with the first distance
+    outside of a window: "window8" for "local window".
     """
 
     name: str
@@ -32,7 +32,8 @@ class Role:
 
     @property
     def evidence(self) -> str:
-        within = f" of {self.name[6:]}" if self.name.startswith("window") else ""
+        digits = self.name.lstrip("abcdefghijklmnopqrstuvwxyz")
+        within = f" of {digits}" if digits and self.name != "before2" else ""
         mass = f"{self.label}{within}: {self.mass:.2f} of the weight"
         if self.name == "sink":  # no token
             return f"{mass}."

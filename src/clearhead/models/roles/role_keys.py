@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .table import OFFSETS, REPEATS, WINDOWS
+from .table import NEAR, OFFSETS, PLACES, REPEATS, WINDOWS
 
 COLUMNS = ("first", "separators", "special")  # roles of keys that are the same for every query
-VOTED = (*OFFSETS, *REPEATS, *WINDOWS)
+VOTED = (*OFFSETS, *(x for x in PLACES if x not in OFFSETS), *REPEATS, *WINDOWS, *NEAR)
 # A query has a vote only if the keys of the role are at most this part of those it may look at.
 MOST_CHANCE = 0.5
 
@@ -86,7 +86,8 @@ class RoleKeys:
     `queries`, (n,), are their numbers, and `at` their positions among the keys, or None if queries
     and keys are from two texts. `words`, (n,), and `key_words`, (Tk,), number the words. `keep`,
     (n, Tk), is the mask. `columns` is the result of the function `columns`. `repeats` is True if
-    the words are known.
+    the words are known. `places`, (Tk, 2), are the rows and columns of the patches of an image;
+    None for a text.
     """
 
     queries: Tensor
@@ -97,6 +98,7 @@ class RoleKeys:
     columns: dict[str, Tensor]
     first: int
     repeats: bool
+    places: Tensor | None = None
 
     @cached_property
     def choices(self) -> Tensor:
@@ -111,6 +113,12 @@ class RoleKeys:
         keys = torch.arange(self.keep.shape[1])
         offset = keys - self.at.unsqueeze(-1)
         allowed = self.keep & (keys != self.first)
+        if self.places is not None:
+            away = self.places - self.places[self.at].unsqueeze(1)  # (n, Tk, 2)
+            is_patch = (self.places >= 0).all(-1) & allowed
+            cells = {n: (away == torch.tensor(x)).all(-1) & is_patch for n, x in PLACES.items()}
+            furthest = away.abs().amax(-1)
+            return cells | {name: (furthest < size) & is_patch for name, size in NEAR.items()}
         cells = {name: offset == distance for name, distance in OFFSETS.items()}
         if self.repeats:
             earlier = (keys > self.first) & (offset < -1)
@@ -138,6 +146,9 @@ class RoleKeys:
         allowed = self.keep & (self.choices > 1).unsqueeze(-1)
         if self.at is None:
             return allowed
+        if self.places is not None:
+            away = (self.places - self.places[self.at].unsqueeze(1)).abs().amax(-1)
+            return allowed & (away > 1)
         offset = torch.arange(self.keep.shape[1]) - self.at.unsqueeze(-1)
         return allowed & ((offset < min(OFFSETS.values())) | (offset > max(OFFSETS.values())))
 

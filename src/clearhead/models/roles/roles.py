@@ -23,7 +23,7 @@ from torch import Tensor
 from .role import NOT_NUMBERS, Role
 from .role_keys import COLUMNS, VOTED, RoleKeys
 from .role_tests import chance_of_column, chance_of_votes, interval
-from .table import LABELS, OFFSETS, REPEATS, WINDOWS
+from .table import LABELS, OFFSETS, PLACES, REPEATS, WINDOW_ROLES, WINDOWS
 
 MIN_MASS, TIMES_UNIFORM = 0.2, 2.0
 # The largest probability that a head without a role gets one, for all roles with votes and for all
@@ -87,7 +87,7 @@ class _Search:
         self.voters = {name: keys.voters(name) for name in VOTED if name in keys.voted}
 
     def run(self) -> tuple[list[tuple[Role, ...]], list[str]]:
-        singles = [n for n in self.voters if n not in WINDOWS and len(self.voters[n])]
+        singles = [n for n in self.voters if n not in WINDOW_ROLES and len(self.voters[n])]
         fixed = [n for n in COLUMNS if n in self.keys.columns and len(self.chooses)]
         names = [*singles, *fixed]
         while any([self._try(name) for name in names]):
@@ -122,9 +122,10 @@ class _Search:
         The offsets of the head in the window do not count.
         """
         tested = {}
-        for name in (name for name in WINDOWS if len(self.voters.get(name, ()))):
+        for name in (name for name in WINDOW_ROLES if len(self.voters.get(name, ()))):
             rest = self.mass[name].clone()
-            for offset in (x for x, n in OFFSETS.items() if abs(n) < WINDOWS[name]):
+            offsets = OFFSETS if name in WINDOWS else PLACES  # all are inside each window
+            for offset in offsets:
                 rest -= self.mass[offset] * self._having(offset).unsqueeze(-1)
             tested[name] = self._voted(name, rest)
         for h in range(self.H):
@@ -163,7 +164,7 @@ class _Search:
         fewer = torch.minimum(count, count_seen)
         probability = chance_of_votes(torch.minimum(rate, rate_seen), fewer, float(chance))
         uniform = keys.voted[name][voters].sum(-1) / keys.choices[voters]
-        level = VOTED_CHANCE / len(VOTED)
+        level = VOTED_CHANCE / len(self.voters)
         return _tested(mass[:, voters], words, uniform, probability, level, hit)
 
     def _column(self, name: str) -> "_Tested":
@@ -224,7 +225,7 @@ class _Tested:
 
     def of_head(self, name: str, h: int) -> Role:
         mass, half = float(self.mass[h]), float(self.half[h])
-        label = LABELS["window" if name in WINDOWS else name]
+        label = LABELS[WINDOW_ROLES.get(name, name)]
         return Role(
             name=name,
             label=label,

@@ -66,6 +66,15 @@ ROLES_OF_KEYS = (
           claim="This head looks two tokens before", offset=-2),
     _role("next", "next token", "next", "token after", "is on the token after",
           claim="This head looks at the token after", offset=1),
+    _role("left", "patch to the left", "left", "patch to the left", "is on the patch to the left",
+          claim="This head looks at the patch to the left", offset=-1),
+    _role("right", "patch to the right", "right", "patch to the right",
+          "is on the patch to the right", claim="This head looks at the patch to the right",
+          offset=1),
+    _role("above", "patch above", "above", "patch above", "is on the patch above",
+          claim="This head looks at the patch above"),
+    _role("below", "patch below", "below", "patch below", "is on the patch below",
+          claim="This head looks at the patch below"),
     _role("same", "same token", "itself", "itself", "is on the token itself",
           claim="This head looks at the token itself", offset=0),
     _role("first", "first token (sink)", "first", "first token",
@@ -75,6 +84,7 @@ ROLES_OF_KEYS = (
           "is on punctuation and line ends"),
     _role("special", "special token", "special", "special tokens", "is on special tokens"),
     _role("window", "local window", "local", "near by", "is on nearby tokens"),
+    _role("near", "near patches", "near", "near by", "is on patches near by"),
     _role("sink", "nothing (sink logit)", "sink", "its sink",
           "goes to its sink, which has no value", kind="sink"),
 )  # fmt: skip
@@ -94,5 +104,10 @@ SINKS = tuple(role["name"] for role in ROLES_OF_KEYS if role["kind"] == "sink")
 EVENNESS = tuple(role["label"] for role in NO_ROLE)
 # The first distance outside of each window, on either side. They have one label.
 WINDOWS = {f"window{n}": n for n in (8, 16, 32)}
-OFFSETS = {role["name"]: role["offset"] for role in ROLES_OF_KEYS if "offset" in role}
+OFFSETS = {"previous": -1, "before2": -2, "next": 1, "same": 0}
+# Of patches in an image: rows and columns from the query to the key, and the largest of both
+# outside of a window.
+PLACES = {"left": (0, -1), "right": (0, 1), "above": (-1, 0), "below": (1, 0), "same": (0, 0)}
+NEAR = {f"near{n}": n for n in (2, 3, 5)}
+WINDOW_ROLES = dict.fromkeys(WINDOWS, "window") | dict.fromkeys(NEAR, "near")
 REPEATS = tuple(role["name"] for role in ROLES_OF_KEYS if "copy" in role)

@@ -1,0 +1,109 @@
+"""Find the patches of an image among the tokens of attention calls, from a run of the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.torch_state import loadable
+from .text_stack import Running
+
+# The parameters that are tokens before the patches, by the names of timm, torchvision and
+# transformers, in the order of these tokens.
+BEFORE = {
+    "[CLS]": ("cls_token", "class_token", "class_embedding"),
+    "[DIST]": ("distillation_token", "dist_token"),
+    "[REG]": ("register_tokens", "reg_token"),
+}
+LARGEST = 448  # pixels on a side of a stored image
+
+
+@loadable
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image whose patches are tokens of a call, row by row.
+
+    Attributes:
+        before: the names of the tokens before the first patch, such as "[CLS]".
+        rows, columns: the grid of patches. Both count from 0.
+        pixels: the image that the model received, in bytes, (height, width, 3). Each colour is
+            stretched from 0 to 255, because models receive colours without their mean and scale.
+    """
+
+    before: tuple[str, ...]
+    rows: int
+    columns: int
+    pixels: Tensor = field(repr=False)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The name of each token: "[CLS]", and "patch 2,5" in row 2, column 5."""
+        patches = (f"patch {r},{c}" for r in range(self.rows) for c in range(self.columns))
+        return (*self.before, *patches)
+
+    @property
+    def places(self) -> Tensor:
+        """The row and column of each token, (T, 2); far outside of the image for the others."""
+        rows, columns = torch.arange(self.rows), torch.arange(self.columns)
+        outside = torch.full((len(self.before), 2), -(10**6))
+        return torch.cat([outside, torch.cartesian_prod(rows, columns)])
+
+
+class PictureTracker:
+    """Tracks the image of the running module: the input of the last convolution that cuts patches.
+
+    It is that of the calls of the first module around the convolution that calls attention, until
+    this module returns.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._name = ""  # of the convolution
+        self._picture: Picture | None = None
+
+    def of_call(self, Tq: int, Tk: int) -> Picture | None:
+        """Return the image whose patches and tokens before them are the queries and the keys."""
+        picture = self._picture
+        return picture if picture and Tq == Tk == len(picture.tokens) else None
+
+    def leave(self, ran: Running, calls: int, args: Sequence[Any], result: Any) -> None:
+        """Note that a module returns; `calls` attention calls were made so far."""
+        if _cuts_patches(ran.module) and isinstance(result, Tensor) and len(result) == 1:
+            self._name = ran.name
+            before = [name for name, count in self._before().items() for _ in range(count)]
+            rows, columns = result.shape[-2:]
+            self._picture = Picture(tuple(before), rows, columns, _pixels(args[0][0]))
+        elif ran.calls < calls and f"{self._name}.".startswith(f"{ran.name}." if ran.name else ""):
+            self._picture = None
+
+    def _before(self) -> dict[str, int]:
+        """Return the number of tokens of each name in the modules around the convolution."""
+        parents = self._name.split(".")[:-1]
+        owners = [".".join(parents[:n]) for n in range(len(parents) + 1)]
+        counts = {}
+        for token, names in BEFORE.items():
+            found = (getattr(self._model.get_submodule(x), n, None) for x in owners for n in names)
+            of_token = (x for x in found if isinstance(x, Tensor))
+            counts[token] = sum(x.shape[-2] if x.dim() > 1 else 1 for x in of_token)
+        return counts
+
+
+def _cuts_patches(module: nn.Module) -> bool:
+    if not isinstance(module, nn.Conv2d) or isinstance(module.padding, str):
+        return False
+    whole = module.kernel_size == module.stride and max(module.padding) == 0
+    return whole and min(module.kernel_size) > 1
+
+
+def _pixels(image: Tensor) -> Tensor:
+    """Return an image (C, height, width) as `Picture.pixels`; grey unless it has three colours."""
+    image = image.detach().float().cpu()
+    image = image if len(image) == 3 else image.mean(0, keepdim=True)
+    if (longest := max(image.shape[-2:])) > LARGEST:
+        size = [max(1, x * LARGEST // longest) for x in image.shape[-2:]]
+        image = nn.functional.interpolate(image[None], size=size, mode="area")[0]
+    least, most = image.amin((-2, -1), keepdim=True), image.amax((-2, -1), keepdim=True)
+    shades = (image - least) / (most - least).clamp(min=1e-9) * 255
+    return shades.expand(3, -1, -1).permute(1, 2, 0).round().byte().contiguous()
