@@ -230,11 +230,24 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     return row;
   }
 
+  // The row of a query for a picture: where the page has no weight of an image, that of the map, in which the keys
+  // of a cell share its weight.
+  drawn(head, query) {
+    const row = this.row(this.used, head, query) ?? [];
+    if (!this.picture || !row.includes(undefined)) return row;
+    const map = this.weights.grid(head, false);
+    return row.map((weight, key) => {
+      if (weight !== undefined) return weight;
+      const cell = this.cellOf(query, key, map), [first, last] = this.columnSpan(cell.column, map.columns);
+      return map.values[cell.row * map.columns + cell.column] / (last - first + 1);
+    });
+  }
+
   // The norm-weighted attention of a query on each key: the weight times |v W_O|, the norm of what the
   // value writes, divided by the sum over all keys. Null if it is unknown.
   normWeighted(head, query) {
-    const row = this.row(this.used, head, query);
-    if (!this.norms || !row || row.some((weight) => weight === undefined)) return null;
+    const row = this.drawn(head, query);
+    if (!this.norms || !row.length || row.some((weight) => weight === undefined)) return null;
     const norms = numbersOf(this.norms), start = head * this.size.k;
     const parts = row.map((weight, key) => Math.abs(weight) * norms[start + key]);
     const total = parts.reduce((sum, part) => sum + part, 0);
@@ -253,7 +266,7 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
   }
 
   // The mean weight that each key receives from a query, or the mean of another row of each query.
-  received(head, rowOf = (query) => this.row(this.used, head, query)) {
+  received(head, /** @type {(query: number) => number[] | null} */ rowOf = (query) => this.drawn(head, query)) {
     const sums = Array(this.size.k).fill(0);
     const stored = this.stored(head);
     for (const query of stored) {
@@ -347,11 +360,17 @@ export class Snapshot {
     return `${labels[position]}\nin the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
 
+  // The size and the colours of an image.
+  image(index) {
+    const image = this.data.images[index];
+    return { stored: image.stored, values: numbersOf(image) };
+  }
+
   // Every step of a layer, in place of what the page had of it.
   addSteps(number, data) {
-    const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number];
-    this.read[number] = new Trace({ ...data, module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld },
-      this.tokens);
+    const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld, picture } = this.data.layers[number];
+    this.read[number] = new Trace({ ...data, module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld,
+      picture }, this.tokens);
   }
 
   layer(number) {

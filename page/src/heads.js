@@ -6,6 +6,7 @@ import { MANY_HEADS, layOutGrid, tileSize } from "./grid.js";
 import { effectOf } from "./labels.js";
 import { button, byId, clip, count, make, number, percent } from "./marks.js";
 import { showPane } from "./panes.js";
+import { patchesOf } from "./pictures/image.js";
 import { blockedIn } from "./pictures/map.js";
 import { MANY_WORDS } from "./pictures/text.js";
 import { isEvenness, labelsOf, meaningOf, rankOf, roleOf, rowOf, shareName, shortOf } from "./roles.js";
@@ -160,14 +161,22 @@ export function drawHeads() {
     it.style.setProperty("--side", side >= 0 ? sideColour(side + 1) : here && others.length ? sideColour(0) : "");
     it.classList.toggle("side", side >= 0);
     const trace = snapshot().layer(it.layer);
-    if (it.painted === trace && it.dark === store.isDark) continue;
-    Object.assign(it, { painted: trace, dark: store.isDark });
-    paintTile(it.firstChild, trace, it.head, pixels);
+    const query = trace.picture ? chosen.query : null; // a tile of an image shows one query
+    if (it.painted === trace && it.dark === store.isDark && it.query === query) continue;
+    Object.assign(it, { painted: trace, dark: store.isDark, query });
+    paintTile(it.firstChild, trace, it.head, pixels, query);
   }
 }
 
 // A small map: pixels without smoothing if its cells are large, else smoothed by the browser.
-function paintTile(canvas, /** @type {Trace} */ trace, head, pixels) {
+function paintTile(canvas, /** @type {Trace} */ trace, head, pixels, query) {
+  if (trace.picture) {
+    const { rows, columns } = trace.picture, row = query === null ? trace.received(head) : trace.drawn(head, query);
+    const { weights, top } = patchesOf(trace, row);
+    fillCells(canvas, rows, columns, (cell) => shareColour((weights[cell] || 0) / top));
+    canvas.classList.toggle("coarse", rows < pixels);
+    return;
+  }
   const grid = trace.weights.grid(head, false), isBlocked = blockedIn(trace, trace.weights, head, false);
   fillCells(canvas, grid.rows, grid.columns, (cell) =>
     (isBlocked(cell) ? null : shareColour(grid.values[cell])));

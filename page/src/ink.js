@@ -43,6 +43,15 @@ export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150, nam
   scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
 }
 
+export const shareInks = () => scale("sequential");
+
+// A bar of shares up to `top`.
+export function drawShareBar(/** @type {Scene} */ scene, x, y, top, width = 150, name = "weight") {
+  const share = (part) => number(100 * part, part < 0.1 ? 2 : 1);
+  drawBar(scene, x, y, width, "sequential", [[0, 0, "left"], [`${share(top)} %`, 1, "right"]]);
+  scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
+}
+
 export function drawSignedBar(/** @type {Scene} */ scene, x, y, limit, width = 150,
   ends = [number(-limit, 2), number(limit, 2)]) {
   drawBar(scene, x, y, width, "diverging", [[ends[0], 0, "left"], ["0", 0.5, "center"], [ends[1], 1, "right"]]);

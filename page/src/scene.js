@@ -196,6 +196,14 @@ function hatching(pen, x, y, width, height) {
   pen.restore();
 }
 
+function pngOf(rows, columns, colourOf) {
+  const canvas = document.createElement("canvas");
+  fillCells(canvas, rows, columns, colourOf);
+  return canvas.toDataURL();
+}
+
+const MANY_CELLS = 20_000; // an SVG has more as one image
+
 // ---- as SVG --------------------------------------------------------------------------------
 
 export function svgOf(/** @type {Scene} */ { width, height, shapes }) {
@@ -212,7 +220,9 @@ export function svgOf(/** @type {Scene} */ { width, height, shapes }) {
       "text-anchor": { left: "start", center: "middle", right: "end" }[it.align],
       "font-size": it.size, "font-weight": it.bold ? 600 : 400,
       "font-family": it.serif ? "serif" : "sans-serif" }, it.text),
-    cells: ({ x, y, cellWidth: width, cellHeight: height, rows, columns, colourOf }) => [
+    cells: ({ x, y, cellWidth: width, cellHeight: height, rows, columns, colourOf }) => rows * columns > MANY_CELLS ? [
+      makeSvg("image", { x, y, width: width * columns, height: height * rows, preserveAspectRatio: "none",
+        href: pngOf(rows, columns, colourOf) })] : [
       makeSvg("rect", { x, y, width: width * columns, height: height * rows, fill: hatched }),
       ...Array.from({ length: rows * columns }, (_, cell) => {
         const colour = colourOf(cell);

@@ -110,6 +110,18 @@ export interface Links {
 }
 
 /**
+ * An image whose patches are the tokens of a layer, row by row, after the first `before`.
+ *
+ * `image` is its index in the `images` of the snapshot.
+ */
+export interface Picture {
+  before: number;
+  rows: number;
+  columns: number;
+  image: number;
+}
+
+/**
  * One attention call: its sizes by letter, its finite numeric settings, and its steps.
  */
 export interface Call {
@@ -161,6 +173,7 @@ export interface Layer {
   cross_attention?: boolean;
   part?: string;
   max_entropy?: number;
+  picture?: Picture;
 }
 
 /**
@@ -288,7 +301,8 @@ export interface Why {
  * `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
  * a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
  * outputs of all attention calls. `why` is computed ahead, for the head with which the page opens
- * and the heads before it; `why_withheld` is the reason if it could not.
+ * and the heads before it; `why_withheld` is the reason if it could not. `images` have the colours of
+ * each pixel, (height, width, 3).
  */
 export interface Snapshot {
   tokens: string[];
@@ -308,6 +322,7 @@ export interface Snapshot {
   begin?: Begin;
   why?: Why[];
   why_withheld?: string;
+  images?: Numbers[];
 }
 
 /**
@@ -446,6 +461,7 @@ export interface Page {
   begin?: Begin;
   why?: Why[];
   why_withheld?: string;
+  images?: Numbers[];
   inks: Record<string, Record<string, [number, number, number][]>>;
   roles: RoleText[];
   edits: Record<string, NumberEdit>;

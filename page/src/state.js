@@ -54,7 +54,7 @@ export const isByNorm = (/** @type {Trace} */ trace, head, query) =>
 export function shades(/** @type {Trace} */ trace, head, query) {
   const isByNorms = isByNorm(trace, head, query);
   if (query === null) return trace.received(head, isByNorms ? (it) => trace.normWeighted(head, it) : undefined);
-  return (isByNorms ? trace.normWeighted(head, query) : trace.row(trace.used, head, query)) ?? [];
+  return (isByNorms ? trace.normWeighted(head, query) : trace.drawn(head, query)) ?? [];
 }
 
 /** The heads to draw side by side: the selected head and others, or the selected head before and after.

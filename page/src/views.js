@@ -4,6 +4,7 @@ import { drawKeep } from "./controls.js";
 import { drawHeadLine, drawHeads, fillHeads } from "./heads.js";
 import { keyToken, queryToken } from "./labels.js";
 import { button, byId, count, make, percent, precise } from "./marks.js";
+import { drawImage, hasImage } from "./pictures/image.js";
 import { drawLines } from "./pictures/lines.js";
 import { drawMap, withMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
@@ -18,7 +19,7 @@ import { chosen, narrow, pageData, screen, store, walk } from "./store.js";
 // The title and the description of a view's tab, and the function that draws its scene.
 export const TABS = {
   text: { word: "Text", says: "The words, shaded by the weights of the selected one",
-    draw: (width, height) => withMap(drawText(width, height)) },
+    draw: (width, height) => (hasImage() ? drawImage(width, height) : withMap(drawText(width, height))) },
   lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
   map: { word: "Map", draw: drawMap,
     says: "All weights: a row for each query, a column for each key" },
@@ -37,6 +38,7 @@ export function draw() {
   screen.drawControls();
   for (const tab of byId("views").children) {
     const isChosen = tab.dataset.view === chosen.view;
+    if (tab.dataset.view === "text") tab.textContent = hasImage() ? "Image" : TABS.text.word;
     tab.setAttribute("aria-selected", isChosen);
     tab.tabIndex = isChosen ? 0 : -1;
   }

@@ -50,7 +50,9 @@ export function buildStrip() {
 export function fillStrip() {
   const { queries } = shownTrace(), strip = byId("strip");
   const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
-  const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
+  // The patches of an image are in its picture.
+  const { picture } = shownTrace();
+  const words = picture ? queries.slice(0, picture.before) : queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
   strip.filled = queries;
   strip.classList.toggle("drawn", shownTrace().isOneText);
   byId("unknown").textContent = unknownInWords();

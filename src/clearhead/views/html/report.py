@@ -47,6 +47,8 @@ class Budget(NamedTuple):
 SMALL = Budget(all_steps=2_000_000, steps=300_000, maps=1 << 20, largest=700_000)
 # A file, which computes no others: every step of the heads with a role, for some 128 tokens.
 FILE = Budget(all_steps=12_000_000, steps=12_000_000, maps=1_200_000, largest=2_000_000)
+# With an image, whose maps are pictures.
+PICTURE = Budget(all_steps=2_000_000, steps=1_000_000, maps=10_000_000, largest=1_000_000)
 SIDES = (256, 128, 64, 32, 16)  # of a map, halved each time, so that bins nest
 LINKED_QUERIES = 3  # of a head, whose largest weights are stored in any case
 
@@ -154,7 +156,11 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
     """Return a report as data for the script."""
     heads = sum(len(layer.heads) for layer in report.layers)
     longest = max(max(x.pooled.shape[-2:]) for x in report.layers)
-    sides = (s for s in SIDES if heads * min(s, longest) ** 2 <= budget.maps)
+    pictures = list(dict.fromkeys(x.picture for x in report.layers if x.picture is not None))
+    budget = PICTURE if pictures and budget is FILE else budget
+    sides = (
+        s for s in (max(longest, SIDES[0]), *SIDES) if heads * min(s, longest) ** 2 <= budget.maps
+    )
     page = _Page(
         heads,
         next(sides, SIDES[-1]),
@@ -198,6 +204,16 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
             for head in report.heads
         ],
     }
+    if pictures:
+        data["images"] = [encoded(picture.pixels, "u1") for picture in pictures]
+    for layer, of_page in zip(report.layers, data["layers"], strict=True):
+        if (picture := layer.picture) is not None:
+            of_page["picture"] = {
+                "before": len(picture.before),
+                "rows": picture.rows,
+                "columns": picture.columns,
+                "image": pictures.index(picture),
+            }
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
     if begin is not None:

@@ -78,6 +78,18 @@ class Links(TypedDict):
     keys: Numbers
 
 
+class Picture(TypedDict):
+    """An image whose patches are the tokens of a layer, row by row, after the first `before`.
+
+    `image` is its index in the `images` of the snapshot.
+    """
+
+    before: int
+    rows: int
+    columns: int
+    image: int
+
+
 class Call(TypedDict):
     """One attention call: its sizes by letter, its finite numeric settings, and its steps."""
 
@@ -121,6 +133,7 @@ class Layer(Call, LayerNorms, LayerOrigin, total=False):
     cross_attention: bool
     part: str
     max_entropy: float
+    picture: Picture
 
 
 class Head(TypedDict):
@@ -241,7 +254,8 @@ class Snapshot(Reading, total=False):
     `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
     a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
     outputs of all attention calls. `why` is computed ahead, for the head with which the page opens
-    and the heads before it; `why_withheld` is the reason if it could not.
+    and the heads before it; `why_withheld` is the reason if it could not. `images` have the colours of
+    each pixel, (height, width, 3).
     """
 
     names: dict[str, str]
@@ -259,6 +273,7 @@ class Snapshot(Reading, total=False):
     begin: Begin
     why: list[Why]
     why_withheld: str
+    images: list[Numbers]
 
 
 class Rows(TypedDict):

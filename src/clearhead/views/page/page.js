@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a232947543e4f0430ea5fb84604f6070214885577e8114ecf070b17a8efdc279; do not edit.
+// Made by `make page` from the sources 6396bb44ef6dc352c2fd9106823260cc96a92aa072e61c38d61ee866209fc722; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -249,11 +249,23 @@ var clearhead = (() => {
       }
       return row;
     }
+    // The row of a query for a picture: where the page has no weight of an image, that of the map, in which the keys
+    // of a cell share its weight.
+    drawn(head, query) {
+      const row = this.row(this.used, head, query) ?? [];
+      if (!this.picture || !row.includes(void 0)) return row;
+      const map = this.weights.grid(head, false);
+      return row.map((weight, key) => {
+        if (weight !== void 0) return weight;
+        const cell = this.cellOf(query, key, map), [first, last] = this.columnSpan(cell.column, map.columns);
+        return map.values[cell.row * map.columns + cell.column] / (last - first + 1);
+      });
+    }
     // The norm-weighted attention of a query on each key: the weight times |v W_O|, the norm of what the
     // value writes, divided by the sum over all keys. Null if it is unknown.
     normWeighted(head, query) {
-      const row = this.row(this.used, head, query);
-      if (!this.norms || !row || row.some((weight) => weight === void 0)) return null;
+      const row = this.drawn(head, query);
+      if (!this.norms || !row.length || row.some((weight) => weight === void 0)) return null;
       const norms = numbersOf(this.norms), start2 = head * this.size.k;
       const parts = row.map((weight, key) => Math.abs(weight) * norms[start2 + key]);
       const total = parts.reduce((sum3, part) => sum3 + part, 0);
@@ -269,7 +281,7 @@ var clearhead = (() => {
       return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
     }
     // The mean weight that each key receives from a query, or the mean of another row of each query.
-    received(head, rowOf3 = (query) => this.row(this.used, head, query)) {
+    received(head, rowOf3 = (query) => this.drawn(head, query)) {
       const sums = Array(this.size.k).fill(0);
       const stored = this.stored(head);
       for (const query of stored) {
@@ -344,13 +356,26 @@ var clearhead = (() => {
       return `${labels[position]}
 in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     }
+    // The size and the colours of an image.
+    image(index) {
+      const image = this.data.images[index];
+      return { stored: image.stored, values: numbersOf(image) };
+    }
     // Every step of a layer, in place of what the page had of it.
     addSteps(number2, data) {
-      const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld } = this.data.layers[number2];
-      this.read[number2] = new Trace(
-        { ...data, module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld },
-        this.tokens
-      );
+      const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld, picture } = this.data.layers[number2];
+      this.read[number2] = new Trace({
+        ...data,
+        module,
+        cross_attention,
+        part,
+        max_entropy,
+        queries,
+        keys,
+        norms,
+        norms_withheld,
+        picture
+      }, this.tokens);
     }
     layer(number2) {
       return this.read[number2] ??= new Trace(this.data.layers[number2], this.tokens);
@@ -738,7 +763,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function shades(trace, head, query) {
     const isByNorms = isByNorm(trace, head, query);
     if (query === null) return trace.received(head, isByNorms ? (it) => trace.normWeighted(head, it) : void 0);
-    return (isByNorms ? trace.normWeighted(head, query) : trace.row(trace.used, head, query)) ?? [];
+    return (isByNorms ? trace.normWeighted(head, query) : trace.drawn(head, query)) ?? [];
   }
   function sides() {
     const { layer, head, others, query, key } = state();
@@ -1485,6 +1510,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     pen.stroke();
     pen.restore();
   }
+  function pngOf(rows, columns, colourOf) {
+    const canvas = document.createElement("canvas");
+    fillCells(canvas, rows, columns, colourOf);
+    return canvas.toDataURL();
+  }
+  var MANY_CELLS = 2e4;
   function svgOf({ width, height, shapes }) {
     const hatched = "url(#hatch)";
     const ink = ({ fill, stroke, hatch, opacity, line: line2, dash }) => ({
@@ -1509,7 +1540,16 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         "font-weight": it.bold ? 600 : 400,
         "font-family": it.serif ? "serif" : "sans-serif"
       }, it.text),
-      cells: ({ x, y, cellWidth: width2, cellHeight: height2, rows, columns, colourOf }) => [
+      cells: ({ x, y, cellWidth: width2, cellHeight: height2, rows, columns, colourOf }) => rows * columns > MANY_CELLS ? [
+        makeSvg("image", {
+          x,
+          y,
+          width: width2 * columns,
+          height: height2 * rows,
+          preserveAspectRatio: "none",
+          href: pngOf(rows, columns, colourOf)
+        })
+      ] : [
         makeSvg("rect", { x, y, width: width2 * columns, height: height2 * rows, fill: hatched }),
         ...Array.from({ length: rows * columns }, (_, cell) => {
           const colour = colourOf(cell);
@@ -1563,6 +1603,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       [0.5, Math.sqrt(0.5), "center"],
       [1, 1, "right"]
     ]);
+    scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
+  }
+  var shareInks = () => scale("sequential");
+  function drawShareBar(scene, x, y, top, width = 150, name = "weight") {
+    const share = (part) => number(100 * part, part < 0.1 ? 2 : 1);
+    drawBar(scene, x, y, width, "sequential", [[0, 0, "left"], [`${share(top)} %`, 1, "right"]]);
     scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
   }
   function drawSignedBar(scene, x, y, limit, width = 150, ends2 = [number(-limit, 2), number(limit, 2)]) {
@@ -1712,7 +1758,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function fillStrip() {
     const { queries } = shownTrace(), strip = byId("strip");
     const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
-    const words = queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
+    const { picture } = shownTrace();
+    const words = picture ? queries.slice(0, picture.before) : queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
     strip.filled = queries;
     strip.classList.toggle("drawn", shownTrace().isOneText);
     byId("unknown").textContent = unknownInWords();
@@ -2180,8 +2227,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const step = stepOf(all[0]);
     if (step.isShare) drawWeightBar(scene, 0, height - 26);
     else drawSignedBar(scene, 0, height - 26, limitOf(all[0].trace, step));
-    const legend = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
-    const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend) + 32;
+    const legend2 = hasBlocked ? drawHatchKey(scene, 220, height - 26) : 220;
+    const { x, cell, columns: cells } = scene.map, right = Math.max(x + cell * cells, legend2) + 32;
     if (all.length === 1 && !zoomed && width - right >= 200) {
       const listed = Math.max(2, Math.min(6, Math.floor(((height - 10) / 3 - 32) / 23)));
       wordLists(scene, all[0], right, 10, width - right, true, listed);
@@ -2388,6 +2435,106 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
   }
 
+  // src/pictures/image.js
+  var NAME2 = 20;
+  var LINE = 26;
+  var GAP = 20;
+  var BELOW = 90;
+  var LISTED = 4;
+  var LEAST_PAIR = 520;
+  var FADED = 0.55;
+  var STRONGEST = 0.9;
+  function patchesOf(trace, row) {
+    const { before, rows, columns } = (
+      /** @type {Picture} */
+      trace.picture
+    ), weights = row.slice(before, before + rows * columns);
+    return { weights, top: Math.max(1e-9, ...weights.map((it) => it || 0)) };
+  }
+  function drawImage(width, height) {
+    const scene = new Scene(width, height), shown = sides();
+    const bottom = shown.length === 1 ? oneHead(scene, shown[0], width, height) : severalHeads(scene, shown, width, height);
+    return Object.assign(scene, { height: Math.max(height, bottom), bottom });
+  }
+  function oneHead(scene, side, width, height) {
+    const isPair = width >= LEAST_PAIR && !store.edited, columns = isPair ? 2 : 1;
+    const wide = (width - GAP * (columns - 1)) / columns, high = height - BELOW - LINE - (side.query === null ? 0 : 32 + 23 * LISTED);
+    const top = otherTokens(scene, side, 0, 0, width);
+    const size = sizeIn2(side.trace, wide, Math.max(high, isPair ? 160 : Math.min(wide, 340)));
+    if (isPair) panel(scene, side, 0, top, size, false);
+    const left = isPair ? size.width + GAP : 0, below = panel(scene, side, left, top, size, true);
+    const row = shades(side.trace, side.head, side.query);
+    legend(scene, side, row, left, below + 8, wide);
+    return wordLists(scene, side, 0, below + 66, width, false, LISTED);
+  }
+  function severalHeads(scene, shown, width, height) {
+    const across = Math.min(shown.length, Math.max(1, Math.floor(width / 200))), down = Math.ceil(shown.length / across);
+    const wide = (width - GAP * (across - 1)) / across, high = (height - 40) / down - NAME2 - LINE - 58;
+    const ends2 = shown.map((side, i) => {
+      const size = sizeIn2(side.trace, wide, Math.max(high, 120)), left = i % across * (wide + GAP);
+      const top = Math.floor(i / across) * (size.height + NAME2 + LINE + 62);
+      scene.text(side.name, left, top + 8, { bold: true, fill: sideColour(i), room: wide });
+      const at = otherTokens(scene, side, left, top + NAME2, wide), below = panel(scene, side, left, at, size, true);
+      legend(scene, side, shades(side.trace, side.head, side.query), left, below + 8, wide);
+      return below + 58;
+    });
+    return Math.max(...ends2);
+  }
+  function sizeIn2(trace, width, height) {
+    const { rows, columns } = trace.picture, cell = Math.max(4, Math.min(width / columns, height / rows));
+    return { cell, width: cell * columns, height: cell * rows };
+  }
+  function otherTokens(scene, side, x, y, width) {
+    const { trace, query, key } = side, { before } = trace.picture, row = shades(trace, side.head, query);
+    let left = x;
+    for (let at = 0; at < before; at++) {
+      const text = `${trace.keys[at]} ${row[at] === void 0 ? "" : percent(row[at])}`, wide = widthOf(text, { size: 13 }) + 14;
+      if (left + wide > x + width) break;
+      const colour = row[at] >= LEAST ? shareColour(row[at]) : null;
+      scene.rect(left, y, wide, 20, { fill: colour ? css(colour) : void 0, stroke: query === at ? "mark" : "rule", line: query === at ? 2.5 : 1, radius: 4 });
+      if (key === at) scene.rect(left, y, wide, 20, { stroke: "ink", line: 1.5, dash: [4, 3], radius: 4 });
+      scene.text(text, left + wide / 2, y + 10, { size: 13, align: "center", fill: colour ? inkOn(colour) : "ink" });
+      scene.target(left, y, wide, 20, side.back({ query: at, key: null }), trace.keys[at]);
+      left += wide + 6;
+    }
+    return y + (before ? LINE : 0);
+  }
+  function panel(scene, side, x, y, { cell, width, height }, hasWeights) {
+    const { trace, head, query, key } = side, { before, rows, columns, image } = trace.picture;
+    const pixels = side.from.image(image), [high, wide] = pixels.stored, colours2 = pixels.values;
+    const { weights, top } = patchesOf(trace, shades(trace, head, query)), paper = store.isDark ? 16 : 255;
+    const inks = shareInks();
+    scene.cells(x, y, width / wide, height / high, high, wide, (at) => {
+      const [red, green, blue] = colours2.subarray(3 * at, 3 * at + 3);
+      if (!hasWeights) return [red, green, blue];
+      const grey = 0.3 * red + 0.59 * green + 0.11 * blue, faded = paper + (grey - paper) * (1 - FADED);
+      const patch = Math.floor(Math.floor(at / wide) * rows / high) * columns + Math.floor(at % wide * columns / wide);
+      const part = Math.sqrt((weights[patch] || 0) / top);
+      return mixed(inks, 0.25 + 0.75 * part).map((channel) => Math.round(faded + (channel - faded) * STRONGEST * part));
+    });
+    const corner = (at) => [x + (at - before) % columns * cell, y + Math.floor((at - before) / columns) * cell];
+    const framed = (at, ink) => {
+      if (at === null || at < before) return;
+      const [left, above] = corner(at);
+      scene.rect(left - 1, above - 1, cell + 2, cell + 2, { ...ink, radius: 2 });
+    };
+    framed(query, { stroke: "paper", line: 4.5 });
+    framed(query, { stroke: "mark", line: 2.5 });
+    if (hasWeights) framed(key, { stroke: "ink", line: 2, dash: [3, 2] });
+    for (let at = before; at < before + rows * columns; at++) {
+      const weight = weights[at - before], title = `${trace.keys[at]}: ${weight === void 0 ? "" : percent(weight)}`;
+      scene.target(...corner(at), cell, cell, side.back({ query: at, key: null }), hasWeights ? title : trace.keys[at]);
+    }
+    return y + height;
+  }
+  function legend(scene, side, row, x, y, width) {
+    const { top, weights } = patchesOf(side.trace, row), on = weights.reduce((sum3, it) => sum3 + (it || 0), 0);
+    const name = isByNorm(side.trace, side.head, side.query) ? "norm-weighted attention" : "weight";
+    drawShareBar(scene, x, y, top, Math.min(110, width / 2), name);
+    scene.text(`${percent(on)} is on the patches`, x, y + 38, { size: 12, fill: "soft", room: width });
+  }
+  var hasImage = () => sides().every((side) => side.trace.picture) && Boolean(snapshot().data.images?.length);
+
   // src/heads.js
   var ORDERS = {
     place: ["layer and head", (a, b) => a.layer - b.layer || a.head - b.head],
@@ -2527,12 +2674,20 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       it.style.setProperty("--side", side >= 0 ? sideColour(side + 1) : here && others.length ? sideColour(0) : "");
       it.classList.toggle("side", side >= 0);
       const trace = snapshot().layer(it.layer);
-      if (it.painted === trace && it.dark === store.isDark) continue;
-      Object.assign(it, { painted: trace, dark: store.isDark });
-      paintTile(it.firstChild, trace, it.head, pixels);
+      const query = trace.picture ? chosen.query : null;
+      if (it.painted === trace && it.dark === store.isDark && it.query === query) continue;
+      Object.assign(it, { painted: trace, dark: store.isDark, query });
+      paintTile(it.firstChild, trace, it.head, pixels, query);
     }
   }
-  function paintTile(canvas, trace, head, pixels) {
+  function paintTile(canvas, trace, head, pixels, query) {
+    if (trace.picture) {
+      const { rows, columns } = trace.picture, row = query === null ? trace.received(head) : trace.drawn(head, query);
+      const { weights, top } = patchesOf(trace, row);
+      fillCells(canvas, rows, columns, (cell) => shareColour((weights[cell] || 0) / top));
+      canvas.classList.toggle("coarse", rows < pixels);
+      return;
+    }
     const grid = trace.weights.grid(head, false), isBlocked = blockedIn(trace, trace.weights, head, false);
     fillCells(canvas, grid.rows, grid.columns, (cell) => isBlocked(cell) ? null : shareColour(grid.values[cell]));
     canvas.classList.toggle("coarse", grid.rows < pixels);
@@ -2631,8 +2786,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       scene.text("more", more, height - 16, { fill: css(signedColour(1, 1)), bold: true });
       scene.text("less", less, height - 16, { fill: css(signedColour(-1, 1)), bold: true });
     } else {
-      const legend = `Lines for weights of ${percent(chosen.threshold)} or more; wider lines for larger weights`;
-      scene.text(legend + (cut.includes(true) ? "; ⋮ words that do not fit" : ""), 0, height - 16, { size: 12, fill: "soft" });
+      const legend2 = `Lines for weights of ${percent(chosen.threshold)} or more; wider lines for larger weights`;
+      scene.text(legend2 + (cut.includes(true) ? "; ⋮ words that do not fit" : ""), 0, height - 16, { size: 12, fill: "soft" });
     }
     return scene;
   }
@@ -3495,7 +3650,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     text: {
       word: "Text",
       says: "The words, shaded by the weights of the selected one",
-      draw: (width, height) => withMap(drawText(width, height))
+      draw: (width, height) => hasImage() ? drawImage(width, height) : withMap(drawText(width, height))
     },
     lines: { word: "Lines", says: "A line from each word to each word it looks at", draw: drawLines },
     map: {
@@ -3519,6 +3674,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     screen.drawControls();
     for (const tab of byId("views").children) {
       const isChosen = tab.dataset.view === chosen.view;
+      if (tab.dataset.view === "text") tab.textContent = hasImage() ? "Image" : TABS.text.word;
       tab.setAttribute("aria-selected", isChosen);
       tab.tabIndex = isChosen ? 0 : -1;
     }

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a232947543e4f0430ea5fb84604f6070214885577e8114ecf070b17a8efdc279; do not edit.
+// Made by `make page` from the sources 6396bb44ef6dc352c2fd9106823260cc96a92aa072e61c38d61ee866209fc722; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f7ade4cba9017969f1b7a572b354498fc7f4320b80177ba8dc3e62352129956f; do not edit.
+// Made by `make page` from the sources 986087d06ee0ee4f8723909bc952512eb1bea7450e06da2801d736eadfea4d3b; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
