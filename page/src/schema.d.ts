@@ -301,8 +301,8 @@ export interface Why {
  * `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
  * a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
  * outputs of all attention calls. `why` is computed ahead, for the head with which the page opens
- * and the heads before it; `why_withheld` is the reason if it could not. `images` have the colours of
- * each pixel, (height, width, 3).
+ * and the heads before it; `why_withheld` is the reason if it could not. `images` have the colours
+ * of each pixel, (height, width, 3).
  */
 export interface Snapshot {
   tokens: string[];

@@ -210,7 +210,7 @@ function describeWhatIsLeftOut() {
     const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles.length);
     const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
     const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk."
-      : store.source?.can.text ? "" : "clearhead serve computes the others.";
+      : store.source?.can.text || pageData.images ? "" : "clearhead serve computes the others.";
     if (exact.length) sentences.push(`The page has every step of ${which}.`);
     if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ` +
       `${trace.bins.join(" × ")} cells, each the mean of a part, and the ${trace.links.n} largest weights of ${queries}.`, others);

@@ -74,6 +74,7 @@ def look(
       clearhead look story.txt --model DIR --probe --csv heads.csv
       clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
       clearhead look story.txt --beside out/storyteller
+      clearhead look photo.jpg --model DIR
     """
     say_loading(model)
     from clearhead.core.errors import writable_folder
@@ -83,9 +84,12 @@ def look(
         names = "beside", "effects", "probe", "all", "csv"
         rule, hint = "a tile is a part of the weights of one head.", "leave {} or --tile out."
         refuse(context, names, "with --tile", rule, hint)
-    words = read_text(text)
+    image = _image_file(text)
+    words = read_text(text) if image is None else ""
     writable_folder(out, "pictures and page are", OTHER_FOLDER)
-    if tile is not None:
+    if image is not None:
+        _look_at_image(image, model, effects, csv, out, all)
+    elif tile is not None:
         _look_at_tile(load_text_model(model), words, tile, out)
     else:
         # The other model first: if it cannot be loaded, no report is computed.
@@ -133,6 +137,37 @@ def _look_at_text(
         if remark.trace is not None:
             typer.echo()
             terminal.heat(remark.trace, heads=[remark.head], layer=remark.layer)
+    say_written(written)
+
+
+def _image_file(words: "list[str] | None") -> Path | None:
+    from clearhead.hf.images import SUFFIXES
+
+    path = Path(words[0]) if words and len(words) == 1 else None
+    return path if path and path.suffix.lower() in SUFFIXES and path.is_file() else None
+
+
+def _look_at_image(
+    image: Path, model: Path | None, effects: bool, csv: Path | None, out: Path, every: bool
+) -> None:
+    from clearhead.core.errors import BadValue
+    from clearhead.hf import ImageCheckpoint, open_checkpoint
+    from clearhead.models.report import report
+    from clearhead.views.report_files import write
+
+    reader = None if model is None else open_checkpoint(model)
+    if not isinstance(reader, ImageCheckpoint):
+        raise BadValue(
+            f"{str(image)!r} is an image, and {reader.name if reader else 'the storyteller'} "
+            "reads text.",
+            "an image is read by a vision model, with the image processor in its folder.",
+            "pass --model FOLDER, for example that of a DINOv2.",
+        )
+    result = report(reader, image, effects=effects)
+    written = write(result, out)
+    if csv is not None:
+        written["table"] = _write_csv(result, csv)
+    typer.echo(result.to_text(terminal_width()) if every else repr(result))
     say_written(written)
 
 

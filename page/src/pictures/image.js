@@ -11,7 +11,8 @@ import { wordLists } from "./text.js";
 /** @import { Trace } from "../data.js" */
 /** @import { Picture } from "../schema.d.ts" */
 
-const NAME = 20, LINE = 26, GAP = 20, BELOW = 90, LISTED = 4; // pixels; and keys in a list
+const NAME = 20, LINE = 26, GAP = 20, BELOW = 90, LISTED = 4, MOST_LINES = 4; // pixels; and keys in a list
+const LISTS = 230; // pixels of the lists beside an image
 const LEAST_PAIR = 520; // pixels in which the image and its weights are side by side
 const FADED = 0.55, STRONGEST = 0.9; // of the image under the weights, and of the largest weight above it
 
@@ -30,14 +31,18 @@ export function drawImage(width, height) {
 // The image, in which one points at a query, beside the weights; on a narrow page only the weights.
 function oneHead(scene, side, width, height) {
   const isPair = width >= LEAST_PAIR && !store.edited, columns = isPair ? 2 : 1;
-  const wide = (width - GAP * (columns - 1)) / columns, high = height - BELOW - LINE - (side.query === null ? 0 : 32 + 23 * LISTED);
-  const top = otherTokens(scene, side, 0, 0, width);
-  const size = sizeIn(side.trace, wide, Math.max(high, isPair ? 160 : Math.min(wide, 340)));
+  const wide = (width - GAP * (columns - 1)) / columns, lists = side.query === null ? 0 : 32 + 23 * LISTED;
+  const top = otherTokens(scene, side, 0, 0, width), room = height - BELOW - top;
+  // The lists are beside the image if it is larger so.
+  const beside = sizeIn(side.trace, (width - LISTS - GAP * columns) / columns, room), below = sizeIn(side.trace, wide,
+    Math.max(room - lists, isPair ? 160 : Math.min(wide, 340)));
+  const isBeside = isPair && lists && beside.cell > below.cell, size = isBeside ? beside : below;
   if (isPair) panel(scene, side, 0, top, size, false);
-  const left = isPair ? size.width + GAP : 0, below = panel(scene, side, left, top, size, true);
-  const row = shades(side.trace, side.head, side.query);
-  legend(scene, side, row, left, below + 8, wide);
-  return wordLists(scene, side, 0, below + 66, width, false, LISTED);
+  const left = isPair ? size.width + GAP : 0, bottom = panel(scene, side, left, top, size, true);
+  legend(scene, side, shades(side.trace, side.head, side.query), left, bottom + 8, size.width);
+  const end = isBeside ? wordLists(scene, side, left + size.width + GAP, top, LISTS, true, LISTED)
+    : wordLists(scene, side, 0, bottom + 66, width, false, LISTED);
+  return Math.max(end, bottom + 66);
 }
 
 function severalHeads(scene, shown, width, height) {
@@ -60,12 +65,16 @@ function sizeIn(trace, width, height) {
 }
 
 // The tokens that are no patches, with their weights. Returns the lower end.
-function otherTokens(scene, side, x, y, width) {
-  const { trace, query, key } = side, { before } = trace.picture, row = shades(trace, side.head, query);
-  let left = x;
-  for (let at = 0; at < before; at++) {
+function otherTokens(scene, side, x, top, width) {
+  const { trace, query, key } = side, { before, rows, columns } = trace.picture, row = shades(trace, side.head, query);
+  let left = x, line = 0;
+  for (let at = 0; at < trace.size.k; at++) {
+    if (at === before) at += rows * columns;
+    if (at >= trace.size.k) break;
     const text = `${trace.keys[at]} ${row[at] === undefined ? "" : percent(row[at])}`, wide = widthOf(text, { size: 13 }) + 14;
-    if (left + wide > x + width) break;
+    if (left + wide > x + width) [left, line] = [x, line + 1];
+    if (line === MOST_LINES) break;
+    const y = top + LINE * line;
     const colour = row[at] >= LEAST ? shareColour(row[at]) : null;
     scene.rect(left, y, wide, 20, { fill: colour ? css(colour) : undefined, stroke: query === at ? "mark" : "rule", line: query === at ? 2.5 : 1, radius: 4 });
     if (key === at) scene.rect(left, y, wide, 20, { stroke: "ink", line: 1.5, dash: [4, 3], radius: 4 });
@@ -73,7 +82,7 @@ function otherTokens(scene, side, x, y, width) {
     scene.target(left, y, wide, 20, side.back({ query: at, key: null }), trace.keys[at]);
     left += wide + 6;
   }
-  return y + (before ? LINE : 0);
+  return top + (trace.size.k > rows * columns ? LINE * (Math.min(line, MOST_LINES - 1) + 1) : 0);
 }
 
 // The image, plain or under the weights. Pointing at a patch of the plain one selects a query, and of the weights

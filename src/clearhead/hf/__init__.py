@@ -7,7 +7,11 @@ for generation that does not copy what it stores.
 
 from .cache import cache
 from .checkpoint import Checkpoint
+from .images import ImageCheckpoint, open_checkpoint
 from .register import NAME, register
 from .supports import Support, supports
 
-__all__ = ["NAME", "Checkpoint", "Support", "cache", "register", "supports"]
+__all__ = [
+    "NAME", "Checkpoint", "ImageCheckpoint", "Support", "cache", "open_checkpoint", "register",
+    "supports",
+]  # fmt: skip

@@ -86,7 +86,7 @@ class Checkpoint:
         try:
             config = library.AutoConfig.from_pretrained(self.folder, **source)
             use_clearhead(config)
-            self.tokenizer = library.AutoTokenizer.from_pretrained(self.folder, **source)
+            self._load_reader(library, source)
             trained, loaded = _loader(library, config).from_pretrained(
                 self.folder,
                 **source,
@@ -102,9 +102,13 @@ class Checkpoint:
             # the name, too.
             if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
                 raise not_answered(f"The {config.model_type} in {str(self.path)!r}") from error
-            raise self._damaged(
-                f"{type(error).__name__}: {' '.join(str(error).split())}"
-            ) from error
+            why, hints = f"{type(error).__name__}: {' '.join(str(error).split())}", []
+            if (self.folder / "preprocessor_config.json").is_file():
+                hints = ["if it is a vision model, pass an image to report or to clearhead look."]
+            raise self._damaged(why, *hints) from error
+
+    def _load_reader(self, library: Any, source: dict[str, Any]) -> None:
+        self.tokenizer = library.AutoTokenizer.from_pretrained(self.folder, **source)
 
     def _check_weights(self) -> None:
         """Raise `BadValue` if the folder has no safetensors."""

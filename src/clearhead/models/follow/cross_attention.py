@@ -59,8 +59,8 @@ class TextTracker:
         query_text = "decoder_tokens" if in_decoder else "tokens"
         key_text = "tokens" if crosses else query_text
         picture = None
-        if self.pictures is not None:
-            picture = self.pictures.of_call(problem.Tq, problem.Tk)
+        if self.pictures is not None and running:
+            picture = self.pictures.of_call(running[0], problem.Tq, problem.Tk)
         patches = None if picture is None else picture.tokens
         return CallSite(
             running[-1].name if running else "",

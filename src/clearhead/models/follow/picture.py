@@ -1,5 +1,6 @@
 """Find the patches of an image among the tokens of attention calls, from a run of the model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,47 +27,68 @@ class Picture:
     """An image whose patches are tokens of a call, row by row.
 
     Attributes:
-        before: the names of the tokens before the first patch, such as "[CLS]".
+        before, after: the names of the tokens before the first patch, such as "[CLS]", and after
+            the last; None for one of a text, which is numbered.
         rows, columns: the grid of patches. Both count from 0.
         pixels: the image that the model received, in bytes, (height, width, 3). Each colour is
             stretched from 0 to 255, because models receive colours without their mean and scale.
     """
 
-    before: tuple[str, ...]
+    before: tuple[str | None, ...]
     rows: int
     columns: int
     pixels: Tensor = field(repr=False)
+    after: tuple[str | None, ...] = ()
 
     @property
     def tokens(self) -> tuple[str, ...]:
         """The name of each token: "[CLS]", and "patch 2,5" in row 2, column 5."""
         patches = (f"patch {r},{c}" for r in range(self.rows) for c in range(self.columns))
-        return (*self.before, *patches)
+        names = enumerate((*self.before, *patches, *self.after))
+        return tuple(str(i) if name is None else name for i, name in names)
+
+    @property
+    def in_text(self) -> bool:
+        """Whether other tokens are of a text."""
+        return None in (*self.before, *self.after)
 
     @property
     def places(self) -> Tensor:
         """The row and column of each token, (T, 2); far outside of the image for the others."""
         rows, columns = torch.arange(self.rows), torch.arange(self.columns)
-        outside = torch.full((len(self.before), 2), -(10**6))
-        return torch.cat([outside, torch.cartesian_prod(rows, columns)])
+        before, after = (torch.full((len(x), 2), -(10**6)) for x in (self.before, self.after))
+        return torch.cat([before, torch.cartesian_prod(rows, columns), after])
 
 
 class PictureTracker:
     """Tracks the image of the running module: the input of the last convolution that cuts patches.
 
     It is that of the calls of the first module around the convolution that calls attention, until
-    this module returns.
+    this module returns. Then it is the `_last` one, for a language model whose text has an id in
+    place of each patch, or of each square of patches.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._name = ""  # of the convolution
         self._picture: Picture | None = None
+        self._last: Picture | None = None
+        self._in_text: tuple[Tensor, Picture] | None = None  # for the ids of a text
 
-    def of_call(self, Tq: int, Tk: int) -> Picture | None:
-        """Return the image whose patches and tokens before them are the queries and the keys."""
-        picture = self._picture
+    def of_call(self, root: Running, Tq: int, Tk: int) -> Picture | None:
+        """Return the image whose patches are queries and keys of a call in a run of `root`."""
+        picture = self._picture or (self._of_text(root) if self._last else None)
         return picture if picture and Tq == Tk == len(picture.tokens) else None
+
+    def _of_text(self, root: Running) -> Picture | None:
+        ids, config = root.arguments().get("input_ids"), getattr(root.module, "config", None)
+        image = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+        if not isinstance(ids, Tensor) or len(ids) != 1 or image is None:
+            return None
+        if self._in_text is None or self._in_text[0] is not ids:
+            picture = _pooled(self._last, (ids[0] == image).nonzero().flatten(), ids.shape[1])
+            self._in_text = None if picture is None else (ids, picture)
+        return self._in_text and self._in_text[1]
 
     def leave(self, ran: Running, calls: int, args: Sequence[Any], result: Any) -> None:
         """Note that a module returns; `calls` attention calls were made so far."""
@@ -75,6 +97,7 @@ class PictureTracker:
             before = [name for name, count in self._before().items() for _ in range(count)]
             rows, columns = result.shape[-2:]
             self._picture = Picture(tuple(before), rows, columns, _pixels(args[0][0]))
+            self._last, self._in_text = self._picture, None
         elif ran.calls < calls and f"{self._name}.".startswith(f"{ran.name}." if ran.name else ""):
             self._picture = None
 
@@ -91,10 +114,24 @@ class PictureTracker:
 
 
 def _cuts_patches(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Conv2d) or isinstance(module.padding, str):
+    if not isinstance(module, nn.Conv2d) or module.padding not in ("valid", (0, 0)):
         return False
-    whole = module.kernel_size == module.stride and max(module.padding) == 0
-    return whole and min(module.kernel_size) > 1
+    return module.kernel_size == module.stride and min(module.kernel_size) > 1
+
+
+def _pooled(picture: Picture | None, at: Tensor, tokens: int) -> Picture | None:
+    """Return an image in a text of which the tokens `at` are its patches, or squares of them; None
+    if they cannot be."""
+    if picture is None or not len(at) or int(at[-1] - at[0]) + 1 != len(at):
+        return None
+    side = math.isqrt(picture.rows * picture.columns // len(at))
+    rows, columns = picture.rows // max(side, 1), picture.columns // max(side, 1)
+    if (rows * side, columns * side) != (picture.rows, picture.columns) or rows * columns != len(
+        at
+    ):
+        return None
+    before, after = (None,) * int(at[0]), (None,) * (tokens - int(at[-1]) - 1)
+    return Picture(before, rows, columns, picture.pixels, after)
 
 
 def _pixels(image: Tensor) -> Tensor:

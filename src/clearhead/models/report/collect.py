@@ -233,11 +233,11 @@ def _statistics(numbers: dict[str, Result], problem: Problem, site: CallSite) ->
 
 
 def _near(problem: Problem, site: CallSite) -> dict[str, Mask]:
-    """Return the groups of keys beside a query; of a patch of an image the patch alone."""
+    """Return the groups of keys beside a query; of an image only the query itself."""
     stated = common_align(problem.mask, problem.grid)
     align = "end" if stated is None else stated
     same: dict[str, Mask] = {"same": window(before=0, after=0, align=align)}
-    if site.picture is not None:
+    if site.picture is not None and not site.picture.in_text:
         return same
     return {
         "previous": window(before=1, align=align) & ~window(before=0, align=align),

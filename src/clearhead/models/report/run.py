@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from ...core.functional.explain import explain_problem
 from ...core.functional.trace import steps_at
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import Statistics
-from ...hf import Checkpoint
+from ...hf import Checkpoint, ImageCheckpoint, open_checkpoint
 from ...nn.token_ids import as_batch, run_with_known_ids
 from ..effects.effects import effects as measure_effects
 from ..effects.metrics import Metric, turn
@@ -36,6 +36,9 @@ from .probe import probe_scores
 from .result import Report
 from .text_model import TextModel
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 # For a checkpoint, which is already loaded with attn_implementation="clearhead".
 CHECKPOINT_HINT = (
     "run it inside `with clearhead.compat.patched():` if it calls torch's function, or use a model "
@@ -46,7 +49,7 @@ GUESSES = 6  # next words per position
 
 def report(
     model: "str | Path | TextModel | nn.Module",
-    text: "str | Tensor | Mapping[str, Tensor]",
+    text: "str | Path | Image | Tensor | Mapping[str, Tensor]",
     *,
     tokens: Sequence[str] | None = None,
     decoder_tokens: Sequence[str] | None = None,
@@ -58,6 +61,9 @@ def report(
 ) -> Report:
     """Run a model once on one text, and report what each of its heads looks at.
 
+    If a convolution cuts an image into patches, calls on these have them as tokens ("patch 2,5" in
+    row 2 and column 5), with the roles of neighbours, and the page draws the image.
+
     For a checkpoint that predicts the next token, the report also has the most probable next tokens
     at each position, unless the text is long.
 
@@ -66,7 +72,8 @@ def report(
             `demo.load()`), or any module whose attention goes through clearhead. Its output does
             not change.
         text: a text; for a module its input, a tensor or a dict of tensors, B = 1. For an
-            encoder-decoder, only the encoder runs on a text.
+            encoder-decoder, only the encoder runs on a text. For a checkpoint of a vision model,
+            an image: a path, or an image of Pillow.
         tokens: the tokens of a module's input, one string per position. None means numbers.
         decoder_tokens: in a model with cross-attention, the tokens of the decoder's text; `tokens`
             are then those of the encoder's text. None means numbers. A call belongs to the decoder
@@ -198,7 +205,7 @@ class ModelRun(NamedTuple):
 def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelRun:
     """Check a model and its text or inputs. Raises `BadType` if they do not fit."""
     if isinstance(model, (str, Path)):
-        model = Checkpoint(model)
+        model = open_checkpoint(model)
     if isinstance(model, nn.Module):
         return _module_run(model, text)
     if not hasattr(model, "tokens_and_inputs"):
@@ -208,11 +215,11 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
             "pass one of these.",
         )
     are_ids = isinstance(model, Checkpoint) and isinstance(text, Tensor)
-    if not (are_ids or isinstance(text, str)):
+    if not (are_ids or isinstance(text, str) or isinstance(model, ImageCheckpoint)):
         raise BadType(
             f"report got {kind_of(text)} for a checkpoint.",
             "a checkpoint has a tokenizer and reads text, or the ids of its tokens.",
-            "pass a string, or a tensor of ids.",
+            "pass a string, or a tensor of ids; an image for a model with an image processor.",
         )
     tokens, inputs = model.tokens_and_inputs(cast(str, text))
     predicts = model.predictor is not None and len(tokens) * len(model.words) <= MOST_LOGITS
@@ -221,7 +228,7 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
         runs=model.predictor or model.module,
         inputs=inputs,
         name=model.name,
-        tokens=tokens,
+        tokens=tokens or None,
         start=partial(model.run, inputs, predict=predicts),
         depth=model.depth,
         reader=model,

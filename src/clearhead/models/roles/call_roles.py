@@ -57,7 +57,8 @@ def role_keys(
     keep = problem.key_ranges.to_bool(chosen.to(problem.device), slice(0, Tk))[0].cpu()
     known = columns(site.key_tokens, Tk, first)
     repeats = site.key_tokens is not None
-    places = None if site.picture is None else site.picture.places
+    picture = site.picture
+    places = None if picture is None or picture.in_text else picture.places
     keys = RoleKeys(chosen, at, words, key_words, keep[0], known, first, repeats, places)
     return tuple(replace(keys, keep=of_head) for of_head in keep)
 

@@ -8,6 +8,7 @@ the parts sum to the logit.
 Letters: T tokens, H heads, Dv value size, d model size.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -96,6 +97,8 @@ class DirectPaths(RecordedRun):
                 returned = result.detach() + (linear - linear.detach()).to(result.dtype)
         elif not any(True for _ in module.parameters()) or any(map(is_norm, module.modules())):
             return None  # dropout, or a part of a block that includes its norm
+        elif _only_scales(module, inputs, result):
+            return None  # what others wrote, which autograd follows
         else:
             if input_width(module) is not None and len(inputs) == 1:
                 self.last_linear = ran
@@ -103,6 +106,14 @@ class DirectPaths(RecordedRun):
             written, returned = cut(result)
             self.others.append(Part(name, self.calls, written))
         return returned
+
+
+def _only_scales(module: nn.Module, inputs: Sequence[Tensor], result: Tensor) -> bool:
+    """Return whether a module multiplies each feature by a number, as a layer scale does."""
+    scales = [*module.parameters()]
+    if len(scales) != 1 or scales[0].dim() != 1 or len(inputs) != 1:
+        return False
+    return inputs[0].shape == result.shape and torch.equal(inputs[0] * scales[0], result)
 
 
 def cut(x: Tensor) -> tuple[Tensor, Tensor]:

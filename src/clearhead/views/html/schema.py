@@ -254,8 +254,8 @@ class Snapshot(Reading, total=False):
     `heads` has an entry for each head of each layer. `effect_metric` is "loss" (in nats), "turn" or
     a name, and `effects_withheld` the reason for missing effects. `outputs` is a digest of the
     outputs of all attention calls. `why` is computed ahead, for the head with which the page opens
-    and the heads before it; `why_withheld` is the reason if it could not. `images` have the colours of
-    each pixel, (height, width, 3).
+    and the heads before it; `why_withheld` is the reason if it could not. `images` have the colours
+    of each pixel, (height, width, 3).
     """
 
     names: dict[str, str]

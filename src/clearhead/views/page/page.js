@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6396bb44ef6dc352c2fd9106823260cc96a92aa072e61c38d61ee866209fc722; do not edit.
+// Made by `make page` from the sources a14f595c19d52dc999c441874cbdbc192d202320ab0251b0b654f4ede8e0514e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1240,7 +1240,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       make("p", { class: "hint", id: "edit-said", role: "status" })
     );
     byId("typing").addEventListener("submit", (event) => event.preventDefault());
-    byId("typing").hidden = !store.source?.can.text && !pageData.folder;
+    byId("typing").hidden = Boolean(pageData.images) || !store.source?.can.text && !pageData.folder;
     byId("text").title = "Shift and Enter begin a line.";
     byId("text").addEventListener("input", () => {
       fitField();
@@ -1259,7 +1259,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     byId("command").hidden = !isOther;
   }
   function commandFor(text) {
-    if (!pageData.folder && !pageData.model) return null;
+    if (pageData.images || !pageData.folder && !pageData.model) return null;
     const quoted2 = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
     const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted2(folder.slice(2))}` : quoted2(folder);
     return `clearhead serve --open ${pageData.folder ? `--model ${path} ` : ""}${text.startsWith("-") ? "-- " : ""}${quoted2(text)}`;
@@ -2441,6 +2441,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var GAP = 20;
   var BELOW = 90;
   var LISTED = 4;
+  var MOST_LINES = 4;
+  var LISTS = 230;
   var LEAST_PAIR = 520;
   var FADED = 0.55;
   var STRONGEST = 0.9;
@@ -2458,14 +2460,19 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function oneHead(scene, side, width, height) {
     const isPair = width >= LEAST_PAIR && !store.edited, columns = isPair ? 2 : 1;
-    const wide = (width - GAP * (columns - 1)) / columns, high = height - BELOW - LINE - (side.query === null ? 0 : 32 + 23 * LISTED);
-    const top = otherTokens(scene, side, 0, 0, width);
-    const size = sizeIn2(side.trace, wide, Math.max(high, isPair ? 160 : Math.min(wide, 340)));
+    const wide = (width - GAP * (columns - 1)) / columns, lists = side.query === null ? 0 : 32 + 23 * LISTED;
+    const top = otherTokens(scene, side, 0, 0, width), room = height - BELOW - top;
+    const beside = sizeIn2(side.trace, (width - LISTS - GAP * columns) / columns, room), below = sizeIn2(
+      side.trace,
+      wide,
+      Math.max(room - lists, isPair ? 160 : Math.min(wide, 340))
+    );
+    const isBeside2 = isPair && lists && beside.cell > below.cell, size = isBeside2 ? beside : below;
     if (isPair) panel(scene, side, 0, top, size, false);
-    const left = isPair ? size.width + GAP : 0, below = panel(scene, side, left, top, size, true);
-    const row = shades(side.trace, side.head, side.query);
-    legend(scene, side, row, left, below + 8, wide);
-    return wordLists(scene, side, 0, below + 66, width, false, LISTED);
+    const left = isPair ? size.width + GAP : 0, bottom = panel(scene, side, left, top, size, true);
+    legend(scene, side, shades(side.trace, side.head, side.query), left, bottom + 8, size.width);
+    const end = isBeside2 ? wordLists(scene, side, left + size.width + GAP, top, LISTS, true, LISTED) : wordLists(scene, side, 0, bottom + 66, width, false, LISTED);
+    return Math.max(end, bottom + 66);
   }
   function severalHeads(scene, shown, width, height) {
     const across = Math.min(shown.length, Math.max(1, Math.floor(width / 200))), down = Math.ceil(shown.length / across);
@@ -2484,12 +2491,16 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const { rows, columns } = trace.picture, cell = Math.max(4, Math.min(width / columns, height / rows));
     return { cell, width: cell * columns, height: cell * rows };
   }
-  function otherTokens(scene, side, x, y, width) {
-    const { trace, query, key } = side, { before } = trace.picture, row = shades(trace, side.head, query);
-    let left = x;
-    for (let at = 0; at < before; at++) {
+  function otherTokens(scene, side, x, top, width) {
+    const { trace, query, key } = side, { before, rows, columns } = trace.picture, row = shades(trace, side.head, query);
+    let left = x, line2 = 0;
+    for (let at = 0; at < trace.size.k; at++) {
+      if (at === before) at += rows * columns;
+      if (at >= trace.size.k) break;
       const text = `${trace.keys[at]} ${row[at] === void 0 ? "" : percent(row[at])}`, wide = widthOf(text, { size: 13 }) + 14;
-      if (left + wide > x + width) break;
+      if (left + wide > x + width) [left, line2] = [x, line2 + 1];
+      if (line2 === MOST_LINES) break;
+      const y = top + LINE * line2;
       const colour = row[at] >= LEAST ? shareColour(row[at]) : null;
       scene.rect(left, y, wide, 20, { fill: colour ? css(colour) : void 0, stroke: query === at ? "mark" : "rule", line: query === at ? 2.5 : 1, radius: 4 });
       if (key === at) scene.rect(left, y, wide, 20, { stroke: "ink", line: 1.5, dash: [4, 3], radius: 4 });
@@ -2497,7 +2508,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       scene.target(left, y, wide, 20, side.back({ query: at, key: null }), trace.keys[at]);
       left += wide + 6;
     }
-    return y + (before ? LINE : 0);
+    return top + (trace.size.k > rows * columns ? LINE * (Math.min(line2, MOST_LINES - 1) + 1) : 0);
   }
   function panel(scene, side, x, y, { cell, width, height }, hasWeights) {
     const { trace, head, query, key } = side, { before, rows, columns, image } = trace.picture;
@@ -3866,7 +3877,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const all = [...snapshot().places()].length, exact = [...snapshot().exactHeads()];
       const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles.length);
       const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
-      const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source?.can.text ? "" : "clearhead serve computes the others.";
+      const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source?.can.text || pageData.images ? "" : "clearhead serve computes the others.";
       if (exact.length) sentences.push(`The page has every step of ${which}.`);
       if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ${trace.bins.join(" × ")} cells, each the mean of a part, and the ${trace.links.n} largest weights of ${queries}.`, others);
     }

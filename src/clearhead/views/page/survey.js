@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6396bb44ef6dc352c2fd9106823260cc96a92aa072e61c38d61ee866209fc722; do not edit.
+// Made by `make page` from the sources a14f595c19d52dc999c441874cbdbc192d202320ab0251b0b654f4ede8e0514e; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

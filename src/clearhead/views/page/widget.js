@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 986087d06ee0ee4f8723909bc952512eb1bea7450e06da2801d736eadfea4d3b; do not edit.
+// Made by `make page` from the sources 030d87ac18ea7e04042999b1ab87c02d2a7162183d8b5a29ec193f1e994adca3; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");

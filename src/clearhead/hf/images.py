@@ -1,0 +1,66 @@
+"""Read images with a checkpoint that has an image processor and no tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..core.errors import BadType, BadValue, kind_of, needs, why_failed
+from .checkpoint import Checkpoint
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "spiece*", "merges.txt")
+
+
+class ImageCheckpoint(Checkpoint):
+    """A vision model and its image processor from a folder on disk.
+
+    As `Checkpoint`; `processor` is that of transformers, in place of the tokenizer.
+    """
+
+    def _load_reader(self, library: Any, source: dict[str, Any]) -> None:
+        self.processor = library.AutoImageProcessor.from_pretrained(self.folder, **source)
+
+    def _check_vocabulary(self) -> None:
+        """Accept a model without words."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """No words."""
+        return ()
+
+    def tokens_and_inputs(self, text: Any) -> tuple[list[str], dict[str, Tensor]]:
+        """Return no tokens, and the inputs of the model for an image of Pillow, or a path to one.
+
+        Raises `BadValue` for a file that is not an image, and `BadType` for anything else.
+        """
+        with needs("hf", "images are read by Pillow."):
+            from PIL import Image
+        if not isinstance(text, str | Path | Image.Image):
+            raise BadType(
+                f"{self.name} got {kind_of(text)}.",
+                "its input is an image: the path of a file, or an image of Pillow.",
+                "pass for example Path('photo.jpg'); for tensors, use report(model.model, inputs).",
+            )
+        try:
+            image = text if isinstance(text, Image.Image) else Image.open(text)
+            return [], dict(self.processor(image.convert("RGB"), return_tensors="pt"))
+        except (OSError, ValueError) as error:
+            raise BadValue(
+                f"The image {str(text)!r} cannot be read: {why_failed(error)}.",
+                "an image is a file such as JPEG or PNG.",
+                "check the path, and open the file in another program.",
+            ) from error
+
+    def annotate(self, report: Any) -> Any:
+        """Return the report, to which nothing is added."""
+        return report
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Return the `Checkpoint` or, for a folder with an image processor and no tokenizer, the
+    `ImageCheckpoint` at a path. Raises `BadValue` as `Checkpoint` does."""
+    folder = Path(path)
+    has_images = (folder / "preprocessor_config.json").is_file()
+    has_words = any(file for name in _TOKENIZERS for file in folder.glob(name))
+    return ImageCheckpoint(path) if has_images and not has_words else Checkpoint(path)

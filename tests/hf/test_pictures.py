@@ -1,0 +1,219 @@
+"""Patches of images in models of transformers: their grid, their names, their roles, their page."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead.core.errors import BadType, BadValue
+from clearhead.views.html.report import FILE, snapshot
+
+transformers = pytest.importorskip("transformers")
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 37}  # fmt: skip
+
+
+def vision(name, **settings):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES, **settings)
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+# The model, the size of the image in pixels, the names before the patches, rows and columns.
+TOWERS = {
+    "vit": lambda: (vision("ViT", image_size=(24, 40), patch_size=8), (24, 40), ["[CLS]"], 3, 5),
+    "deit": lambda: (vision("DeiT", image_size=24, patch_size=8), (24, 24),
+                     ["[CLS]", "[DIST]"], 3, 3),
+    "dinov2": lambda: (vision("Dinov2", image_size=28, patch_size=7), (38, 21), ["[CLS]"], 5, 3),
+    "dinov2 with registers": lambda: (
+        vision("Dinov2WithRegisters", image_size=28, patch_size=7, num_register_tokens=4),
+        (28, 28), ["[CLS]", *["[REG]"] * 4], 4, 4),
+    "siglip": lambda: (
+        vision("SiglipVision", image_size=24, patch_size=8, vision_use_head=False),
+        (24, 24), [], 3, 3),
+    "clip": lambda: (vision("CLIPVision", image_size=24, patch_size=8), (24, 24), ["[CLS]"], 3, 3),
+    "beit": lambda: (vision("Beit", image_size=24, patch_size=8, use_relative_position_bias=True),
+                     (24, 24), ["[CLS]"], 3, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_the_grid_is_that_of_the_patches(kind):
+    model, size, before, rows, columns = TOWERS[kind]()
+    pixels = torch.rand(1, 3, *size)
+    eager = type(model)(model.config).eval()
+    eager.load_state_dict(model.state_dict())
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = eager(pixels, output_attentions=True).attentions
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    report = ch.report(model, {"pixel_values": pixels})
+    names = [f"patch {r},{c}" for r in range(rows) for c in range(columns)]
+    assert report.tokens == (*before, *names)
+    for layer, weights in zip(report.layers, expected, strict=True):
+        picture = layer.picture
+        assert (picture.before, picture.rows, picture.columns) == (tuple(before), rows, columns)
+        torch.testing.assert_close(layer.pooled, weights[0], rtol=1e-4, atol=1e-5)
+    # The image that the model saw, each colour stretched.
+    shown, seen = picture.pixels.float() / 255, pixels[0].permute(1, 2, 0)
+    least, most = seen.amin((0, 1)), seen.amax((0, 1))
+    assert shown.shape == seen.shape
+    assert ((shown - (seen - least) / (most - least)).abs() <= 0.5 / 255 + 1e-6).all()
+
+
+def test_a_layer_scale_hides_no_head_from_why_and_attribution():
+    """Its output is that of the heads, each feature times a number, and not that of an MLP."""
+    model = vision("Dinov2", image_size=28, patch_size=7, layerscale_value=0.3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    inputs = {"pixel_values": torch.rand(1, 3, 28, 28)}
+    why = ch.why(model, inputs, layer=1, head=2, query=3, key=5)
+    names = [str(component) for component in why.components]
+    assert names[:4] == ["L0H0", "L0H1", "L0H2", "L0H3"] and names.count("L0 MLP") == 1
+    for parts in (why.key_parts, why.query_parts):
+        assert abs(float(parts.sum()) - why.contrast) < 1e-5 * max(1.0, float(parts.abs().max()))
+    # Head 2 of layer 0 writes lambda times its part of the output projection.
+    layer = model.encoder.layer[0]
+    with torch.no_grad(), ch.watch(model, outputs=True) as seen:
+        model(**inputs)
+    z, rows = seen[0].output[0, 2], layer.attention.o_proj.weight[:, 16:24]
+    written = layer.layer_scale1.lambda1 * (z @ rows.T)
+    off = ch.edits.ablate(layers=[0], heads=[2])
+    streams = []
+    hook = layer.layer_scale1.register_forward_hook(lambda m, args, out: streams.append(out))
+    with torch.no_grad():
+        model(**inputs)
+        with ch.intervene(model, [off]):
+            model(**inputs)
+    hook.remove()
+    torch.testing.assert_close((streams[0] - streams[1])[0], written, rtol=1e-4, atol=1e-5)
+
+
+def test_a_patch_is_found_where_it_is():
+    """A bright patch, to which every query attends most."""
+    model = vision("ViT", image_size=(24, 40), patch_size=8)
+    with torch.no_grad():
+        model.embeddings.position_embeddings.zero_()
+        for block in model.modules():
+            if isinstance(block, nn.Linear):
+                block.weight.mul_(3.0)
+    pixels = torch.zeros(1, 3, 24, 40)
+    pixels[:, :, 8:16, 24:32] = 9.0  # row 1, column 3
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    report = ch.report(model, {"pixel_values": pixels})
+    of_patches = report.layers[0].received[:, 1:]
+    away = (of_patches - of_patches.median(-1, keepdim=True).values).abs()
+    assert (away.argmax(-1) == 1 * 5 + 3).all()
+    assert report.layers[0].picture.pixels[8:16, 24:32].eq(255).all()
+
+
+class Neighbour(nn.Module):
+    """A layer whose heads attend to the patch above, to the left, below and to the right."""
+
+    def __init__(self):
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.cut = nn.Conv2d(3, 8, 4, stride=4)
+
+    def forward(self, pixels):
+        patches = self.cut(pixels)
+        rows, columns = patches.shape[-2:]
+        at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).float()
+        steps = torch.tensor([[-1, 0], [0, -1], [1, 0], [0, 1]])
+        # -(q + step - k)^2 is q.k and terms of the key alone, apart from those of the query alone.
+        places = at[None] + steps[:, None]
+        queries = torch.cat([2 * places, torch.ones(4, len(at), 1)], -1)
+        keys = torch.cat([at, -at.square().sum(-1, keepdim=True)], -1).expand(4, -1, -1)
+        queries, keys = (torch.cat([x[:, :1] * 0, x], 1)[None] for x in (queries, keys))
+        return ch.attention(queries, keys, keys, scale=8.0)
+
+
+def test_the_roles_are_those_of_neighbours_on_the_grid():
+    report = ch.report(Neighbour(), torch.rand(1, 3, 24, 28))
+    assert report.tokens[:3] == ("[CLS]", "patch 0,0", "patch 0,1")
+    labels = [head.label for head in report.heads]
+    assert labels == ["patch above", "patch to the left", "patch below", "patch to the right"]
+    assert "previous" not in str(report) and all(0.7 < head.number <= 1 for head in report.heads)
+
+
+def test_tokens_that_are_not_known_are_numbered():
+    model = vision("Yolos", image_size=(24, 24), patch_size=8, num_detection_tokens=5)
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    report = ch.report(model, {"pixel_values": torch.rand(1, 3, 24, 24)})
+    assert report.tokens == tuple(map(str, range(15)))
+    assert not any(layer.picture for layer in report.layers)
+
+
+def test_the_text_of_clip_has_no_patches():
+    """Its text has as many tokens as the image."""
+    config = transformers.CLIPConfig(
+        text_config={**SIZES, "vocab_size": 99, "max_position_embeddings": 20,
+                     "bos_token_id": 0, "eos_token_id": 1},
+        vision_config={**SIZES, "image_size": 24, "patch_size": 8}, projection_dim=16,
+    )  # fmt: skip
+    model = transformers.CLIPModel(config).eval()
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    ids = torch.arange(3, 13)[None]
+    report = ch.report(model, {"pixel_values": torch.rand(1, 3, 24, 24), "input_ids": ids})
+    has_picture = {layer.module.partition(".")[0]: bool(layer.picture) for layer in report.layers}
+    assert has_picture == {"vision_model": True, "text_model": False}
+    assert {layer.queries for layer in report.layers} == {10}
+
+
+def test_the_patches_in_the_text_of_a_language_model():
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**SIZES, image_size=24, patch_size=8),
+        text_config=transformers.LlamaConfig(**SIZES, vocab_size=99), image_token_index=98,
+        vision_feature_layer=-1,
+    )  # fmt: skip
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    ids = torch.tensor([[1, 5, *[98] * 9, 7, 8, 9]])
+    inputs = {"input_ids": ids, "pixel_values": torch.rand(1, 3, 24, 24)}
+    report = ch.report(model, inputs)
+    layers = [layer for layer in report.layers if "language_model" in layer.module]
+    picture = layers[0].picture
+    assert (len(picture.before), picture.rows, picture.columns, len(picture.after)) == (2, 3, 3, 3)
+    assert layers[0].key_tokens[1:4] == ("1", "patch 0,0", "patch 0,1")
+    assert [layer.query_tokens[-1] for layer in layers] == ["13", "13"]
+    # The grid on the page: token 2 + 3 r + c of the text is row r, column c.
+    data = snapshot(report, FILE)["layers"][-1]["picture"]
+    assert data == {"before": 2, "rows": 3, "columns": 3, "image": 1}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A vision model with its image processor on disk."""
+    vision("Dinov2", image_size=28, patch_size=7).save_pretrained(tmp_path)
+    processor = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 32},
+                 "do_center_crop": True, "crop_size": {"height": 28, "width": 28}}  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    return tmp_path
+
+
+def test_a_checkpoint_reads_an_image(folder, tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    photo = tmp_path / "photo.png"
+    Image.fromarray(noise).save(photo)
+    report = ch.report(folder, photo, progress=False)
+    assert report.layers[0].picture.pixels.shape == (28, 28, 3) and len(report.tokens) == 17
+    again = ch.report(ch.hf.open_checkpoint(folder), Image.open(photo), progress=False)
+    assert again.heads == report.heads
+    for wrong, error in ((tmp_path / "config.json", BadValue), (tmp_path / "no.png", BadValue),
+                         (torch.zeros(3), BadType)):  # fmt: skip
+        with pytest.raises(error, match="image"):
+            ch.report(folder, wrong, progress=False)
+    with pytest.raises(BadValue, match="pass an image to report"):
+        ch.hf.Checkpoint(folder)

@@ -1,0 +1,89 @@
+"""The page of an image: its patches are where they are in the image, and what one points at."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.views import html
+from tests.hf.test_pictures import Neighbour
+from tests.views.browser import free_tab, put_back
+
+ROWS, COLUMNS, BEFORE = 6, 7, 1
+
+
+@pytest.fixture(scope="module")
+def report():
+    torch.manual_seed(0)
+    return ch.report(Neighbour(), torch.rand(1, 3, 24, 28), progress=False)
+
+
+@pytest.fixture(scope="module")
+def tab(browser, tmp_path_factory, report):
+    tab = free_tab(browser)
+    page = tmp_path_factory.mktemp("page") / "image.html"
+    tab.goto(html.write_report(report, page).as_uri() + "#layer=0&head=1&query=20")
+    yield tab
+    put_back(tab)
+
+
+def targets(tab):
+    """The patches of the picture: [query, x, y] of the middle of each, in order."""
+    return tab.evaluate(
+        "store.picture.targets.filter((it) => it.changes.query && it.width === it.height)"
+        ".map((it) => [it.changes.query, it.x + it.width / 2, it.y + it.height / 2])"
+    )
+
+
+def test_a_click_on_a_patch_selects_it(tab):
+    assert tab.locator("#view-text").text_content() == "Image"
+    assert not tab.locator("#typing").is_visible()
+    patches = targets(tab)
+    assert [at for at, *_ in patches] == 2 * list(range(BEFORE, BEFORE + ROWS * COLUMNS))
+    box = tab.locator("#picture").bounding_box()
+    for row, column in ((0, 0), (2, 5), (5, 6)):
+        at = BEFORE + row * COLUMNS + column
+        for x, y in [(x, y) for query, x, y in targets(tab) if query == at]:
+            tab.mouse.move(box["x"] + 3, box["y"] + 3)
+            tab.mouse.click(box["x"] + x, box["y"] + y)
+            assert tab.evaluate("chosen.query") == at
+            assert f"patch {row},{column} looks at" in tab.locator("#sentence").text_content()
+
+
+def test_the_image_has_its_pixels_and_the_weights_are_on_their_patches(tab, report):
+    """Head 1 attends to the patch to the left."""
+    query = BEFORE + 3 * COLUMNS + 4
+    tab.evaluate(f"go({{ layer: 0, head: 1, query: {query}, key: null }})")
+    plain, weighted = tab.evaluate(
+        "store.picture.shapes.filter((it) => it.kind === 'cells').map((it) =>"
+        " Array.from({ length: it.rows * it.columns }, (_, i) => it.colourOf(i)))"
+    )
+    pixels = report.layers[0].picture.pixels
+    assert torch.equal(torch.tensor(plain).reshape(24, 28, 3), pixels.long())
+    shown = torch.tensor(weighted).reshape(ROWS, 4, COLUMNS, 4, 3).float()
+    grey = (pixels.float() @ torch.tensor([0.3, 0.59, 0.11])).reshape(ROWS, 4, COLUMNS, 4)
+    faded = 255 + (grey - 255) * 0.45
+    changed = (shown - faded.unsqueeze(-1)).abs().amax((1, 3, 4))
+    assert (changed > 30).nonzero().tolist() == [[3, 3]]
+    weights = report.layers[0].pooled[1, query]
+    drawn = tab.evaluate("current.layer(0).drawn(1, chosen.query)")
+    assert (torch.tensor(drawn) - weights).abs().max() < 0.005
+
+
+def test_every_tile_shows_the_query_on_the_grid(tab):
+    query = BEFORE + 2 * COLUMNS + 3
+    tab.evaluate(f"go({{ layer: 0, head: 0, query: {query}, key: null }})")
+    darkest = """(tile) => { const canvas = tile.querySelector('canvas');
+      const { width, height } = canvas, pen = canvas.getContext('2d');
+      const { data } = pen.getImageData(0, 0, width, height);
+      const sums = Array.from({ length: width * height }, (_, i) => data[4 * i]);
+      return [height, width, sums.indexOf(Math.min(...sums))]; }"""
+    steps = [-COLUMNS, -1, COLUMNS, 1]  # above, left, below, right
+    for head, step in enumerate(steps):
+        found = tab.locator(f"[data-place='0.{head}']").evaluate(darkest)
+        assert found == [ROWS, COLUMNS, query - BEFORE + step]
+
+
+def test_several_heads_are_drawn_beside_each_other(tab):
+    tab.evaluate("go({ layer: 0, head: 0, query: 20, others: [[0, 1], [0, 2], [0, 3]] })")
+    assert tab.evaluate("store.picture.shapes.filter((it) => it.kind === 'cells').length") == 4
+    tab.evaluate("go({ others: [] })")
