@@ -45,7 +45,7 @@ export function drawWeightBar(/** @type {Scene} */ scene, x, y, width = 150, nam
 
 export const shareInks = () => scale("sequential");
 
-// A bar of shares up to `top`.
+// A bar of fractions up to `top`.
 export function drawShareBar(/** @type {Scene} */ scene, x, y, top, width = 150, name = "weight") {
   const share = (part) => number(100 * part, part < 0.1 ? 2 : 1);
   drawBar(scene, x, y, width, "sequential", [[0, 0, "left"], [`${share(top)} %`, 1, "right"]]);

@@ -64,7 +64,7 @@ function sizeIn(trace, width, height) {
   return { cell, width: cell * columns, height: cell * rows };
 }
 
-// The tokens that are no patches, with their weights. Returns the lower end.
+// The tokens that are not patches, with their weights. Returns the lower end.
 function otherTokens(scene, side, x, top, width) {
   const { trace, query, key } = side, { before, rows, columns } = trace.picture, row = shades(trace, side.head, query);
   let left = x, line = 0;

@@ -107,8 +107,9 @@ class PictureTracker:
         owners = [".".join(parents[:n]) for n in range(len(parents) + 1)]
         counts = {}
         for token, names in BEFORE.items():
-            found = (getattr(self._model.get_submodule(x), n, None) for x in owners for n in names)
-            of_token = (x for x in found if isinstance(x, Tensor))
+            modules = map(self._model.get_submodule, owners)
+            parameters = (getattr(x, name, None) for x in modules for name in names)
+            of_token = (x for x in parameters if isinstance(x, Tensor))
             counts[token] = sum(x.shape[-2] if x.dim() > 1 else 1 for x in of_token)
         return counts
 

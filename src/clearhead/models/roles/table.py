@@ -105,8 +105,8 @@ EVENNESS = tuple(role["label"] for role in NO_ROLE)
 # The first distance outside of each window, on either side. They have one label.
 WINDOWS = {f"window{n}": n for n in (8, 16, 32)}
 OFFSETS = {"previous": -1, "before2": -2, "next": 1, "same": 0}
-# Of patches in an image: rows and columns from the query to the key, and the largest of both
-# outside of a window.
+# Rows and columns from one patch of an image to another, and the first distance outside of a window
+# of patches.
 PLACES = {"left": (0, -1), "right": (0, 1), "above": (-1, 0), "below": (1, 0), "same": (0, 0)}
 NEAR = {f"near{n}": n for n in (2, 3, 5)}
 WINDOW_ROLES = dict.fromkeys(WINDOWS, "window") | dict.fromkeys(NEAR, "near")

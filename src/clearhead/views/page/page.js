@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a14f595c19d52dc999c441874cbdbc192d202320ab0251b0b654f4ede8e0514e; do not edit.
+// Made by `make page` from the sources 95790e7110b9b2306648a1066dd2b2ec3a635ef5d5891da8c95972039c0adb93; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

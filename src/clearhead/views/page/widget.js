@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 030d87ac18ea7e04042999b1ab87c02d2a7162183d8b5a29ec193f1e994adca3; do not edit.
+// Made by `make page` from the sources 259e766c0a1dfe895b5658eea3509328f5f83bd79332b7deb2aa62ee9aedc8a3; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
