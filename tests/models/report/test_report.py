@@ -415,6 +415,9 @@ def test_it_prints_itself_and_goes_to_json():
     names, row, *key = str(found).splitlines()[1:]
     assert "sink" not in names.split() and any("in nats" in line for line in key)
     assert row[names.index("does") :].startswith("previous token 1.00")
+    for width, error in (("x", BadType), (-3, BadValue), (0, BadValue)):
+        with pytest.raises(error, match=f"(?s)width={width!r}.*a number of characters"):
+            found.to_text(width)
     stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
     head = stored["layers"][0]["heads"][0]
     assert head["label"] == "previous token" and head["links"][0]["weight"] > 0.99

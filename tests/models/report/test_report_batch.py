@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import clearhead as ch
-from clearhead import BadType, BadValue
+from clearhead import BadType, BadValue, demo
 from tests.models.report import simulated_heads as simulated
 from tests.models.report.models import pointing
 
@@ -84,6 +84,13 @@ def test_a_single_padded_text_has_the_roles_of_the_text():
     for head, name in zip(found.heads, HEADS, strict=True):
         assert [role.name for role in head.roles] == ([name] if name else [])
         assert all(min(link.query, link.key) >= left for link in head.links)
+
+
+def test_the_ids_of_one_text_are_a_batch_of_one():
+    storyteller = demo.load()
+    ids = torch.tensor(storyteller.encode("A witch flew .").ids)
+    one, batch = (ch.report_batch(storyteller.model, x, progress=False) for x in (ids, ids[None]))
+    assert len(one) == 1 and str(one[0]) == str(batch[0])
 
 
 def test_what_is_no_batch_is_refused():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import clearhead as ch
-from clearhead.core.errors import BadValue
+from clearhead.core.errors import BadType, BadValue
 from clearhead.models.why import split
 from clearhead.models.why.why import agreements
 from tests.models.two_blocks import WORDS, T, TwoBlocks, ids, randomised
@@ -70,6 +70,11 @@ def test_parts_are_those_of_the_key_or_of_the_query(model):
     for call in (lambda: why.largest("value"), lambda: why.sources(0, 0, "value")):
         with pytest.raises(BadValue, match="got of='value'"):
             call()
+    assert [len(why.largest(n=n)) for n in (0, 2, 99)] == [0, 2, len(why.components)]
+    with pytest.raises(BadValue, match=f"(?s)n=-1.*there are {len(why.components)} parts"):
+        why.largest(n=-1)
+    with pytest.raises(BadType, match=r"n=1\.5"):
+        why.largest(n=1.5)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

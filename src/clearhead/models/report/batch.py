@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...core.errors import BadType, BadValue, kind_of
 from ...core.functional.ambient import FollowedCall, listening, must_not_be_sharded
 from ...hf import Checkpoint
-from ...nn.token_ids import run_with_known_ids
+from ...nn.token_ids import as_batch, run_with_known_ids
 from ..follow.column_positions import warn_of_column_positions
 from ..follow.coverage import warn_if_missed
 from ..follow.cross_attention import TextTracker
@@ -41,7 +41,7 @@ def report_batch(
     Args:
         model: a checkpoint, or any module whose attention goes through clearhead.
         texts: for a checkpoint, texts, which are padded on the right; for a module its inputs, a
-            tensor or a dict of tensors.
+            tensor or a dict of tensors. Ids of one text, (T,), are a batch of one.
         tokens: for a module, the tokens of each text, without padding. None means numbers.
         decoder_tokens: the same for the decoder of a model with cross-attention, as in `report`.
         name: the name of the model in the reports. None means that of the checkpoint, or the class.
@@ -134,7 +134,7 @@ def _read(
             "a module runs on its inputs: a tensor or a dict of tensors, with a batch of texts.",
             "pass for example tokenizer(texts, padding=True, return_tensors='pt').",
         )
-    return model, texts, tokens, ()
+    return model, as_batch(texts), tokens, ()
 
 
 def _stacked(rows: list[Tensor], longest: int) -> Tensor:

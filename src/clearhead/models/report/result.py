@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import BadValue
+from ...core.errors import BadValue, as_count
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook, spelled, visible, without_nan
 from ...core.torch_state import loadable
@@ -158,7 +158,12 @@ class Report(ShownInNotebook, Savable):
         return self.to_text()
 
     def to_text(self, width: int | None = None) -> str:
-        """Write the table of all heads, with lines of at most `width` characters if possible."""
+        """Write the table of all heads, with lines of at most `width` characters if possible.
+
+        None does not limit them. Raises `BadValue` or `BadType` for another width than 1 or more.
+        """
+        if width is not None:
+            width = as_count("width", width, "width is a number of characters.", "pass 80.", 1)
         # A column of zeros is left out: with a causal mask no weight is on the next token.
         names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal

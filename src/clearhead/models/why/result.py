@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.errors import BadValue, as_index
+from ...core.errors import BadValue, as_count, as_index
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook, visible
 from ...core.torch_state import loadable, own_dtypes
@@ -179,9 +179,10 @@ class Why(ShownInNotebook, Savable):
     def largest(self, of: str = "key", n: int = _LISTED) -> list[tuple[Component, float]]:
         """Return the n largest parts by absolute value, with their components.
 
-        `of` is "key" or "query"; `BadValue` is raised for anything else.
+        `of` is "key" or "query"; `BadValue` is raised for anything else, and for a negative n.
         """
         parts = self._parts("largest", of)
+        n = as_count("n", n, "n is a number of parts.", f"there are {len(parts)} parts.")
         top = parts.abs().argsort(descending=True)[:n].tolist()
         return [(self.components[x], float(parts[x])) for x in top]
 
