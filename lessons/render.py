@@ -131,7 +131,7 @@ def for_a_forge(markdown: str) -> str:
         return "\n".join(["> [!NOTE]", *(f"> {line}".rstrip() for line in lines)])
 
     text = re.sub(r"^:::\{note\}\n(.*?)^:::$", quotation, markdown, flags=re.M | re.S)
-    return re.sub(r"\]\((\.\./|index\.md)", r"](../\1", text)
+    return re.sub(r"\]\((\.\./|index\.md|pictures/)", r"](../\1", text)
 
 
 def write(path: Path, kernel: AsyncKernelManager) -> None:

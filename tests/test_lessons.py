@@ -22,7 +22,8 @@ import clearhead as ch
 from examples.smollm2 import cached
 from examples.storyteller.cast import CHARACTERS
 from examples.storyteller.train import Recipe
-from lessons.render import READ, one_output, page, run
+from lessons import diagrams
+from lessons.render import READ, for_a_forge, one_output, page, run
 from tests.outputs import difference
 
 FOLDER = Path(__file__).parents[1] / "lessons"
@@ -79,15 +80,22 @@ def missing_row(figure, text):
 
 
 def decimals_of_diagrams(notebook):
-    """Yield each decimal number of a diagram, with what the cells before it printed."""
+    """Yield each decimal number of a diagram or a table, with what the cells before it printed."""
     so_far = ""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             so_far += printed(cell) + "\n"
             continue
-        for diagram in re.findall(r"^```text\n(.*?)^```", cell.source, re.M | re.S):
-            for number in re.findall(r"\d+\.\d+", diagram):
-                yield number, so_far
+        parts = re.findall(r"^```text\n(.*?)^```|^(\|[^\n]*)$", cell.source, re.M | re.S)
+        for title, name in diagrams.SHOWN.findall(cell.source):
+            parts += [(title, ""), ("\n".join(letters_of(diagrams.DIAGRAMS[name][1])), "")]
+        for number in re.findall(r"\d+\.\d+", "\n".join(map("".join, parts))):
+            yield number, so_far
+
+
+def letters_of(parts):
+    """Return the words of the elements of a diagram."""
+    return [re.sub("<.*?>", "", x) for x in re.findall(r"<text.*?</text>", "\n".join(parts))]
 
 
 def is_printed(number, text):
@@ -193,12 +201,48 @@ def test_form_of_a_lesson(path):
     text = path.read_text(encoding="utf-8")
     body, summary, exercises = re.split(r"^## (?:Summary|Exercises)$", text, flags=re.M)
     assert 3 <= len(re.findall(r"[.!?](?=\s)", summary)) <= 5, "three to five sentences"
-    assert "```text\n" in body, "no diagram"
+    assert diagrams.SHOWN.search(body), "no diagram"
     _, *parts = re.split(r"^\*\*(\d\. \w+)\.\*\* ", exercises, flags=re.M)
     assert parts[::2] == ["1. Easy", "2. Middle", "3. Hard"]
     for part in parts[1::2]:
         kinds = re.findall(r"^tags: \[hide-\w+, (\w+)\]$", part, re.M)
         assert kinds == ["checker", "solution", "mistake"]
+
+
+def test_the_diagrams_are_those_that_the_program_draws():
+    titles = diagrams.titles()
+    assert [*titles] == [*diagrams.DIAGRAMS]  # in the order of the lessons
+    files = {path.stem: path.read_text("utf-8") for path in diagrams.PICTURES.iterdir()}
+    assert files == {name: diagrams.svg(titles[name], *diagrams.DIAGRAMS[name]) for name in titles}
+    assert all(len(title.split()) >= 8 for title in titles.values())
+
+
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_a_phone_shows_a_diagram_with_letters_of_eleven_pixels(name):
+    """In a column of 328 pixels, as on a screen of 360. Nothing is beyond an edge."""
+    height, parts = diagrams.DIAGRAMS[name]
+    sizes = {float(x) for x in re.findall(r'font-size="([\d.]+)"', "".join(parts))}
+    assert min({14, *sizes}) * 328 / diagrams.WIDTH >= 11
+    for element in re.findall(r"<rect.*?>", "\n".join(parts)):
+        x, y, width, tall = (
+            float(re.search(rf' {a}="([-\d.]+)"', element)[1])
+            for a in ("x", "y", "width", "height")
+        )
+        assert x >= 0 and x + width <= diagrams.WIDTH and y + tall <= height, element
+    for x, y, anchor, text in re.findall(
+        r'x="([-\d.]+)" y="([-\d.]+)" text-anchor="(\w+)">(.*?)</text>', "\n".join(parts)
+    ):
+        length = 7.2 * len(re.sub("<.*?>|&.*?;", "", text))  # a wide letter, as in DejaVu Sans
+        start = float(x) - length * {"start": 0, "middle": 0.5, "end": 1}[anchor]
+        assert 0 <= start and start + length <= diagrams.WIDTH and float(y) < height, text
+
+
+def test_what_a_lesson_shows_is_reached_from_its_page():
+    text = "[x](../docs/a.md) [y](index.md) ![z](pictures/06-two-methods.svg) [w](07-dropout.md)"
+    links = re.findall(r"\((.*?)\)", for_a_forge(text))
+    assert links == [
+        "../../docs/a.md", "../index.md", "../pictures/06-two-methods.svg", "07-dropout.md"
+    ]  # fmt: skip
 
 
 def test_every_figure_is_shown():
