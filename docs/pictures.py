@@ -82,7 +82,8 @@ def survey(model: Path, path: Path) -> None:
         ).rows
         page = ch.views.html.write_survey(result, Path(folder) / "page.html")
         at = f"#layer={layer}&head={head}&metric=induction&x=first&y=induction"
-        photograph(f"{page.as_uri()}{at}", path, ready="typeof clearhead !== 'undefined'")
+        ready = "typeof clearhead !== 'undefined'"
+        photograph(f"{page.as_uri()}{at}", path, ready=ready, height=1060)
 
 
 def caches(model: Path, path: Path) -> None:
@@ -96,12 +97,16 @@ def caches(model: Path, path: Path) -> None:
     ch.views.plot.save(ch.views.plot.caches(damage), path)
 
 
-def photograph(address: str, path: Path, ready: str = "true", part: str | None = None) -> None:
-    """Save a page in a window of 1280 x 720, or one element of it, as a picture."""
+def photograph(
+    address: str, path: Path, ready: str = "true", part: str | None = None, height: int = 720
+) -> None:
+    """Save a page in a window of 1280 x `height`, or one element of it, as a picture."""
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         tab = browser.new_page(
-            reduced_motion="reduce", viewport={"width": 1280, "height": 720}, color_scheme="light"
+            reduced_motion="reduce",
+            viewport={"width": 1280, "height": height},
+            color_scheme="light",
         )
         tab.set_default_timeout(90_000)  # milliseconds, for a machine with a high load
         tab.goto(address)
