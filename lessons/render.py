@@ -23,8 +23,11 @@ from nbformat.v4 import new_code_cell
 FOLDER = Path(__file__).parent
 READ = FOLDER / "read"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]-*.md"))
-# No names of the lesson before; figures as SVG without a date, and the same ids in each run.
+# No names and no digits of the lesson before; figures as SVG without a date, with the same ids.
 FIRST = """%reset -f
+import torch
+torch.set_printoptions(profile="default")
+del torch
 %matplotlib inline
 import matplotlib
 matplotlib.rcParams["svg.hashsalt"] = "lessons"
