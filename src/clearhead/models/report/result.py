@@ -167,7 +167,7 @@ class Report(ShownInNotebook, Savable):
         # A column of zeros is left out: with a causal mask no weight is on the next token.
         names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
-        by_norm = ["first by norm"] if any(x.norm_weighted for x in self.heads) else []
+        by_norm = ["by norm"] if any(x.norm_weighted for x in self.heads) else []
         rows = [("head", "does", "by", "entropy", last, *names, *by_norm)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
@@ -217,7 +217,7 @@ class Report(ShownInNotebook, Savable):
         lines = [f"{by}.", *lines, entropy, f"{shares}."]
         if any(x.norm_weighted for x in self.heads):
             lines.append(
-                "first by norm: its norm-weighted attention on the first token, with each weight "
+                "by norm: its norm-weighted attention on the first token, with each weight "
                 "multiplied by |v W_O|, the norm of what the value writes."
             )
         for part in ("encoder", "decoder", "cross-attention"):
