@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import clearhead as ch
+from clearhead import demo
 from clearhead.core.errors import BadType, BadValue
 from clearhead.views.html.report import FILE, snapshot
 
@@ -217,3 +218,26 @@ def test_a_checkpoint_reads_an_image(folder, tmp_path):
             ch.report(folder, wrong, progress=False)
     with pytest.raises(BadValue, match="pass an image to report"):
         ch.hf.Checkpoint(folder)
+
+
+def test_a_figure_has_the_weights_above_the_image():
+    plot = pytest.importorskip("clearhead.views.plot")
+    if not plot.can_draw():
+        pytest.skip("needs matplotlib")
+    report = ch.report(Neighbour(), torch.rand(1, 3, 24, 28))
+    for query, at in (((2, 3), 1 + 2 * 7 + 3), (0, 0), (-1, 42), (None, None)):
+        ax = plot.image(report, 0, 1, query)
+        image, weights = ax.images
+        own = report.layers[0]
+        row = own.pooled[1].mean(0) if at is None else own.pooled[1, at]
+        np.testing.assert_array_equal(weights.get_array(), row[1:].reshape(6, 7).double())
+        assert image.get_array().shape == (24, 28)
+        assert image.get_extent() == weights.get_extent() == [-0.5, 6.5, 5.5, -0.5]
+        framed = [patch.get_xy() for patch in ax.patches]
+        assert framed == ([] if not at else [((at - 1) % 7 - 0.5, (at - 1) // 7 - 0.5)])
+    for wrong in ((6, 0), (0, 7), 43):
+        with pytest.raises(BadValue, match="one of 43 tokens, or the row and column of 6 x 7"):
+            plot.image(report, 0, 1, wrong)
+    text = ch.report(demo.load(), "The cat sat.")
+    with pytest.raises(BadValue, match="Layer 0 has no image"):
+        plot.image(text, 0, 1)

@@ -47,17 +47,13 @@ def test_the_norm_weighted_attention_of_heads():
         for name, mean in means.items():
             assert abs(head.norm_weighted[name] - mean.item()) < 1e-5, name
     assert found.as_rows()[1]["norm_weighted_first"] == found[0, 1].norm_weighted["first"]
-    assert f" {found[0, 1].norm_weighted['first']:.2f}\n" in str(found) and "by norm:" in str(
-        found
-    )
+    assert f" {found[0, 1].norm_weighted['first']:.2f}\n" in str(found) and "by norm:" in str(found)
 
 
 def test_norms_of_another_projection_are_withheld():
     found = report(changes=True)
     [layer] = found.layers
     assert layer.value_norms is None and "o_proj" in layer.norms_withheld
-    assert not any(head.norm_weighted for head in found.heads) and "by norm:" not in str(
-        found
-    )
+    assert not any(head.norm_weighted for head in found.heads) and "by norm:" not in str(found)
     assert "o_proj" in snapshot(found)["layers"][0]["norms_withheld"]
     assert "norms" in snapshot(report(changes=False))["layers"][0]

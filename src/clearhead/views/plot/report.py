@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from ...core.errors import BadValue, as_index
 from ...core.formatting import visible
 from ...models.report import Report
 from ...models.report.opening import token_labels
@@ -104,6 +105,66 @@ def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Ax
     ax.set(xlabel="key", ylabel="query")
     title = f"L{layer}H{head}: {drawable(label)}\n{drawable(visible(report.name, MOST_NAME))}"
     ax.set_title(wrap_title(title, ax.figure, margin=0.6), parse_math=False)
+    return ax
+
+
+def image(
+    report: Report,
+    layer: int,
+    head: int,
+    query: int | tuple[int, int] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw the weights of a query on the patches of an image, above this image in grey.
+
+    `query` is a token, or the row and column of a patch, which is framed; None is the mean over
+    queries. The scale is their square root, from 0 to the largest on a patch. Raises the errors of
+    `received`, and `BadValue` without an image, or if its weights are pooled: beyond 600 tokens.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.patches import Rectangle
+
+    must_draw("image", report, Report, "report(...)")
+    label, own = report[layer, head].label, report.layers[layer]
+    picture, T = own.picture, own.queries
+    if picture is None or own.pooled.shape[-1] != T:
+        raise BadValue(
+            f"Layer {layer} has {'no image' if picture is None else f'{T} tokens'}.",
+            "its queries and keys are the patches of one image, at most 600 tokens.",
+            "pass the report of a vision model; heads of a text are drawn by plot.head.",
+        )
+    first, columns = len(picture.before), picture.columns
+    rule = f"a query is one of {T} tokens, or the row and column of {picture.rows} x {columns}."
+    hint = "pass for example query=0, or query=(2, 5)."
+    if isinstance(query, tuple):
+        row, column = (
+            as_index("Row or column", x, size, rule, hint)
+            for x, size in zip(query, (picture.rows, columns), strict=True)
+        )
+        query = first + row * columns + column
+    at = None if query is None else as_index("Query", query, T, rule, hint)
+    row_of = own.pooled[head].mean(0) if at is None else own.pooled[head, at]
+    of_patches = row_of[first : first + picture.rows * columns].reshape(picture.rows, columns)
+    weights = of_patches.double().cpu().numpy()
+    ax = new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
+    place = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
+    ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=place)
+    top = float(weights.max()) or 1.0
+    ink, scale = weight_ink(0.0, top)
+    strength = 0.9 * np.sqrt(weights / top)
+    drawn = ax.imshow(weights, cmap=ink, norm=scale, alpha=strength, extent=place)
+    drawn.set_interpolation("nearest")
+    if at is not None and 0 <= at - first < weights.size:
+        row, column = divmod(at - first, columns)
+        frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="orange", lw=2)
+        ax.add_patch(frame)
+    ax.set(xticks=[], yticks=[])
+    of = "all queries" if at is None else picture.tokens[at]
+    colours = ax.figure.colorbar(ScalarMappable(scale, ink), ax=ax, shrink=0.8)
+    ticks = [0.0, top / 4, top]
+    colours.set_ticks(ticks, labels=[f"{100 * x:.3g} %" for x in ticks])
+    colours.set_label(f"weight of {drawable(of)}")
+    ax.set_title(f"L{layer}H{head}: {drawable(label)}", parse_math=False)
     return ax
 
 
