@@ -22,10 +22,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3640,
+    "views": 3670,
     "corpus": 3910,
     "demo": 375,
-    "models": 9200,
+    "models": 9190,
     "hf": 1900,
     "distributed": 2580,
     "nn": 1130,

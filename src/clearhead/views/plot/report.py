@@ -109,16 +109,11 @@ def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Ax
 
 
 def image(
-    report: Report,
-    layer: int,
-    head: int,
-    query: int | tuple[int, int] | None = None,
-    ax: "Axes | None" = None,
+    report: Report, layer: int, head: int, query: int | None = None, ax: "Axes | None" = None
 ) -> "Axes":
     """Draw the weights of a query on the patches of an image, above this image in grey.
 
-    `query` is a token, or the row and column of a patch, which is framed; None is the mean over
-    queries. The scale is their square root, from 0 to the largest on a patch. Raises the errors of
+    `query` is a token, framed if it is a patch; None is the mean over queries. The scale is their square root, from 0 to the largest on a patch. Raises the errors of
     `received`, and `BadValue` without an image, or if its weights are pooled: beyond 600 tokens.
     """
     from matplotlib.cm import ScalarMappable
@@ -134,15 +129,10 @@ def image(
             "pass the report of a vision model; heads of a text are drawn by plot.head.",
         )
     first, columns = len(picture.before), picture.columns
-    rule = f"a query is one of {T} tokens, or the row and column of {picture.rows} x {columns}."
-    hint = "pass for example query=0, or query=(2, 5)."
-    if isinstance(query, tuple):
-        row, column = (
-            as_index("Row or column", x, size, rule, hint)
-            for x, size in zip(query, (picture.rows, columns), strict=True)
-        )
-        query = first + row * columns + column
-    at = None if query is None else as_index("Query", query, T, rule, hint)
+    rule = (
+        f"a query is one of {T} tokens, {first} of them before {picture.rows} x {columns} patches."
+    )
+    at = None if query is None else as_index("Query", query, T, rule, "pass for example query=0.")
     row_of = own.pooled[head].mean(0) if at is None else own.pooled[head, at]
     of_patches = row_of[first : first + picture.rows * columns].reshape(picture.rows, columns)
     weights = of_patches.double().cpu().numpy()
