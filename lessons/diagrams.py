@@ -345,6 +345,15 @@ DIAGRAMS: dict[str, Diagram] = {
             arrow(306, 126, 238, 164, 172, 126, colour=BLUE, curved=True),
             lines(228, 168, "layer 1: cat looks for a word\nwith cat before it", BLUE, "middle"),
         ]),
+    "19-patches": (204, [
+            words(66, 20, "image"), grid(12, 30, 3, 3, 36, ORANGE),
+            *(words(30 + 36 * (i % 3), 53 + 36 * (i // 3), str(i)) for i in range(9)),
+            arrow(126, 84, 166, 84), words(146, 74, "cut"),
+            words(250, 20, "tokens"), grid(178, 30, 9, 8, 12, BLUE, marked=4),
+            *(words(172, 41 + 12 * i, "_" + str(i), anchor="end") for i in range(9)),
+            lines(280, 84, "row 4 is\npatch 4", ORANGE),
+            lines(170, 172, "token 3 r + c is the patch\nin row r and column c", anchor="middle"),
+        ]),
 }
 # fmt: on
 

@@ -15,7 +15,8 @@ _TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "spiece*", "merges.txt")
 class ImageCheckpoint(Checkpoint):
     """A vision model and its image processor from a folder on disk.
 
-    As `Checkpoint`; `processor` is that of transformers, in place of the tokenizer.
+    As `Checkpoint`, also in what it raises; `processor` is that of transformers, in place of the
+    tokenizer.
     """
 
     def _load_reader(self, library: Any, source: dict[str, Any]) -> None:

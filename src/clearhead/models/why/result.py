@@ -262,9 +262,10 @@ class Why(ShownInNotebook, Savable):
             lines.append(f"what wrote the {of}:")
             lines += [f"  {part:+8.2f}  {c}" for c, part in self.largest(of)]
         if self.terms is not None:
-            named = zip(
-                ("position", "query x position", "key alone", "match"), self.terms, strict=True
-            )
+            names = "position", "query x position", "key alone", "match"
+            # Without a rotation or a bias, positions are in what the embeddings wrote.
+            first = 0 if self.frequencies is not None or abs(self.terms.position) > 1e-6 else 2
+            named = [*zip(names, self.terms, strict=True)][first:]
             terms = ", ".join(f"{name} {x:.2f}" for name, x in named)
             lines.append(f"{terms} (around the means of this text)")
         for c in self.checks:

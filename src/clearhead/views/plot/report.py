@@ -113,8 +113,9 @@ def image(
 ) -> "Axes":
     """Draw the weights of a query on the patches of an image, above this image in grey.
 
-    `query` is a token, framed if it is a patch; None is the mean over queries. The scale is their square root, from 0 to the largest on a patch. Raises the errors of
-    `received`, and `BadValue` without an image, or if its weights are pooled: beyond 600 tokens.
+    `query` is a token, framed if it is a patch; None is the mean over queries. The scale is their
+    square root, from 0 to the largest on a patch. Raises the errors of `received`, and `BadValue`
+    without an image, or if its weights are pooled: beyond 600 tokens.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
@@ -137,12 +138,12 @@ def image(
     of_patches = row_of[first : first + picture.rows * columns].reshape(picture.rows, columns)
     weights = of_patches.double().cpu().numpy()
     ax = new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
-    place = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
-    ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=place)
+    extent = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
+    ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=extent)
     top = float(weights.max()) or 1.0
     ink, scale = weight_ink(0.0, top)
     strength = 0.9 * np.sqrt(weights / top)
-    drawn = ax.imshow(weights, cmap=ink, norm=scale, alpha=strength, extent=place)
+    drawn = ax.imshow(weights, cmap=ink, norm=scale, alpha=strength, extent=extent)
     drawn.set_interpolation("nearest")
     if at is not None and 0 <= at - first < weights.size:
         row, column = divmod(at - first, columns)
