@@ -22,7 +22,7 @@ import { parse } from "./json.js";
  *   compute: (text: string, edits: schema.Edits) => Promise<SnapshotData>,
  *   tile?: (text: string, edits: schema.Edits, part: Part) => Promise<LayerData>,
  *   steps?: (text: string, edits: schema.Edits, layer: number) => Promise<LayerData>,
- *   why?: (text: string, edits: schema.Edits, pair: Pair) => Promise<schema.Why>,
+ *   why?: (text: string, edits: schema.Edits, pair: Pair & {against: string | number}) => Promise<schema.Why>,
  *   cancel?: () => void,
  * }} Source */
 

@@ -23,7 +23,10 @@ let trail = { pairs: /** @type {Pair[]} */ ([]), at: "" };
 let drawn = /** @type {any[]} */ ([]);
 const line = make("p", { class: "because", role: "status" });
 
-const nameOf = (/** @type {Pair} */ { layer, head, query, key }) => [layer, head, query, key].join(" ");
+// What a score is compared with, as clearhead.why names it; where nothing computes, the mean of the other keys.
+let against = "others";
+const AGAINST = { others: "the mean of the other keys", weights: "the keys by weight", nothing: "nothing: the score itself" };
+const nameOf = (/** @type {Pair} */ { layer, head, query, key }, to = against) => [layer, head, query, key, to].join(" ");
 const signed = (x) => (Math.abs(x) < 0.005 ? "0.00" : `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(2)}`);
 const paragraph = (kind, ...words) => make("p", { class: kind }, ...words);
 
@@ -49,7 +52,7 @@ export function drawWhy() {
   const answer = answersOf(from).get(name), shown = [from, name, answer, newest.refusal];
   if (byId("panel").contains(line) && shown.every((it, i) => it === drawn[i])) return;
   drawn = shown;
-  byId("panel").replaceChildren(...back(), ...contents(from, pair, answer));
+  byId("panel").replaceChildren(...back(), ...contents(from, pair, answer), ...comparison(from, pair));
   drawn[3] = newest.refusal;
 }
 
@@ -63,7 +66,7 @@ function contents(/** @type {Snapshot} */ from, /** @type {Pair | null} */ pair,
 }
 
 function answersOf(/** @type {Snapshot} */ from) {
-  const answers = known.get(from) ?? new Map((from.data.why ?? []).map((it) => [nameOf(it), it]));
+  const answers = known.get(from) ?? new Map((from.data.why ?? []).map((it) => [nameOf(it, it.against), it]));
   known.set(from, answers);
   return answers;
 }
@@ -86,7 +89,8 @@ function requested(/** @type {Snapshot} */ from, /** @type {Pair} */ pair) {
 async function ask(/** @type {Snapshot} */ from, /** @type {Pair} */ pair) {
   const request = newest = { from, name: nameOf(pair), refusal: "" };
   try {
-    const answer = await store.source?.why?.(from.text, chosen.edits, pair);
+    const to = AGAINST[against] ? against : Number(against);
+    const answer = await store.source?.why?.(from.text, chosen.edits, { ...pair, against: to });
     if (answer) answersOf(from).set(request.name, answer);
   } catch (error) {
     request.refusal = error instanceof Error ? error.message : String(error);
@@ -107,14 +111,27 @@ function onlyIn(/** @type {Snapshot} */ from, /** @type {Pair} */ pair) {
   ];
 }
 
+// The choice of what the score is compared with: also another key, one of those with the largest weights.
+function comparison(/** @type {Snapshot} */ from, /** @type {Pair | null} */ pair) {
+  if (!store.source?.why || !pair) return [];
+  const trace = from.layer(pair.layer), row = trace.row(trace.used, pair.head, pair.query) ?? [];
+  const others = row.map((_, key) => key).filter((key) => key !== pair.key && row[key] > 0)
+    .sort((a, b) => row[b] - row[a]).slice(0, 5).map((key) => [String(key), `${trace.keys[key]} (${key})`]);
+  const options = [...Object.entries(AGAINST), ...others];
+  if (!options.some(([name]) => name === against)) options.push([against, `position ${against}`]);
+  const select = make("select", { id: "against", change: () => { against = select.value; screen.drawPicture(); } },
+    options.map(([value, words]) => make("option", { value, selected: value === against }, words)));
+  return [make("label", { class: "hint" }, "Compared with ", select)];
+}
+
 // ---- an answer -------------------------------------------------------------------------------
 
 function written(/** @type {schema.Why} */ it) {
   const sides = [it.wrote_key, it.wrote_query], limit = Math.max(...sides.flatMap(({ parts }) => parts.map(({ part }) => Math.abs(part))));
-  const against = it.against === "others" ? "the mean of the other keys" : it.against;
+  const to = AGAINST[it.against] ?? it.against;
   return [
     say(...sentence(it)),
-    paragraph("hint", `Weight ${it.weight.toFixed(3)}, score ${signed(it.score)}, contrast ${signed(it.contrast)} against ${against}`,
+    paragraph("hint", `Weight ${it.weight.toFixed(3)}, score ${signed(it.score)}, contrast ${signed(it.contrast)} against ${to}`,
       it.softcap === null ? "." : `, before the soft cap ${it.softcap}.`, store.edited ? " With the edits of What if." : ""),
     make("div", { class: "sides" }, sideOf(it, it.wrote_key, "key", limit), sideOf(it, it.wrote_query, "query", limit)),
     it.frequencies ? frequencies(it.frequencies) : "",

@@ -1,5 +1,6 @@
 """`why` on own blocks: contrasts, sources, a planted circuit, checks, files and refusals."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,30 @@ def test_parts_are_those_of_the_key_or_of_the_query(model):
         why.largest(n=-1)
     with pytest.raises(BadType, match=r"n=1\.5"):
         why.largest(n=1.5)
+
+
+def test_a_run_in_another_thread_is_not_followed(model):
+    """It begins and ends while a module of the explained run is running."""
+    report, why = (
+        ch.report(model, ids()[None]), ch.why(model, ids(), layer=1, head=2, query=5, key=3)
+    )  # fmt: skip
+    main = threading.get_ident()
+
+    def elsewhere(module, args):
+        if threading.get_ident() == main:
+            thread = threading.Thread(target=lambda: model(ids()[None]))
+            thread.start()
+            thread.join()
+
+    modules = [module for module in model.modules() if module is not model]
+    hooks = [module.register_forward_pre_hook(elsewhere) for module in modules]
+    try:
+        again = ch.why(model, ids(), layer=1, head=2, query=5, key=3)
+        assert ch.report(model, ids()[None]).heads == report.heads
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert again.components == why.components and torch.equal(again.key_parts, why.key_parts)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -245,9 +245,28 @@ def test_why_of_a_host_is_that_of_the_edited_model(given):
     assert told["weight"] == pytest.approx(edited, abs=1e-5)
 
 
+def test_a_served_page_compares_with_what_one_chooses(browser):
+    own = Reader().model
+    inputs = own.tokens_and_inputs(TEXT)[1]
+    with served_page(browser, Reader(), TEXT) as page:
+        page.evaluate("it => go({ ...it, view: 'why' })", WEIGHT)
+        page.locator("#panel table").first.wait_for()
+        choices = page.locator("#against option").evaluate_all("them => them.map((it) => it.value)")
+        assert choices[:3] == ["others", "weights", "nothing"] and "4" not in choices[3:]
+        for against in (choices[3], "nothing", "weights", "others"):
+            page.locator("#against").select_option(against)
+            to = int(against) if against.isdigit() else against
+            why = ch.why(own.module, inputs, **WEIGHT, against=to)
+            contrast = page.locator("#panel .hint", has_text=f"contrast {signed(why.contrast)} ")
+            contrast.wait_for()
+            assert page.evaluate(SIGNED, "key")[:6] == [signed(x) for _, x in why.largest("key")]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"against": 99}, "A contrast with key 99"),
+        ({"against": "all"}, "why got against='all'"),
         ({"query": 4, "key": 9}, "Query 4 looks at 5 keys"),
         ({"layer": 7}, "Layer 7 was requested"),
         ({"key": None}, "key=None"),

@@ -93,7 +93,8 @@ class Layers:
         self._numbers: dict[tuple[str, int], int] = {}  # the layer of each call of a module
         self._repeated: set[str] = set()  # modules that ran again after a call, in one run
 
-    def _in_other_thread(self) -> bool:
+    def is_other_thread(self) -> bool:
+        """Whether another thread runs than that of the block."""
         # False while torch.compile traces, which runs in one thread and does not support threads.
         return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
@@ -104,7 +105,7 @@ class Layers:
         args: Sequence[Any],
         kwargs: Mapping[str, Any] = NO_KEYWORDS,
     ) -> None:
-        if self._in_other_thread():
+        if self.is_other_thread():
             self.ran_in_other_thread = True
             return
         if not name:  # the model itself: an earlier run may have been interrupted
@@ -119,7 +120,7 @@ class Layers:
         self.texts.enter(name, module, args, kwargs)
 
     def leave(self, *ran: Any) -> None:
-        if self._running and not self._in_other_thread():
+        if self._running and not self.is_other_thread():
             self._running.pop()
             self.texts.leave(*ran)
 
@@ -131,7 +132,7 @@ class Layers:
     @property
     def current(self) -> str | None:
         """The name of the module that is running; None outside the model."""
-        return self._running[-1] if self._running and not self._in_other_thread() else None
+        return self._running[-1] if self._running and not self.is_other_thread() else None
 
     def next_call(self) -> tuple[int, str]:
         """Count an attention call of the running module. Returns the layer and the module name.

@@ -32,9 +32,18 @@ class ModelFollower(Follower):
     def followed(self, attention_only: bool = True) -> Iterator[None]:
         """Follow the model inside the `with` block.
 
-        With `attention_only`, modules that cannot call attention are not followed.
+        With `attention_only`, modules that cannot call attention are not followed. Nor is a run of
+        the model in another thread, which `running` notes.
         """
-        with module_hooks(self.model, self.enter, self.leave, attention_only), following(self):
+        layers = self.running
+
+        def enter(*ran: Any) -> None:
+            (layers if layers.is_other_thread() else self).enter(*ran)
+
+        def leave(*ran: Any) -> Any:
+            return None if layers.is_other_thread() else self.leave(*ran)
+
+        with module_hooks(self.model, enter, leave, attention_only), following(self):
             yield
 
     def enter(self, name: str, *ran: Any) -> None:

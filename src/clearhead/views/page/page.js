@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 95790e7110b9b2306648a1066dd2b2ec3a635ef5d5891da8c95972039c0adb93; do not edit.
+// Made by `make page` from the sources 64ad00b42d9f5e67b906c55e5be3a8aaff7fa27d62a2fe1006eaf39dd34102bd; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -3499,7 +3499,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     []
   );
   var line = make("p", { class: "because", role: "status" });
-  var nameOf = ({ layer, head, query, key }) => [layer, head, query, key].join(" ");
+  var against = "others";
+  var AGAINST = { others: "the mean of the other keys", weights: "the keys by weight", nothing: "nothing: the score itself" };
+  var nameOf = ({ layer, head, query, key }, to = against) => [layer, head, query, key, to].join(" ");
   var signed = (x) => Math.abs(x) < 5e-3 ? "0.00" : `${x < 0 ? MINUS : "+"}${Math.abs(x).toFixed(2)}`;
   var paragraph2 = (kind, ...words) => make("p", { class: kind }, ...words);
   var placed = (labels, position, most = 24) => make("span", {}, make("strong", {}, tokenIn(labels, position, most)), ` (${position})`);
@@ -3518,7 +3520,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const answer = answersOf(from).get(name), shown = [from, name, answer, newest.refusal];
     if (byId("panel").contains(line) && shown.every((it, i) => it === drawn[i])) return;
     drawn = shown;
-    byId("panel").replaceChildren(...back(), ...contents(from, pair, answer));
+    byId("panel").replaceChildren(...back(), ...contents(from, pair, answer), ...comparison(from, pair));
     drawn[3] = newest.refusal;
   }
   function contents(from, pair, answer) {
@@ -3530,7 +3532,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return store.source?.why ? [requested2(from, pair)] : onlyIn(from, pair);
   }
   function answersOf(from) {
-    const answers = known.get(from) ?? new Map((from.data.why ?? []).map((it) => [nameOf(it), it]));
+    const answers = known.get(from) ?? new Map((from.data.why ?? []).map((it) => [nameOf(it, it.against), it]));
     known.set(from, answers);
     return answers;
   }
@@ -3546,7 +3548,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   async function ask(from, pair) {
     const request = newest = { from, name: nameOf(pair), refusal: "" };
     try {
-      const answer = await store.source?.why?.(from.text, chosen.edits, pair);
+      const to = AGAINST[against] ? against : Number(against);
+      const answer = await store.source?.why?.(from.text, chosen.edits, { ...pair, against: to });
       if (answer) answersOf(from).set(request.name, answer);
     } catch (error) {
       request.refusal = error instanceof Error ? error.message : String(error);
@@ -3563,14 +3566,30 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       command ? paragraph2("", "For every other weight, run: ", make("code", {}, command), " ", copyButton) : paragraph2("", "In Python, clearhead.why computes it.")
     ];
   }
+  function comparison(from, pair) {
+    if (!store.source?.why || !pair) return [];
+    const trace = from.layer(pair.layer), row = trace.row(trace.used, pair.head, pair.query) ?? [];
+    const others = row.map((_, key) => key).filter((key) => key !== pair.key && row[key] > 0).sort((a, b) => row[b] - row[a]).slice(0, 5).map((key) => [String(key), `${trace.keys[key]} (${key})`]);
+    const options = [...Object.entries(AGAINST), ...others];
+    if (!options.some(([name]) => name === against)) options.push([against, `position ${against}`]);
+    const select = make(
+      "select",
+      { id: "against", change: () => {
+        against = select.value;
+        screen.drawPicture();
+      } },
+      options.map(([value, words]) => make("option", { value, selected: value === against }, words))
+    );
+    return [make("label", { class: "hint" }, "Compared with ", select)];
+  }
   function written(it) {
     const sides2 = [it.wrote_key, it.wrote_query], limit = Math.max(...sides2.flatMap(({ parts }) => parts.map(({ part }) => Math.abs(part))));
-    const against = it.against === "others" ? "the mean of the other keys" : it.against;
+    const to = AGAINST[it.against] ?? it.against;
     return [
       say2(...sentence(it)),
       paragraph2(
         "hint",
-        `Weight ${it.weight.toFixed(3)}, score ${signed(it.score)}, contrast ${signed(it.contrast)} against ${against}`,
+        `Weight ${it.weight.toFixed(3)}, score ${signed(it.score)}, contrast ${signed(it.contrast)} against ${to}`,
         it.softcap === null ? "." : `, before the soft cap ${it.softcap}.`,
         store.edited ? " With the edits of What if." : ""
       ),

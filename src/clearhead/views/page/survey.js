@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 95790e7110b9b2306648a1066dd2b2ec3a635ef5d5891da8c95972039c0adb93; do not edit.
+// Made by `make page` from the sources 64ad00b42d9f5e67b906c55e5be3a8aaff7fa27d62a2fe1006eaf39dd34102bd; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 259e766c0a1dfe895b5658eea3509328f5f83bd79332b7deb2aa62ee9aedc8a3; do not edit.
+// Made by `make page` from the sources c805f7d22d6a0b9d54d4184fb0e99a0893e873646e70cbebb9b6157382990d43; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");

@@ -1,7 +1,7 @@
 """Compute the response to a request of a page: a snapshot, a layer, or an error, as JSON."""
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ...core.errors import AttentionError, BadType, BadValue, as_count, kind_of
 from ..html.steps import trace_data
@@ -72,8 +72,10 @@ def _why(reader: Reader, request: Mapping[str, object], on_progress: OnProgress)
     layer, head = _layer_and_head(request, "a weight has a layer and a head, numbered from 0.")
     rule, hint = "queries and keys are numbered from 0.", 'send "query": 1, "key": 0.'
     query, key = (as_count(name, request.get(name), rule, hint) for name in ("query", "key"))
+    at: Any = {"layer": layer, "head": head, "query": query, "key": key}
+    at["against"] = request.get("against", "others")
     text, edits = request.get("text"), request.get("edits")
-    return {"why": why_data(reader.why(text, layer, head, query, key, edits, on_progress))}  # type: ignore[arg-type]  # as above
+    return {"why": why_data(reader.why(text, edits, on_progress, **at))}  # type: ignore[arg-type]  # as above
 
 
 def _layer_and_head(request: Mapping[str, object], rule: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -120,19 +120,13 @@ class Reader:
             return self.model.explain(text, layer)
 
     def why(
-        self,
-        text: str,
-        layer: int,
-        head: int,
-        query: int,
-        key: int,
-        edits: object = None,
-        on_progress: OnProgress = no_progress,
+        self, text: str, edits: object = None, on_progress: OnProgress = no_progress, **options: Any
     ) -> Why:
-        """Return why a head of the edited model looks from a query at a key, as `clearhead.why`."""
+        """Return why a head of the edited model looks from a query at a key: `clearhead.why` with
+        these options."""
         with self._reading(text, edits, on_progress):
             inputs = self.model.tokens_and_inputs(text)[1]
-            return why(self.model.module, inputs, layer=layer, head=head, query=query, key=key)
+            return why(self.model.module, inputs, **options)
 
     def vectors(
         self, layer: int, head: int, on_progress: OnProgress = no_progress
