@@ -94,7 +94,7 @@ class Layers:
         self._repeated: set[str] = set()  # modules that ran again after a call, in one run
 
     def is_other_thread(self) -> bool:
-        """Whether another thread runs than that of the block."""
+        """Return whether another thread runs than that of the block."""
         # False while torch.compile traces, which runs in one thread and does not support threads.
         return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
