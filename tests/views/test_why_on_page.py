@@ -1,6 +1,7 @@
 """Why on the page: its numbers are those of `ch.why`, and a link selects the head that wrote."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.hf import Checkpoint
 from clearhead.models.report.opening import opening
+from clearhead.models.roles.role import Role
 from clearhead.views import html
 from clearhead.views.html.why import LARGEST, why_ahead
 from tests.views.browser import free_tab, must_be_drawn, put_back
@@ -161,6 +163,20 @@ def test_a_rotation_is_shown_by_frequency_and_by_distance(file, tmp_path):
     odds = (1 / why.weight - 1) * torch.cat([torch.zeros(1), -changes]).exp()
     assert weights == ["weight", *(f"{x:.3f}" for x in (1 / (1 + odds)).tolist())]
     assert weights[1] == f"{why.weight:.3f}"
+
+
+def test_a_file_has_the_best_head_that_repeats(teller, report):
+    """As if two heads were induction heads."""
+
+    def with_role(head):
+        mass = {(1, 3): 0.4, (1, 4): 0.7}.get((head.layer, head.head))
+        role = Role("induction", "induction", mass or 0.0, 0.0, 1.0, 0.0, 9, 9, 9)
+        return head if mass is None else replace(head, roles=(role,))
+
+    *walked, last = why_ahead(teller, report.map_heads(with_role))
+    assert len(walked) >= 1
+    link = report[1, 4].links[0]
+    assert (last.layer, last.head, last.query, last.key) == (1, 4, link.query, link.key)
 
 
 def test_a_file_states_why_it_has_none(file, report):

@@ -7,8 +7,9 @@ import torch
 from ...core.errors import AttentionError
 from ...core.errors.limits import MOST_COMPARED_TOKENS
 from ...models.report import Report
-from ...models.report.opening import opening
+from ...models.report.opening import best_heads, opening
 from ...models.report.text_model import TextModel
+from ...models.roles.table import LABELS, REPEATS
 from ...models.why import Why, why
 from ...models.why.score_paths import Component
 from . import schema
@@ -53,7 +54,8 @@ def _part(result: Why, component: Component, part: float, of: str) -> schema.Why
 
 def why_ahead(model: TextModel, report: Report) -> Sequence[Why] | str:
     """Compute why the head with which a page opens looks at its largest key, and so for the heads
-    before it: each is the head that wrote the largest part of the key of the one after it.
+    before it: each is the head that wrote the largest part of the key of the one after it. Then for
+    the best head of the roles that repeat, such as induction, at its largest weight.
 
     The walk ends at a head that cannot be split, or to whose key no head wrote. If the first cannot
     be split, this returns the reason. It is empty for a page that opens at no particular head.
@@ -63,22 +65,32 @@ def why_ahead(model: TextModel, report: Report) -> Sequence[Why] | str:
         return ()
     if len(report.tokens) > MOST_COMPARED_TOKENS:
         return f"The text has more than {MOST_COMPARED_TOKENS:,} tokens."
-    at: tuple[int, ...] = begin.head.layer, begin.head.head, begin.query, begin.key
+    at: tuple[()] | tuple[int, int, int, int] = (
+        begin.head.layer,
+        begin.head.head,
+        begin.query,
+        begin.key,
+    )
     walked: list[Why] = []
     try:
         inputs = model.tokens_and_inputs(report.text)[1]
+
+        def split(layer: int, head: int, query: int, key: int) -> Why:
+            return why(model.module, inputs, layer=layer, head=head, query=query, key=key)
+
         while at and len(walked) < STEPS:
-            layer, head, query, key = at
-            result = why(model.module, inputs, layer=layer, head=head, query=query, key=key)
-            walked.append(result)
-            at = _before(result, key)
+            walked.append(split(*at))
+            at = _before(walked[-1], at[-1])
+        best = best_heads(report)
+        for head in [best[LABELS[name]] for name in REPEATS if LABELS[name] in best]:
+            walked.append(split(head.layer, head.head, head.links[0].query, head.links[0].key))
     except (AttentionError, RuntimeError) as error:  # such as a kernel without gradients
         if not walked:
             return f"It was not computed: {str(error)[:500]}"
     return walked
 
 
-def _before(result: Why, key: int) -> tuple[int, ...]:
+def _before(result: Why, key: int) -> tuple[()] | tuple[int, int, int, int]:
     """Return the head that wrote most of the key, at the key and at the token that it read from.
 
     This is () if no head wrote a large part of it.
