@@ -1,40 +1,34 @@
 """Record what a rank does inside a `sharded` block; the ranks compare it at the end.
 
-The modules and checkpoints that call attention are those on Python's stack.
+The modules that call attention are those on Python's stack.
 """
 
-import inspect
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from types import FrameType
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
-from torch.utils.checkpoint import checkpoint
 
 from ..core.errors import AttentionError, BadValue
-from ..core.functional.ambient import THROUGH_CLEARHEAD, compiled_in_block
-from ..core.torch_state import has_values, in_backward
-from .handshake import UNKNOWN, Kind, agree, digest_of_text, send_error
+from ..core.functional.ambient import THROUGH_CLEARHEAD, compiled_in_block, computed_by
+from ..core.torch_state import ends_recomputation, has_values, in_backward
+from .checkpoints import open_checkpoints, replace
+from .handshake import SENT, UNKNOWN, Kind, agree, digest_of_text, send_error
 from .transport import Group, GroupTransport, history_of
 
 GENERATION = "transformers.generation.utils"
-CHECKPOINT = inspect.unwrap(checkpoint).__code__
 
 
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """The modules and checkpoints around a call, innermost first."""
+    """The modules around a call, innermost first."""
 
     modules: list[FrameType] = field(default_factory=list)  # frames of modules' `forward`
-    functions: list[FunctionCtx] = field(default_factory=list)  # autograd functions that run them
-    in_checkpoint: bool = False  # one without use_reentrant
     in_generate: bool = False  # of transformers
 
     @property
@@ -48,23 +42,18 @@ class Caller:
 
 
 def find_caller(block: FrameType | None) -> Caller:
-    """Find the caller on the stack, up to the frame that entered the block."""
-    modules, functions, in_checkpoint, in_generate = [], [], False, False
+    """Find the caller on the stack, up to the frame that entered the block, or that of a checkpoint
+    that recomputes the call."""
+    modules, in_generate = [], False
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not block:
+    again = InBlock.recompute.__code__
+    while frame is not None and frame is not block and frame.f_code is not again:
         code = frame.f_code
         in_generate |= frame.f_globals.get("__name__") == GENERATION
-        if code is CHECKPOINT:
-            in_checkpoint = True
-        elif code.co_name in ("forward", "backward") and code.co_argcount:
-            first = code.co_varnames[0]
-            if first == "self":
-                if code.co_name == "forward" and isinstance(frame.f_locals["self"], nn.Module):
-                    modules.append(frame)
-            elif isinstance(context := frame.f_locals.get(first), FunctionCtx):
-                functions.append(context)
+        if code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module):
+            modules.append(frame)
         frame = frame.f_back
-    return Caller(modules, functions, in_checkpoint, in_generate)
+    return Caller(modules, in_generate)
 
 
 _names: "WeakKeyDictionary[nn.Module, dict[int, str]]" = WeakKeyDictionary()
@@ -122,21 +111,14 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
         )
 
 
-class Checkpoint:
-    """An activation checkpoint that called attention. Autograd's graph refers to it, and it is
-    removed from its set when backward reaches it."""
-
-
 @dataclass(eq=False)
 class Block:
     """The state of one `sharded` block on this rank."""
 
-    thread: int = field(default_factory=threading.get_ident)
-    frame: FrameType | None = None  # the one that entered the block
+    frame: FrameType | None = None  # the one that entered the block; None after it
     text: bytes = UNKNOWN  # a digest of the first tensor that was cut
     called: bool = False  # whether a model called attention
     refused: BadValue | None = None  # an error that is not sent before the block ends
-    checkpoints: "WeakSet[Checkpoint]" = field(default_factory=WeakSet)
 
     @contextmanager
     def compared(self, group: Group, timeout: float) -> Iterator[None]:
@@ -150,13 +132,14 @@ class Block:
             except BaseException as error:
                 compiled = type(error).__module__.startswith("torch._dynamo")
                 reported = compiled_in_block() if compiled else error
-                self._leave(group, timeout, reported)
+                self.send(group, timeout, Kind.LEFT, reported)
                 if compiled:
                     raise reported from error
                 raise
             if not history.ended_block:
-                if (wrong := self.refused or self._unfinished()) is not None:
-                    self._leave(group, timeout, wrong)
+                wrong = self.refused or (None if self.called else _no_call())
+                if wrong is not None:
+                    self.send(group, timeout, Kind.LEFT, wrong)
                     raise wrong
                 transport = GroupTransport(group, timeout)
                 agree(transport, {"call": "the end of the block"}, 0, 0, kind=Kind.END)
@@ -165,65 +148,68 @@ class Block:
             history.ended_block = ""
             self.frame = None
 
-    def _leave(self, group: Group, timeout: float, error: BaseException) -> None:
+    def send(self, group: Group, timeout: float, kind: Kind, error: BaseException) -> None:
         with suppress(AttentionError):  # the group may be closed
-            send_error(GroupTransport(group, timeout), Kind.LEFT, error)
-
-    def _unfinished(self) -> BadValue | None:
-        if not self.called:
-            return BadValue(
-                "No attention call went through clearhead inside distributed.sharded.",
-                "other calls see only this rank's part of the text.",
-                f"{THROUGH_CLEARHEAD}; to cut only a tensor, call distributed.shard.",
-            )
-        if len(self.checkpoints):
-            return BadValue(
-                "An activation checkpoint (torch.utils.checkpoint) ran inside distributed.sharded, "
-                "and the block ends before backward recomputes it.",
-                "recomputed attention calls must run inside the block too.",
-                "call loss.backward() inside the block, or use no checkpoints.",
-            )
-        return None
+            send_error(GroupTransport(group, timeout), kind, error)
 
     def enter_call(self, positions: Tensor, any_mask: bool) -> Caller:
         """Find the modules that make an attention call. Raises `BadValue` for a call that the ranks
         cannot compute together."""
-        if threading.get_ident() != self.thread:
-            raise BadValue(
-                f"Attention was called in the thread {threading.current_thread().name!r}, inside a "
-                "block of distributed.sharded that another thread entered.",
-                "the ranks exchange messages in the order of one thread's calls.",
-                "run the model in the thread that entered the block.",
-            )
         self.called = True
         caller = find_caller(self.frame)
         must_not_generate(caller)
         check_arguments(caller, positions, any_mask)
         return caller
 
-    def must_be_one_pass(self) -> None:
-        must_not_generate(find_caller(self.frame))
-
     def note_text(self, x: Tensor) -> None:
         """Store a digest of the text that is cut, so that the ranks can compare it."""
         if self.text == UNKNOWN and has_values(x):
             self.text = digest_of_text(x)
 
-    def note_checkpoints(self, caller: Caller, out: Tensor) -> None:
-        """Store the checkpoints around a call until backward reaches them."""
-        for function in caller.functions:
-            known = vars(function).get("clearhead_checkpoint")
-            if known is not None:  # the backward pass, which recomputes the call
-                self.checkpoints.discard(known)
-            else:
-                function.clearhead_checkpoint = self._new_checkpoint()  # type: ignore[attr-defined]
-        if caller.in_checkpoint and out.requires_grad:
-            out.register_hook(partial(self._reached, self._new_checkpoint()))
 
-    def _new_checkpoint(self) -> Checkpoint:
-        checkpoint = Checkpoint()
-        self.checkpoints.add(checkpoint)
-        return checkpoint
+def _no_call() -> BadValue:
+    return BadValue(
+        "No attention call went through clearhead inside distributed.sharded.",
+        "other calls see only this rank's part of the text.",
+        f"{THROUGH_CLEARHEAD}; to cut only a tensor, call distributed.shard.",
+    )
 
-    def _reached(self, checkpoint: Checkpoint, gradient: Tensor) -> None:
-        self.checkpoints.discard(checkpoint)
+
+class InBlock:
+    """Ranks that compute the calls of a `sharded` block."""
+
+    block: Block
+    group: Group
+    timeout: float
+
+    @contextmanager
+    def computing(self: Any) -> Iterator[None]:
+        """Let these ranks compute the calls inside the `with` block."""
+        with computed_by(self):
+            for opened in open_checkpoints():  # around the block, which they recompute too
+                replace(opened, lambda run, *args: run(*args))
+            yield
+
+    def carry(self) -> None:
+        """Let the checkpoints that were opened in the block recompute with these ranks."""
+        for opened in open_checkpoints():
+            replace(opened, self.recompute)
+
+    def recompute(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Run a checkpoint again, in any thread. Raises its error; after the block, sends it to the
+        other ranks too."""
+        try:
+            with self.computing():
+                return run(*args)
+        except BaseException as error:
+            is_known = ends_recomputation(error) or SENT in vars(error)
+            if self.block.frame is None and not is_known:
+                self.block.send(self.group, self.timeout, Kind.REFUSED, error)
+            raise
+
+    def must_be_one_pass(self) -> None:
+        must_not_generate(find_caller(self.block.frame))
+
+    def refuse(self, error: BadValue) -> BadValue:
+        self.block.refused = error
+        return error

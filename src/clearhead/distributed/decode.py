@@ -7,9 +7,9 @@ order, so they get the same bits.
 """
 
 import hashlib
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,10 +20,9 @@ from ..core.masks import Grid, Mask, everything
 from ..core.problem.biases import Alibi, Bias
 from ..core.problem.check import Options, make_problem
 from ..core.problem.online_softmax import State, merge
-from ..core.problem.problem import Inputs, Problem
-from ..core.stats import Result, Statistic
+from ..core.problem.problem import Inputs
 from .attention import TIMEOUT, check_on_all_positions, must_be_eager
-from .block import Block
+from .block import Block, InBlock
 from .cut import Routes
 from .eager import eagerly
 from .handshake import agree, reporting_errors, written
@@ -193,7 +192,7 @@ def _exchanged(
 
 
 @dataclass(eq=False)
-class Decoding:
+class Decoding(InBlock):
     """Decoding inside `sharded`: new tokens after a text that is spread over the ranks."""
 
     layout: Layout  # of the text
@@ -242,38 +241,21 @@ class Decoding:
         at = torch.arange(self.tokens_before, self.tokens_before + count) - self.layout.length
         return (at // TURN) % self.layout.world
 
-    def must_be_one_pass(self) -> None:
-        self.block.must_be_one_pass()
-
-    def refuse(self, error: BadValue) -> BadValue:
-        self.block.refused = error
-        return error
-
     def must_be_one_text(self, ids: Tensor) -> None:
         pass  # new tokens belong to one text
-
-    def statistics(
-        self, problem: Problem, inputs: Inputs, statistics: Sequence[str | Statistic]
-    ) -> dict[str, Result]:
-        raise _no_statistics()
-
-    def rows(self, problem: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
-        raise _no_statistics()
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """Return `x`, which every rank has completely."""
         return x
 
-    def total(self, x: Tensor) -> Tensor:
-        raise _no_statistics()
+    def statistics(self, *of_call: object) -> NoReturn:
+        raise BadValue(
+            "Statistics were requested while decoding.",
+            "a step of decoding merges only the output over the ranks.",
+            "watch the text itself inside distributed.sharded.",
+        )
 
-
-def _no_statistics() -> BadValue:
-    return BadValue(
-        "Statistics were requested while decoding.",
-        "a step of decoding merges only the output over the ranks.",
-        "watch the text itself inside distributed.sharded.",
-    )
+    rows = total = statistics
 
 
 def must_be_computed_together(engine: str, around: Ambient) -> None:

@@ -29,6 +29,7 @@ from .transport import Transport, summary
 HEAD = struct.Struct("=5q16s8s")  # the numbers of a record, and its two digests
 REASON_BYTES = 424  # the length of a rank's error in a record
 LONGEST = 80  # letters of one part of a call in an error
+SENT = "clearhead_sent"  # an attribute of errors that the other ranks have, or have a record of
 UNKNOWN = bytes(8)  # the digest of a text that is not known
 
 
@@ -115,6 +116,7 @@ def agree(
     if error and left and history.blocks and kind is Kind.CALL:
         history.ended_block = summary(error)
     if error:
+        vars(error)[SENT] = True
         raise error
     return Shards([r.queries for r in records], [r.keys for r in records], records[0].drawn)
 
@@ -132,6 +134,7 @@ def send_error(transport: Transport, kind: Kind, error: BaseException) -> None:
     """
     if transport.history.ended_block:
         return
+    vars(error)[SENT] = True
     sender = Thread(target=_send_error, args=(transport, kind, error))
     sender.start()
     sender.join()

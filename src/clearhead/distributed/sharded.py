@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BadValue
-from ..core.functional.ambient import Ambient, FollowedCall, computed_by
+from ..core.functional.ambient import Ambient, FollowedCall
 from ..core.masks import Mask, everything, intersect
 from ..core.problem.check import Options
 from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Result, Statistic, parse_stats
 from .attention import TIMEOUT, Call, agreed_ring, dim_of, gathered, must_be_eager, output
-from .block import Block
+from .block import Block, InBlock
 from .cut import routes
 from .decode import Decoding, must_be_computed_together
 from .handshake import agree, reporting_errors
@@ -26,7 +26,7 @@ from .transport import Group, GroupTransport, rank_and_world
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
+class Shard(InBlock):
     """This rank's part of a text, as `sharded` yields it."""
 
     layout: Layout
@@ -57,7 +57,8 @@ class Shard:
         """Return `x` at the last token of the text, with size 1 in `dim`, on every rank."""
         own = self.layout.positions[self.rank]
         has_last = len(own) > 0 and own.ranges[-1].stop == self.layout.length
-        end = x.narrow(dim, x.shape[dim] - 1, 1) if has_last else x.new_zeros(_one(x, dim))
+        one = [1 if d == dim % x.dim() else n for d, n in enumerate(x.shape)]
+        end = x.narrow(dim, x.shape[dim] - 1, 1) if has_last else x.new_zeros(one)
         return self.total(end.detach(), "last")
 
     def decoding(self, length: int) -> AbstractContextManager[None]:
@@ -74,7 +75,7 @@ class Shard:
         crop. Raises `BadValue` if a cache has another number of tokens.
         """
         step = Decoding(self.layout, self.group, self.timeout, self.rank, length, self.block)
-        return computed_by(step)
+        return step.computing()
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return this rank's positions of a tensor of the whole text, such as token ids (B, T)."""
@@ -108,7 +109,6 @@ class Shard:
         ring, inputs = agreed_ring(transport, call, q, k, v, self.block.text, layer=caller.layer)
         with transport.computing():
             out = output(ring, inputs, self.heads)
-        self.block.note_checkpoints(caller, out)
         mask, grid = ring.routes.mask, ring.routes.grid
         full_problem = replace(
             ring.problem, Tq=grid.Tq, Tk=grid.Tk, mask=mask, bias=ring.bias, grad=False
@@ -143,13 +143,6 @@ class Shard:
         transport = GroupTransport(self.group, self.timeout)
         return rows(transport, self.layout.positions[self.rank], problem, inputs, queries)
 
-    def must_be_one_pass(self) -> None:
-        self.block.must_be_one_pass()
-
-    def refuse(self, error: BadValue) -> BadValue:
-        self.block.refused = error
-        return error
-
     def must_be_one_text(self, ids: Tensor) -> None:
         """Raise `BadValue` if the documents of `ids` change inside a range of this rank, without a
         mask."""
@@ -161,12 +154,6 @@ class Shard:
                 "packed texts need a mask over all positions, since a rank sees only its part.",
                 "pass mask=documents(ids) to sharded, with the ids of the whole text.",
             )
-
-
-def _one(x: Tensor, dim: int) -> list[int]:
-    sizes = list(x.shape)
-    sizes[dim] = 1
-    return sizes
 
 
 @contextmanager
@@ -190,11 +177,12 @@ def sharded(
     a model creates itself, causal or windows, are over the positions of the whole text. Rotary and
     sinusoidal positions of `clearhead.nn` are those of the rank's tokens; pass the positions to a
     transformers model. A parameter's gradient on a rank comes from that rank's tokens: sum it over
-    the ranks, as data parallel training does. Backward may run after the block, except with
-    activation checkpoints, which call attention again.
+    the ranks, as data parallel training does. Backward may run inside the block or after it, in any
+    thread, and so may the activation checkpoints that it recomputes.
 
-    Every rank enters the block, makes the same calls in it, in the thread that entered it, and
-    leaves it; the ranks compare this at the end. `docs/distributed.md` lists what is not supported.
+    Every rank enters the block, makes the same calls in it, and leaves it; the ranks compare this
+    at the end. Another thread computes calls of the block if it runs in a copy of the context.
+    `docs/distributed.md` lists what is not supported.
 
     Args:
         length: the number of tokens of the whole text.
@@ -208,10 +196,9 @@ def sharded(
     Raises:
         BadValue, BadType: for a layout that does not fit. Inside the block: for errors of
             `attention`, padding masks, masks that are not a rule over positions, `look`, `matrix`
-            and `explain`, a compiled model, another thread, labels, and a transformers model
-            without position_ids. At the end: for a block without attention calls, or with
-            checkpoints that backward has not recomputed. On every rank: if another rank raised an
-            error or left the block.
+            and `explain`, a compiled model, a thread with another context, labels, and a
+            transformers model without position_ids. At the end: for a block without attention
+            calls. On every rank: if another rank raised an error or left the block.
 
     `watch(model)` and `report(model, ...)` inside the block return the numbers of the whole text on
     every rank.
@@ -220,5 +207,5 @@ def sharded(
     rule = everything if mask is None else mask
     part = Shard(layout_of(layout, length, world), group, rule, timeout, rank, heads)
     part.block.frame = sys._getframe(2)  # the frame of the `with` statement, above contextlib's
-    with computed_by(part), part.block.compared(group, timeout):
+    with part.computing(), part.block.compared(group, timeout):
         yield part

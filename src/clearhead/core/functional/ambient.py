@@ -151,6 +151,9 @@ class Ranks(Protocol):
         Positions that jump because of the layout do not begin a text.
         """
 
+    def carry(self) -> None:
+        """Let the checkpoints around this call recompute with these ranks."""
+
     def refuse(self, error: BadValue) -> BadValue:
         """Return the error, and raise it on every rank at the end of the block if it was caught."""
 
@@ -206,9 +209,12 @@ def ambient() -> Ambient:
             raise compiled_in_block()
         return _TRACED
     around = _ambient.get()
-    if _open and (around.ranks is None or get_eval_frame_callback() is not None):
-        refused = compiled_in_block() if around.ranks is not None else _in_other_thread()
-        raise (around.ranks or _open[-1]).refuse(refused)
+    if (ranks := around.ranks) is not None or _open:
+        if ranks is None or ranks not in _open:
+            raise (ranks or _open[-1]).refuse(_in_other_thread())
+        if get_eval_frame_callback() is not None:
+            raise ranks.refuse(compiled_in_block())
+        ranks.carry()
     return around
 
 
@@ -223,11 +229,10 @@ def compiled_in_block() -> BadValue:
 
 def _in_other_thread() -> BadValue:
     return BadValue(
-        f"Attention was called in the thread {threading.current_thread().name!r} while another "
-        "thread is inside distributed.sharded.",
-        "the ranks compute only the calls of the thread that entered the block.",
-        "run the model in the thread of the block; on a GPU, use no activation checkpoints, which "
-        "autograd recomputes in another thread.",
+        f"Attention was called in the thread {threading.current_thread().name!r}, outside the open "
+        "block of distributed.sharded.",
+        "the ranks compute the calls of the thread that entered the block.",
+        "run the model there, or run another thread in contextvars.copy_context() of that thread.",
     )
 
 
@@ -250,6 +255,8 @@ def _changed(
 def computed_by(ranks: Ranks) -> Iterator[None]:
     """Let `ranks` compute the attention calls inside the `with` block."""
     before = _ambient.get().ranks
+    if before is not None:
+        before.carry()
     _open.append(ranks)
     try:
         with _changed(lambda x: x._replace(ranks=ranks), lambda x: x._replace(ranks=before)):
