@@ -246,6 +246,63 @@ def test_gradient_checkpoints_of_transformers(world, dtype, limit, tmp_path):
         assert len(found) == 12 and max(found.values()) < limit, found
 
 
+def wrapped(rank: int) -> dict[tuple[str, bool | None, str], float]:
+    """Return the largest error of a gradient of a Llama that is wrapped for training."""
+    from torch.distributed._composable import checkpoint as of_module
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    text = torch.randint(1, 97, (2, T + 1), generator=torch.Generator().manual_seed(3))
+    ids, labels = text[:, :-1], text[:, 1:]
+
+    def fresh(reentrant: bool | None) -> torch.nn.Module:
+        model = build("llama", "AutoModelForCausalLM").double().train()
+        model.set_attn_implementation("clearhead")
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        return model
+
+    def sharded_weights(model: torch.nn.Module, by_hooks: bool) -> torch.nn.Module:
+        for layer in model.model.layers:
+            if by_hooks:
+                of_module(layer)
+            fully_shard(layer)
+        return fully_shard(model)
+
+    model = fresh(None)
+    out = model(ids, use_cache=False).logits.flatten(0, 1)
+    F.cross_entropy(out, labels.flatten(), reduction="sum").backward()
+    one = {n: p.grad for n, p in model.named_parameters()}
+    found = {}
+    for wrapper, reentrant, when in product(("ddp", "fsdp"), (True, False, None), WHEN[::3]):
+        model = fresh(reentrant)
+        if wrapper == "ddp":
+            run = DistributedDataParallel(model)
+        else:
+            run = sharded_weights(model, by_hooks=reentrant is None)
+
+        def loss(here, run=run) -> Tensor:
+            out = run(here.shard(ids), position_ids=here.positions[None], use_cache=False)
+            mine = here.shard(labels).flatten()
+            return F.cross_entropy(out.logits.flatten(0, 1), mine, reduction="sum")
+
+        in_turn(loss, when)
+        off = []
+        for name, p in model.named_parameters():
+            full = p.grad.full_tensor() if wrapper == "fsdp" else p.grad
+            full = full * dist.get_world_size()  # they average
+            off.append(float((full - one[name]).abs().max() / one[name].abs().max()))
+        found[wrapper, reentrant, when] = max(off)
+    return found
+
+
+@pytest.mark.slow
+def test_checkpoints_in_models_that_are_wrapped_for_training(tmp_path):
+    for found in on_processes(2, wrapped, tmp_path):
+        assert len(found) == 12 and max(found.values()) < 1e-13, found
+
+
 def failing(rank: int, cases: list[tuple[str, str, str]]) -> list[list[str]]:
     """Return the errors of a step in which a layer of rank 1 fails while it is recomputed, and of
     two steps after it."""

@@ -179,6 +179,38 @@ def test_calls_that_ranks_cannot_make_together_are_refused(tmp_path):
     assert there["one in a thread"].startswith(threads)
 
 
+def at_the_same_time(rank: int) -> list[str]:
+    """Return the errors of two threads, of which one computes while the other calls attention."""
+    model, x, errors = layer(), text(), ["", ""]
+    begun, goes_on, computed = threading.Event(), threading.Event(), local.attend
+
+    def waits(*passed: object) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            goes_on.wait(20)
+        return computed(*passed)
+
+    local.attend = waits
+    with pytest.raises(ch.BadValue), block() as here, torch.no_grad():
+
+        def call(n: int) -> None:
+            errors[n] = error_of(lambda: model(here.shard(x, -2)))
+
+        other = threading.Thread(target=contextvars.copy_context().run, args=(call, 1))
+        other.start()
+        begun.wait(20)
+        call(0)
+        goes_on.set()
+        other.join()
+    return errors
+
+
+def test_two_threads_at_the_same_time_are_refused(tmp_path):
+    for main, other in on_processes(2, at_the_same_time, tmp_path):
+        for error in (main, other):
+            assert "Two threads called attention over the ranks of one group at the same" in error
+
+
 # ------------------------------------------------------------------------------------- compilers
 
 

@@ -255,9 +255,7 @@ def layout_of(layout: object, length: int, world: int) -> Layout:
         return head_tail(length, world)
     if not isinstance(layout, Layout):
         raise BadType(
-            f"layout is {layout!r}."
-            if isinstance(layout, str)
-            else f"layout is {kind_of(layout)}.",
+            f"layout is {repr(layout) if isinstance(layout, str) else kind_of(layout)}.",
             "a layout is 'contiguous', 'head-tail', by_document(ids, world), "
             "balanced(mask, length, world) or Layout(ranges).",
             "pass one of these.",

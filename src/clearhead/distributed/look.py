@@ -217,35 +217,29 @@ def rows(
     call: dict[str, object] = {"call": "rows of queries", "queries": queries}
     agree(transport, call, inputs.q.shape[2], inputs.k.shape[2])
     with transport.computing():
-        return _rows(transport, own, problem, inputs, queries)
-
-
-def _rows(
-    transport: Transport, own: Positions, problem: Problem, inputs: Inputs, queries: Tensor
-) -> Tensor:
-    p, on = problem, own.tensor(problem.device)
-    is_own = torch.isin(queries, on)
-    few = inputs.q.new_zeros(p.B, p.H, len(queries), p.D)
-    few[:, :, is_own] = inputs.q[:, :, own.before(queries[is_own])]
-    few = torch.stack(transport.all_gather(few)).sum(0)
-    every, like = slice(0, p.Tk), few.new_empty((), dtype=p.wide)
-    keep = p.key_ranges.to_bool(queries, every)[..., on]
-    bias = None if p.bias is None else p.bias.block(p.grid, queries, every, like)[..., on]
-    part, few_inputs = make_problem(
-        *inputs._replace(q=few),
-        Options(mask=dense(keep=keep), bias=bias, scale=p.scale, softcap=p.softcap),
-    )
-    rows = exact_rows(range(len(queries)))
-    results = compute_stats(part, few_inputs, ["lse", rows]).finish()
-    lse, weights = results["lse"], results["exact_rows"]
-    assert isinstance(lse, Tensor) and isinstance(weights, Tensor)
-    total = torch.stack(transport.all_gather(lse)).logsumexp(0)
-    if p.sinks is not None:
-        total = torch.logaddexp(total, p.sinks.to(total).unsqueeze(-1))
-    of_rank = torch.exp(lse - total).masked_fill(lse == -torch.inf, 0.0)
-    full = weights.new_zeros(p.B, p.H, len(queries), p.Tk)
-    full[..., on] = weights * of_rank.unsqueeze(-1)
-    return torch.stack(transport.all_gather(full)).sum(0)
+        p, on = problem, own.tensor(problem.device)
+        is_own = torch.isin(queries, on)
+        few = inputs.q.new_zeros(p.B, p.H, len(queries), p.D)
+        few[:, :, is_own] = inputs.q[:, :, own.before(queries[is_own])]
+        few = torch.stack(transport.all_gather(few)).sum(0)
+        every, like = slice(0, p.Tk), few.new_empty((), dtype=p.wide)
+        keep = p.key_ranges.to_bool(queries, every)[..., on]
+        bias = None if p.bias is None else p.bias.block(p.grid, queries, every, like)[..., on]
+        part, few_inputs = make_problem(
+            *inputs._replace(q=few),
+            Options(mask=dense(keep=keep), bias=bias, scale=p.scale, softcap=p.softcap),
+        )
+        rows = exact_rows(range(len(queries)))
+        results = compute_stats(part, few_inputs, ["lse", rows]).finish()
+        lse, weights = results["lse"], results["exact_rows"]
+        assert isinstance(lse, Tensor) and isinstance(weights, Tensor)
+        total = torch.stack(transport.all_gather(lse)).logsumexp(0)
+        if p.sinks is not None:
+            total = torch.logaddexp(total, p.sinks.to(total).unsqueeze(-1))
+        of_rank = torch.exp(lse - total).masked_fill(lse == -torch.inf, 0.0)
+        full = weights.new_zeros(p.B, p.H, len(queries), p.Tk)
+        full[..., on] = weights * of_rank.unsqueeze(-1)
+        return torch.stack(transport.all_gather(full)).sum(0)
 
 
 class _SecondSweep:

@@ -169,19 +169,9 @@ def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) 
         pairs[rank] = counts[team][1] // heads
         memory[rank] = _memory(p, teams, of_heads, counts[team][0], team, width, wide, heads)
         memory[rank] += (inputs_sent + k[index] * row * width + q[index] * of_q) * (heads > 1)
-    return Plan(
-        problem=p.describe(),
-        layout=queries,
-        heads=heads,
-        why="",
-        pairs=pairs,
-        flops=[2 * n * (p.D + p.Dv) for n in pairs],
-        sent=sent,
-        received=received,
-        exchanged=exchanged,
-        sent_back=sent_back,
-        memory=memory,
-    )
+    flops = [2 * n * (p.D + p.Dv) for n in pairs]
+    by_rank = pairs, flops, sent, received, exchanged, sent_back, memory
+    return Plan(p.describe(), queries, heads, "", *by_rank)
 
 
 def _memory(

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -43,6 +43,7 @@ class History:
     unread: list["Work"] = field(default_factory=list)  # comparisons whose records are not read
     lost: str = ""  # why the group can no longer be used
     blocks: int = 0  # open blocks of `sharded`
+    thread: int = 0  # the one that computes with other ranks now
     ended_block: str = ""  # why the open block has ended on another rank
 
 
@@ -112,8 +113,15 @@ class Transport(ABC):
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Close the group if the `with` block raises an error, because the other ranks wait for its
-        messages."""
+        messages. Raises `BadValue` if another thread is in such a block."""
+        other, self.history.thread = self.history.thread, threading.get_ident()
         try:
+            if other not in (0, threading.get_ident()):
+                raise BadValue(
+                    "Two threads called attention over the ranks of one group at the same time.",
+                    "the ranks exchange messages in the order of the calls.",
+                    "let one thread wait for the other.",
+                )
             yield
         except RankLost:
             raise
@@ -121,6 +129,8 @@ class Transport(ABC):
             if not ends_recomputation(error):  # torch raises it on every rank, after the messages
                 self.give_up(error)
             raise
+        finally:
+            self.history.thread = other
 
     @property
     def everyone(self) -> "Transport":
@@ -160,21 +170,15 @@ class GroupTransport(Transport):
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def start(self, outgoing: Mail, incoming: Mail) -> Work:
-        def of(what: Any, mail: Mail) -> list[dist.P2POp]:
-            # gloo aborts the process if a message has an unexpected size. With its size as a tag,
-            # such a message is not matched.
-            return [
-                dist.P2POp(
-                    what,
-                    x.view(-1).view(torch.uint8),
-                    group=self.group,
-                    tag=x.nbytes % LARGEST_TAG,
-                    group_peer=rank,
-                )
-                for rank, x in mail
-            ]
-
-        ops = of(dist.isend, outgoing) + of(dist.irecv, incoming)
+        # gloo aborts the process if a message has an unexpected size. With its size as a tag, such
+        # a message is not matched.
+        ops = [
+            dist.P2POp(
+                what, x.view(-1).view(torch.uint8), None, self.group, x.nbytes % LARGEST_TAG, rank
+            )
+            for what, mail in ((dist.isend, outgoing), (dist.irecv, incoming))
+            for rank, x in mail
+        ]
         ranks = [rank for rank, _ in (*outgoing, *incoming)]
         try:
             works = dist.batch_isend_irecv(ops) if ops else []
