@@ -55,28 +55,33 @@ def test_transformers_models_compute_what_one_process_computes(tmp_path):
             assert logits < 1e-5 and gradients < 2e-5, f"{which}: {logits:.2g}, {gradients:.2g}"
 
 
-def losses(rank: int) -> list[float]:
-    """Return the losses that a model computes itself from labels that were shifted first."""
-    text = torch.randint(1, 97, (2, T + 1), generator=torch.Generator().manual_seed(3))
-    ids, labels = text[:, :-1], text[:, 1:]
-    model, found = build("llama", "AutoModelForCausalLM"), []
-    model.set_attn_implementation("clearhead")
-    given = dict(use_cache=False, num_items_in_batch=labels.numel())
-    one = model(ids, labels=ids, shift_labels=labels.contiguous(), **given).loss
-    for layout in LAYOUTS:
-        with sharded(T, layout=layout) as here:
-            mine, shifted = here.shard(ids), here.shard(labels)
-            positions = here.positions[None]
-            loss = model(
-                mine, position_ids=positions, labels=mine, shift_labels=shifted, **given
-            ).loss
-            found.append(float((here.total(loss.detach()) - one) / one))
+def losses(rank: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the errors of the loss that a model computes itself, and of its gradients."""
+    ids = torch.randint(1, 97, (2, T), generator=torch.Generator().manual_seed(3))
+    labels = ids.clone()
+    labels[0, 3:9] = labels[1, -2:] = -100  # another number of labels on each rank
+    found = {}
+    for kind in KINDS:
+        model = build(kind, "AutoModelForCausalLM")
+        model.set_attn_implementation("clearhead")
+        one = model(ids, labels=labels, use_cache=False).loss
+        expected = learned(model, one)
+        for layout in LAYOUTS:
+            with sharded(T, layout=layout) as here:
+                loss = model(**here.inputs(ids, labels), use_cache=False).loss
+                whole = here.total(loss.detach())
+            got = learned(model, loss)
+            dist.all_reduce(got)
+            off = float((got - expected).abs().max() / expected.abs().max())
+            found[kind, layout] = float(abs(whole - one) / one), off
     return found
 
 
-def test_a_model_computes_its_loss_from_shifted_labels(tmp_path):
+def test_models_compute_their_loss_from_labels_of_the_whole_text(tmp_path):
     for found in on_processes(2, losses, tmp_path):
-        assert len(found) == 2 and max(map(abs, found)) < 1e-5
+        assert set(found) == {(kind, layout) for kind in KINDS for layout in LAYOUTS}
+        for which, (loss, gradients) in found.items():
+            assert loss < 1e-5 and gradients < 2e-5, f"{which}: {loss:.2g}, {gradients:.2g}"
 
 
 def refusals(rank: int) -> list[str]:

@@ -85,13 +85,12 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
         return
     labels = caller.module_with("labels")
     if labels is not None and labels.f_locals.get("labels") is not None:
-        others = labels.f_locals.get("kwargs")
-        if not (isinstance(others, dict) and others.get("shift_labels") is not None):
+        others = labels.f_locals.get("kwargs") or {}
+        if any(others.get(name) is None for name in ("shift_labels", "num_items_in_batch")):
             raise BadValue(
-                "The model got labels= inside distributed.sharded.",
-                "a model shifts labels by one token, which is wrong at the ends of a rank's part.",
-                "shift the labels of the whole text, and compute the loss from the logits and "
-                "part.shard(shifted_labels).",
+                "The model got labels= inside distributed.sharded, of this rank's part alone.",
+                "a rank knows neither the next token after its part, nor the number of all labels.",
+                "pass **part.inputs(ids, labels=labels), with ids and labels of the whole text.",
             )
     module = caller.module_with("position_ids")
     if module is None:
@@ -106,8 +105,8 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
         raise BadValue(
             "The model got no position_ids inside distributed.sharded.",
             "a model counts its tokens from 0, but this rank's part starts elsewhere in the text.",
-            "pass position_ids=part.positions[None], or while decoding the positions of the new "
-            "tokens.",
+            "pass **part.inputs(ids), or position_ids=part.positions[None]; while decoding, the "
+            "positions of the new tokens.",
         )
 
 

@@ -38,8 +38,7 @@ def _frame(pack: Any) -> Any:
         if hasattr(cell.cell_contents, "recompute_fn"):
             return cell.cell_contents
     raise BadValue(
-        "torch.utils.checkpoint ran inside distributed.sharded, in a form that clearhead does not "
-        "know.",
+        "torch.utils.checkpoint ran inside distributed.sharded, in a form that is not known.",
         "a checkpoint recomputes attention calls, which need the ranks of the block.",
         "use no checkpoints, or another version of torch.",
     )

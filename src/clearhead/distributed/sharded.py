@@ -84,6 +84,21 @@ class Shard(InBlock):
         self.block.note_text(x)
         return layout.part(x, self.rank, dim)
 
+    def inputs(self, ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what a transformers model of the next token gets, from the whole text, (B, T).
+
+        >>> loss = model(**part.inputs(ids, labels=ids), use_cache=False).loss  # doctest: +SKIP
+
+        With `labels`, -100 for none, a rank's loss is the sum over its tokens, divided by the
+        number of labels in the whole text: the losses of the ranks add up to that of one process.
+        """
+        mine = {"input_ids": self.shard(ids), "position_ids": self.positions[None].to(ids.device)}
+        if labels is None:
+            return mine
+        shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        mine |= {"labels": self.shard(labels), "shift_labels": self.shard(shifted)}
+        return mine | {"num_items_in_batch": (shifted != -100).sum()}
+
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
         """Gather the whole text on every rank, as `distributed.unshard` does."""
         return gathered(GroupTransport(self.group, self.timeout), x, self.layout, dim)
