@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.masks import Grid, Mask
 from ..core.masks.key_ranges import UNLIMITED, KeyRanges, all_keys
 from ..core.masks.mask import CachedRanges, Unchanged
+from ..core.problem.problem import Problem
 from .layouts import Layout, Positions
 
 
@@ -28,6 +29,11 @@ class Cut(CachedRanges):
 
     def __repr__(self) -> str:
         return f"{self.mask!r} cut to {len(self.queries)} queries and {len(self.keys)} keys"
+
+    @cached_property
+    def problems(self) -> dict[object, Problem]:
+        """The problems of calls with this mask, which have the arguments of kernels."""
+        return {}
 
     @property
     def formula(self) -> str:

@@ -108,10 +108,7 @@ def agree(
         differ = absent is None and len({r.digest for r in records}) > 1
         texts = _texts(transport, call_text, [r.size for r in records]) if differ else []
     error = _error_of(absent, records[absent]) if absent is not None else None
-    if differ:
-        error = _differs(texts)
-    if error is None:
-        error = _other_text([r.text for r in records])
+    error = _differs(texts) if differ else error or _other_text([r.text for r in records])
     left = any(record.kind in (Kind.END, Kind.LEFT) for record in records)
     if error and left and history.blocks and kind is Kind.CALL:
         history.ended_block = summary(error)
@@ -228,11 +225,13 @@ def _parts(text: str) -> dict[str, str]:
 
 def _description(what: object) -> str:
     """Describe one part of a call, so that equal texts mean equal contents."""
+    if what is None or isinstance(what, int | float | torch.dtype):
+        return str(what)
     if isinstance(what, Tensor):
         text = f"a tensor of {tuple(what.shape)} {what.dtype}"
     else:
         text = " ".join((what if isinstance(what, str) else repr(what)).split())
-    if len(text) <= LONGEST and (what is None or isinstance(what, str | int | float | torch.dtype)):
+    if len(text) <= LONGEST and isinstance(what, str):
         return text
     if isinstance(what, Mask | Layout):
         digest = _digest_of_rule(Unchanged(what) if isinstance(what, Mask) else what)

@@ -58,6 +58,7 @@ class Positions:
         """Count the positions that are smaller than each number in `x`."""
         return torch.searchsorted(self.tensor(x.device), x.contiguous())
 
+    @lru_cache(maxsize=256)  # noqa: B019  # positions are small
     def among(self, outer: "Positions") -> "Positions":
         """Return the indices of these positions in the list of `outer`, which contains them all."""
         at = torch.tensor([(r.start, r.stop - 1) for r in self.ranges], device="cpu").reshape(-1)

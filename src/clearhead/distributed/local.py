@@ -88,7 +88,6 @@ class Gradients(NamedTuple):
 def attend(p: Problem, inputs: Inputs, dropped: BlockDropout | None = None) -> State:
     """Compute the state of the queries over the keys. Sinks are added at the end
     (`Ring.finish`)."""
-    p = replace(p, sinks=None, dropout=0.0, seed=None)
 
     def factors(scores: Tensor, queries: slice, keys: slice) -> Tensor | None:
         return None if dropped is None else dropped.factors(p, queries, keys)
@@ -134,7 +133,6 @@ def gradients(
     dropped: BlockDropout | None = None,
 ) -> Gradients:
     """Compute the gradients from the queries over these keys; `outputs` are over all keys."""
-    p = replace(p, sinks=None, dropout=0.0, seed=None)
     slopes = bias_grad and isinstance(p.bias, Alibi | BlockAlibi)
     with no_autocast(p.device):
         if dropped is None and not slopes and not CORE.why_not(p):

@@ -118,16 +118,13 @@ class Ring:
         ):
             inputs = Inputs(q[:, :, queries], part.k[:, :, keys], part.v[:, :, keys])
             mask = cut if (at, on) == (cut.queries, cut.keys) else Cut(cut.mask, cut.grid, at, on)
-            problem, _ = make_problem(
-                *inputs,
-                Options(
-                    mask=None if isinstance(cut.mask, Everything) else mask,
-                    bias=self.bias_of(queries, at, on),
-                    scale=self.problem.scale,
-                    softcap=self.problem.softcap,
-                ),
-            )
-            yield Block(queries, keys, problem, inputs, self.dropped(at, on), at, on)
+            rule = None if isinstance(cut.mask, Everything) else mask
+            bias, p = self.bias_of(queries, at, on), self.problem
+            key = (*(x.shape for x in inputs), p.dtype, p.device, p.scale, p.softcap)
+            known = cut.problems if bias is None and not torch.is_inference_mode_enabled() else {}
+            if key not in known:
+                known[key], _ = make_problem(*inputs, Options(rule, bias, p.scale, p.softcap))
+            yield Block(queries, keys, known[key], inputs, self.dropped(at, on), at, on)
 
     def bias_of(self, queries: slice, at: Positions, on: Positions) -> Bias | None:
         if isinstance(self.bias, Alibi) and not self.by_range:
