@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clearhead import Why
+    from clearhead.hf import ImageCheckpoint
     from clearhead.models.report import Report
     from clearhead.models.report.text_model import TextModel
 
@@ -85,22 +86,21 @@ def look(
         rule, hint = "a tile is a part of the weights of one head.", "leave {} or --tile out."
         refuse(context, names, "with --tile", rule, hint)
     image = _image_file(text)
-    words = read_text(text) if image is None else ""
+    words = read_text(text) if image is None else image
     writable_folder(out, "pictures and page are", OTHER_FOLDER)
-    if image is not None:
-        _look_at_image(image, model, effects, csv, out, all)
-    elif tile is not None:
-        _look_at_tile(load_text_model(model), words, tile, out)
+    # The other model first: if it cannot be loaded, no report is computed.
+    other = None if beside is None else load_text_model(beside)
+    reader = load_text_model(model) if image is None else _image_reader(image, model)
+    if tile is not None:
+        _look_at_tile(reader, words, tile, out)
     else:
-        # The other model first: if it cannot be loaded, no report is computed.
-        other = None if beside is None else load_text_model(beside)
-        _look_at_text(load_text_model(model), model, words, effects, probe, all, csv, out, other)
+        _look_at(reader, model, words, effects, probe, all, csv, out, other)
 
 
-def _look_at_text(
+def _look_at(
     model: "TextModel",
     name: Path | None,
-    words: str,
+    words: "str | Path",
     effects: bool,
     probe: bool,
     every: bool,
@@ -118,7 +118,7 @@ def _look_at_text(
     if name is not None and not name.exists():  # a name of the hub, which the page shows too
         result = replace(result, folder=str(name))
     ahead = _without_writers(model, words, result)
-    why = why_ahead(model, result)
+    why = why_ahead(model, result, words)
     # Written before anything is printed, because a pipe may close.
     written = write(result, out, beside=beside, ahead=ahead, why=why)
     if csv is not None:
@@ -132,7 +132,7 @@ def _look_at_text(
         typer.echo(f"\n{result.to_text(width)}")
     else:
         typer.echo("\nAll heads: add --all for the table, --csv FILE for a file, or open the page.")
-    for remark in model.remarks(words):
+    for remark in model.remarks(str(words)):
         typer.echo(f"\n{wrapped(remark.sentence)}")
         if remark.trace is not None:
             typer.echo()
@@ -147,28 +147,18 @@ def _image_file(words: "list[str] | None") -> Path | None:
     return path if path and path.suffix.lower() in SUFFIXES and path.is_file() else None
 
 
-def _look_at_image(
-    image: Path, model: Path | None, effects: bool, csv: Path | None, out: Path, every: bool
-) -> None:
+def _image_reader(image: Path, model: Path | None) -> "ImageCheckpoint":
     from clearhead.core.errors import BadValue
     from clearhead.hf import ImageCheckpoint, open_checkpoint
-    from clearhead.models.report import report
-    from clearhead.views.report_files import write
 
     reader = None if model is None else open_checkpoint(model)
-    if not isinstance(reader, ImageCheckpoint):
-        raise BadValue(
-            f"{str(image)!r} is an image, and {reader.name if reader else 'the storyteller'} "
-            "reads text.",
-            "an image is read by a vision model, with the image processor in its folder.",
-            "pass --model FOLDER, for example that of a DINOv2.",
-        )
-    result = report(reader, image, effects=effects)
-    written = write(result, out)
-    if csv is not None:
-        written["table"] = _write_csv(result, csv)
-    typer.echo(result.to_text(terminal_width()) if every else repr(result))
-    say_written(written)
+    if isinstance(reader, ImageCheckpoint):
+        return reader
+    raise BadValue(
+        f"{str(image)!r} is an image, and {reader.name if reader else 'the model'} reads text.",
+        "an image is read by a vision model, with the image processor in its folder.",
+        "pass --model FOLDER, for example that of a DINOv2.",
+    )
 
 
 def _why_line(result: "Report", why: "Sequence[Why] | str") -> str:
@@ -180,7 +170,7 @@ def _why_line(result: "Report", why: "Sequence[Why] | str") -> str:
     return f"Why: {replace(why[0], tokens=tokens).sentence()}"
 
 
-def _without_writers(model: "TextModel", words: str, result: "Report") -> "Report | None":
+def _without_writers(model: "TextModel", words: "str | Path", result: "Report") -> "Report | None":
     """Read the text without the heads that write the next token, for a page without the model."""
     from clearhead import edits, intervene
     from clearhead.core.errors.limits import MOST_COMPARED_TOKENS
@@ -209,7 +199,7 @@ def _write_csv(result: "Report", path: Path) -> Path:
     return path
 
 
-def _look_at_tile(model: "TextModel", words: str, tile: str, out: Path) -> None:
+def _look_at_tile(model: "TextModel", words: "str | Path", tile: str, out: Path) -> None:
     from clearhead.core.formatting import visible
     from clearhead.models.report import tile as exact_weights
     from clearhead.views import plot, text as terminal

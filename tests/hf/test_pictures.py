@@ -1,5 +1,6 @@
 """Patches of images in models of transformers: their grid, their names, their roles, their page."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -218,6 +219,27 @@ def test_a_checkpoint_reads_an_image(folder, tmp_path):
             ch.report(folder, wrong, progress=False)
     with pytest.raises(BadValue, match="pass an image to report"):
         ch.hf.Checkpoint(folder)
+
+
+def test_the_command_looks_at_a_photograph(folder, tmp_path, monkeypatch, capsys):
+    Image = pytest.importorskip("PIL.Image")
+    import clearhead_cli as cli
+
+    photo = tmp_path / "photo.JPG"
+    Image.new("RGB", (50, 40), (200, 90, 30)).save(photo, "jpeg")
+
+    def look(*arguments):
+        monkeypatch.setattr("sys.argv", ["clearhead", "look", *map(str, arguments)])
+        with contextlib.suppress(SystemExit):
+            cli.main()
+        return capsys.readouterr()
+
+    shown = look(photo, "--model", folder, "--out", tmp_path / "out")
+    assert "2 layers, 8 heads, 17 tokens" in shown.out and "Roles of heads" in shown.out
+    (page,) = (tmp_path / "out").glob("*.html")
+    assert '"images"' in page.read_text("utf-8") and str(page) in shown.err + shown.out
+    assert "reads text" in look(photo).err
+    assert "pass an image to report" in look("a text", "--model", folder).err
 
 
 def test_a_figure_has_the_weights_above_the_image():

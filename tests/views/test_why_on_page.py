@@ -179,6 +179,15 @@ def test_a_file_has_the_best_head_that_repeats(teller, report):
     assert (last.layer, last.head, last.query, last.key) == (1, 4, link.query, link.key)
 
 
+def test_long_names_of_modules_hide_no_number(file, ahead, report):
+    name = "encoder.layers.11.attention.attention.output.projection"
+    long = [replace(why, components=[c._replace(kind="bias", module=name) for c in why.components])
+            for why in ahead]  # fmt: skip
+    tab = file(long, report, viewport={"width": 1280, "height": 800})
+    hidden = "(sides) => sides.map((x) => x.scrollWidth - x.clientWidth)"
+    assert tab.locator(".sides .scroll").evaluate_all(hidden) == [0, 0]
+
+
 def test_a_file_states_why_it_has_none(file, report):
     withheld = why_ahead(Other(lambda: None), report)
     assert withheld.startswith("It was not computed: ") and "made no attention call" in withheld

@@ -20,7 +20,7 @@ from .text_model import TextModel
 
 def tile(
     model: "str | Path | TextModel | nn.Module",
-    text: "str | Tensor | Mapping[str, Tensor]",
+    text: "str | Path | Tensor | Mapping[str, Tensor]",
     layer: int,
     head: int,
     queries: slice | range,

@@ -1,6 +1,7 @@
 """Why a head looks where it looks, as data for a page."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -52,13 +53,14 @@ def _part(result: Why, component: Component, part: float, of: str) -> schema.Why
     return {"name": str(component), "part": part, "head": head, "source": source}
 
 
-def why_ahead(model: TextModel, report: Report) -> Sequence[Why] | str:
+def why_ahead(model: TextModel, report: Report, text: Any = None) -> Sequence[Why] | str:
     """Compute why the head with which a page opens looks at its largest key, and so for the heads
     before it: each is the head that wrote the largest part of the key of the one after it. Then for
     the best head of the roles that repeat, such as induction, at its largest weight.
 
     The walk ends at a head that cannot be split, or to whose key no head wrote. If the first cannot
     be split, this returns the reason. It is empty for a page that opens at no particular head.
+    `text` is what the model read; None means that of the report.
     """
     begin = opening(report)
     if begin is None:
@@ -73,7 +75,7 @@ def why_ahead(model: TextModel, report: Report) -> Sequence[Why] | str:
     )
     walked: list[Why] = []
     try:
-        inputs = model.tokens_and_inputs(report.text)[1]
+        inputs = model.tokens_and_inputs(report.text if text is None else text)[1]
 
         def split(layer: int, head: int, query: int, key: int) -> Why:
             return why(model.module, inputs, layer=layer, head=head, query=query, key=key)
