@@ -181,7 +181,7 @@ def _compared(a: _Call, b: _Call, queries: slice) -> Iterator[Tensor]:
     kl = (forth / total + shift).masked_fill(lost > 0, torch.inf)
     reverse = (-back / total2 - shift).masked_fill(total2 == 0, torch.inf)
     for x in kl.clamp(min=0), reverse.clamp(min=0), mass / total, lost / total:
-        yield x.masked_fill(total == 0, 0.0)
+        yield x.masked_fill(total == 0, 0.0) + 0.0  # no -0
 
 
 def _logits(a: _Call, b: _Call, queries: slice) -> Iterator[tuple[Tensor, Tensor]]:
