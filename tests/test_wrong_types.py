@@ -44,7 +44,7 @@ RESULTS = {
     "to_json": text.to_json,
     "show": text.show,
     **{name: getattr(plot, name) for name in plot.__all__ if name not in ("can_draw", "suffix_of")},
-    "received": lambda report: plot.received(report, 0, 0),
+    "image": lambda report: plot.image(report, 0, 0),
     "head": lambda report: plot.head(report, 0, 0),
     "save": lambda figure: plot.save(figure, "figure.png"),
     "balanced": lambda mask: balanced(mask, 8, 2),

@@ -125,7 +125,7 @@ class Neighbour(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
         self.cut = nn.Conv2d(3, 8, 4, stride=4)
 
-    def forward(self, pixels):
+    def forward(self, pixels, order=None):
         patches = self.cut(pixels)
         rows, columns = patches.shape[-2:]
         at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).float()
@@ -134,8 +134,11 @@ class Neighbour(nn.Module):
         places = at[None] + steps[:, None]
         queries = torch.cat([2 * places, torch.ones(4, len(at), 1)], -1)
         keys = torch.cat([at, -at.square().sum(-1, keepdim=True)], -1).expand(4, -1, -1)
-        queries, keys = (torch.cat([x[:, :1] * 0, x], 1)[None] for x in (queries, keys))
-        return ch.attention(queries, keys, keys, scale=8.0)
+        values = patches.flatten(2).transpose(1, 2).expand(4, -1, -1)
+        if order is not None:
+            values = values[:, order]
+        heads = (torch.cat([x[:, :1] * 0, x], 1)[None] for x in (queries, keys, values))
+        return ch.attention(*heads, scale=8.0)
 
 
 def test_the_roles_are_those_of_neighbours_on_the_grid():
@@ -144,6 +147,28 @@ def test_the_roles_are_those_of_neighbours_on_the_grid():
     labels = [head.label for head in report.heads]
     assert labels == ["patch above", "patch to the left", "patch below", "patch to the right"]
     assert "previous" not in str(report) and all(0.7 < head.number <= 1 for head in report.heads)
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "shuffled", "random"])
+def test_patches_in_another_order_are_not_named(order):
+    """A change of one patch shows which token it is."""
+    at = torch.arange(42)
+    orders = {"rows": at, "columns": at.view(6, 7).T.flatten(), "shuffled": at.flip(0)}
+    model, pixels = Neighbour(), torch.rand(1, 3, 24, 28)
+    if order == "random":
+        model.cut.register_forward_hook(lambda module, args, out: out + torch.rand_like(out))
+    inputs = {"pixels": pixels, "order": orders.get(order)}
+    report = ch.report(model, {name: x for name, x in inputs.items() if x is not None})
+    assert (report.layers[0].picture is not None) == (order == "rows")
+    assert report.tokens[1] == ("patch 0,0" if order == "rows" else "1")
+
+
+def test_the_shuffled_patches_of_an_autoencoder_are_numbered():
+    model = vision("ViTMAE", image_size=24, patch_size=8, mask_ratio=0.0)
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    report = ch.report(model, {"pixel_values": torch.rand(1, 3, 24, 24)})
+    assert report.tokens == tuple(map(str, range(10)))
 
 
 def test_tokens_that_are_not_known_are_numbered():

@@ -285,21 +285,6 @@ def test_entropy_by_layer_has_a_dot_a_head_and_a_line_through_the_means():
     assert plot.entropy_by_layer(findings(name="$x^2$")).get_title() == "$x^2$"
 
 
-def test_received_weight_has_a_bar_for_each_token():
-    report = findings(tokens=TOKENS)
-    ax = Figure().add_subplot()
-    assert plot.received(report, 1, 1, ax) is ax
-    heights = [bar.get_height() for bar in ax.patches]
-    assert heights == report.layers[1].received[1].double().tolist()
-    assert labels(ax.xaxis) == LABELS and ax.get_title() == "L1H1: next token"
-    assert not any(label.get_parse_math() for label in ax.get_xticklabels())
-    # A long text is one curve, with the same heights.
-    report = findings(301, layers=1)
-    [curve] = plot.received(report, 0, 0).collections
-    top = max(y for _, y in curve.get_paths()[0].vertices)
-    assert top == pytest.approx(report.layers[0].received[0].max().item())
-
-
 def test_one_head_of_a_report_is_its_map_with_tokens():
     report = findings(tokens=TOKENS)
     ax = Figure().add_subplot()
@@ -320,9 +305,8 @@ def test_one_head_of_a_report_is_its_map_with_tokens():
 
 def test_a_head_that_is_not_there():
     for layer, head in ((0, 2), (3, 0), (-1, 0)):
-        for draw in (plot.received, plot.head):
-            with pytest.raises(ch.BadValue, match=f"Head {head} of layer {layer}"):
-                draw(findings(), layer, head)
+        with pytest.raises(ch.BadValue, match=f"Head {head} of layer {layer}"):
+            plot.head(findings(), layer, head)
 
 
 def test_every_head_has_its_map():
@@ -366,12 +350,11 @@ def test_caches_that_drop_keys_have_the_finite_direction():
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])
-def test_figures_of_a_report_are_vectors(tmp_path, suffix):
-    for n, ax in enumerate((plot.entropy_by_layer(findings()), plot.received(findings(301), 0, 0))):
-        path = plot.save(ax.figure, tmp_path / f"{n}.{suffix}")
-        data = path.read_bytes()
-        assert b"<image" not in data and b"/Subtype /Image" not in data and len(data) < 100_000
-        assert plot.save(ax.figure, tmp_path / f"again.{suffix}").read_bytes() == data
+def test_a_figure_of_a_report_is_vectors(tmp_path, suffix):
+    figure = plot.entropy_by_layer(findings()).figure
+    data = plot.save(figure, tmp_path / f"figure.{suffix}").read_bytes()
+    assert b"<image" not in data and b"/Subtype /Image" not in data and len(data) < 100_000
+    assert plot.save(figure, tmp_path / f"again.{suffix}").read_bytes() == data
 
 
 @pytest.mark.parametrize("free", [False, True], ids=["in a grid", "anywhere"])

@@ -102,9 +102,9 @@ class Checkpoint:
             # the name, too.
             if f'attn_implementation="{NAME}"' in str(error) or str(error) == repr(NAME):
                 raise not_answered(f"The {config.model_type} in {str(self.path)!r}") from error
-            why, hints = f"{type(error).__name__}: {' '.join(str(error).split())}", []
-            if (self.folder / "preprocessor_config.json").is_file():
-                hints = ["if it is a vision model, pass an image to report or to clearhead look."]
+            hint = "if it is a vision model, pass an image to report or to clearhead look."
+            hints = [hint] * (self.folder / "preprocessor_config.json").is_file()
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise self._damaged(why, *hints) from error
 
     def _load_reader(self, library: Any, source: dict[str, Any]) -> None:

@@ -288,7 +288,7 @@ def test_what_has_no_right_number_is_refused():
     with torch.inference_mode(), pytest.raises(BadValue, match="has no gradient"):
         ch.effects(net, ids())
     with pytest.raises(BadValue, match="effects was called inside"):
-        with computed_by(SimpleNamespace()):
+        with computed_by(SimpleNamespace(carry=lambda: None)):
             ch.effects(net, ids())
     net.blocks[0].compile(backend="eager")
     with pytest.raises(BadValue, match="is compiled: blocks"):

@@ -78,8 +78,7 @@ class EffectsFile:
 
     def largest(self) -> list[str]:
         """Return the names of the `REPEATED` largest effects that are used."""
-        sizes = {name: abs(value - self._unedited) for name, value in self.values.items()}
-        return sorted(sizes, key=sizes.__getitem__, reverse=True)[:REPEATED]
+        return sorted(self.values, key=lambda x: -abs(self.values[x] - self._unedited))[:REPEATED]
 
     def must_repeat(self, name: str, value: float, eps: float) -> None:
         """Raise `BadValue` if an effect is not that in the file, but for rounding."""
@@ -154,7 +153,6 @@ class EffectsFile:
 
 
 def _is_same(now: float, before: float, eps: float = 1e-6) -> bool:
-    both_nan = math.isnan(now) and math.isnan(before)
-    return both_nan or math.isclose(
+    return str(now) == str(before) or math.isclose(
         now, before, rel_tol=10 * max(eps, 1e-6), abs_tol=10 * max(eps, 1e-6)
     )

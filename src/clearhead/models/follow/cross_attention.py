@@ -7,7 +7,7 @@ from ...core.errors import BadValue
 from ...core.functional.explain import label, wrong_count
 from ...core.masks.text_positions import Positions
 from ...core.problem.problem import Problem
-from .picture import Picture, PictureTracker
+from .picture import Picture
 from .text_stack import TextStack
 
 
@@ -41,13 +41,11 @@ class TextTracker:
         tokens: Sequence[str] | None,
         decoder_tokens: Sequence[str] | None = None,
         stack: TextStack | None = None,
-        pictures: PictureTracker | None = None,
     ) -> None:
         texts = {"tokens": tokens, "decoder_tokens": decoder_tokens}
         self.tokens = {n: None if x is None else tuple(map(label, x)) for n, x in texts.items()}
         self.lengths: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}
         self.stack = TextStack() if stack is None else stack
-        self.pictures = pictures
         self.in_decoder = False
 
     def call_site(self, problem: Problem, at: Positions | None = None) -> CallSite:
@@ -59,8 +57,8 @@ class TextTracker:
         query_text = "decoder_tokens" if in_decoder else "tokens"
         key_text = "tokens" if crosses else query_text
         picture = None
-        if self.pictures is not None and running:
-            picture = self.pictures.of_call(running[0], problem.Tq, problem.Tk)
+        if self.stack.pictures is not None and running:
+            picture = self.stack.pictures.of_call(running[0], problem.Tq, problem.Tk)
         patches = None if picture is None else picture.tokens
         return CallSite(
             running[-1].name if running else "",

@@ -1,14 +1,19 @@
 """Find the patches of an image among the tokens of attention calls, from a run of the model."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...core.functional.ambient import FollowedCall
+from ...core.problem.problem import Inputs, Problem
+from ...core.stats import Statistics
 from ...core.torch_state import loadable
+from .run import ModelFollower
 from .text_stack import Running
 
 # The parameters that are tokens before the patches, by the names of timm, torchvision and
@@ -70,7 +75,7 @@ class PictureTracker:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._name = ""  # of the convolution
+        self.name = ""  # of the convolution
         self._picture: Picture | None = None
         self._last: Picture | None = None
         self._in_text: tuple[Tensor, Picture] | None = None  # for the ids of a text
@@ -93,25 +98,75 @@ class PictureTracker:
     def leave(self, ran: Running, calls: int, args: Sequence[Any], result: Any) -> None:
         """Note that a module returns; `calls` attention calls were made so far."""
         if _cuts_patches(ran.module) and isinstance(result, Tensor) and len(result) == 1:
-            self._name = ran.name
-            before = [name for name, count in self._before().items() for _ in range(count)]
+            self.name = ran.name
             rows, columns = result.shape[-2:]
-            self._picture = Picture(tuple(before), rows, columns, _pixels(args[0][0]))
+            self._picture = Picture(self._before(), rows, columns, _pixels(args[0][0]))
             self._last, self._in_text = self._picture, None
-        elif ran.calls < calls and f"{self._name}.".startswith(f"{ran.name}." if ran.name else ""):
+        elif ran.calls < calls and f"{self.name}.".startswith(f"{ran.name}." if ran.name else ""):
             self._picture = None
 
-    def _before(self) -> dict[str, int]:
-        """Return the number of tokens of each name in the modules around the convolution."""
-        parents = self._name.split(".")[:-1]
-        owners = [".".join(parents[:n]) for n in range(len(parents) + 1)]
-        counts = {}
+    def _before(self) -> tuple[str, ...]:
+        """Return the names of the tokens that are parameters of modules around the convolution."""
+        parents, tokens = self.name.split(".")[:-1], list[str]()
+        owners = [self._model.get_submodule(".".join(parents[:n])) for n in range(len(parents) + 1)]
         for token, names in BEFORE.items():
-            modules = map(self._model.get_submodule, owners)
-            parameters = (getattr(x, name, None) for x in modules for name in names)
-            of_token = (x for x in parameters if isinstance(x, Tensor))
-            counts[token] = sum(x.shape[-2] if x.dim() > 1 else 1 for x in of_token)
-        return counts
+            for x in (getattr(owner, name, None) for owner in owners for name in names):
+                if isinstance(x, Tensor):
+                    tokens += [token] * (x.shape[-2] if x.dim() > 1 else 1)
+        return tuple(tokens)
+
+
+class _Reached(BaseException):
+    """Ends a run at the first call on patches."""
+
+
+class _FirstCall(ModelFollower):
+    """Follows a run to the first call on patches, and stores its `picture` and `inputs`."""
+
+    picture: Picture | None = None
+    inputs: Inputs
+
+    def __init__(self, model: nn.Module, start: Callable[[], object]) -> None:
+        super().__init__(model)
+        self.running.texts.pictures = self.tracker = PictureTracker(model)
+        with contextlib.suppress(_Reached), torch.no_grad(), self.followed(attention_only=False):
+            start()
+
+    def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
+        running = self.running.texts.running
+        if running and (found := self.tracker.of_call(running[0], problem.Tq, problem.Tk)):
+            self.picture, self.inputs = found, inputs
+            raise _Reached
+        return ()
+
+    def receive(self, call: FollowedCall) -> None:
+        self.running.texts.calls += 1
+
+
+def are_in_order(model: nn.Module, start: Callable[[], object]) -> bool:
+    """Return whether the patches are tokens row by row, as `Picture` has them.
+
+    Then a change of the last patch of the first row changes this token alone in what the first call
+    on patches receives. This runs the model twice to that call, if it cuts patches at all.
+    """
+    if not any(map(_cuts_patches, model.modules())):
+        return True
+    before = _FirstCall(model, start)
+    if before.picture is None:
+        return True
+    cut: Any = model.get_submodule(before.tracker.name)
+    (height, width), last = cut.kernel_size, before.picture.columns - 1
+
+    def change(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        pixels = args[0].clone()
+        pixels[..., :height, last * width : (last + 1) * width] += 1.0
+        return pixels, *args[1:]
+
+    with cut.register_forward_pre_hook(change):
+        after = _FirstCall(model, start)
+    pairs = zip(before.inputs[:3], after.inputs[:3], strict=True)
+    changed = torch.stack([(a != b).any(-1).any(1)[0] for a, b in pairs]).any(0)  # (T,)
+    return changed.nonzero().flatten().tolist() == [len(before.picture.before) + last]
 
 
 def _cuts_patches(module: nn.Module) -> bool:
@@ -139,9 +194,8 @@ def _pixels(image: Tensor) -> Tensor:
     """Return an image (C, height, width) as `Picture.pixels`; grey unless it has three colours."""
     image = image.detach().float().cpu()
     image = image if len(image) == 3 else image.mean(0, keepdim=True)
-    if (longest := max(image.shape[-2:])) > LARGEST:
-        size = [max(1, x * LARGEST // longest) for x in image.shape[-2:]]
-        image = nn.functional.interpolate(image[None], size=size, mode="area")[0]
+    step = -(-max(image.shape[-2:]) // LARGEST)
+    image = image[:, ::step, ::step]
     least, most = image.amin((-2, -1), keepdim=True), image.amax((-2, -1), keepdim=True)
     shades = (image - least) / (most - least).clamp(min=1e-9) * 255
     return shades.expand(3, -1, -1).permute(1, 2, 0).round().byte().contiguous()

@@ -8,7 +8,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from ...core.masks.without import WithoutEdges
 from ...core.problem.problem import Problem
 from ...core.torch_state import has_values, in_backward
 from .coverage import attends
+
+if TYPE_CHECKING:
+    from .picture import PictureTracker
 
 # The arguments that pass another text to a module, for cross-attention.
 OTHER_TEXT = (
@@ -79,13 +82,14 @@ class TextStack:
     """The running modules, outermost first, and the positions of their attention calls in texts.
 
     A listener counts the `calls`. `missed` has the modules that ran without one, and so computed
-    attention without clearhead.
+    attention without clearhead. `pictures` finds images whose patches are tokens, if it is set.
     """
 
     def __init__(self) -> None:
         self.running: list[Running] = []
         self.calls = 0
         self.missed: dict[str, type[nn.Module]] = {}
+        self.pictures: PictureTracker | None = None
         self._own_text: _OwnText | None = None
         self._known: dict[tuple[str, Grid], set[Positions]] = {}  # of the calls of each module
 
@@ -99,6 +103,8 @@ class TextStack:
         if torch.compiler.is_compiling() or not self.running:
             return
         ran = self.running.pop()
+        if self.pictures is not None:
+            self.pictures.leave(ran, self.calls, arguments, result)
         # The result of a module that raised an error is None. A backward pass reports no calls.
         kind = type(ran.module)
         computed = ran.calls == self.calls and result is not None

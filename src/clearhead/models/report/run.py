@@ -24,7 +24,7 @@ from ..follow.coverage import warn_if_missed
 from ..follow.cross_attention import TextTracker
 from ..follow.layers import no_attention_call, warn_if_compiled
 from ..follow.outputs import logits_of, most_probable
-from ..follow.picture import PictureTracker
+from ..follow.picture import PictureTracker, are_in_order
 from ..follow.run import ModelFollower
 from ..progress import progress_bar
 from .collect import BegunCall, Collector
@@ -107,6 +107,8 @@ def report(
         )
     run = prepare(model, text)
     reading = _Reading(run.module, run.tokens if tokens is None else tokens, decoder_tokens)
+    if not are_in_order(run.module, run.start):
+        reading.running.texts.pictures = None
     bar = progress_bar("reading, layer by layer", run.depth, progress)
     with bar as advance, torch.no_grad(), reading.followed(attention_only=False):
         reading.advance = advance
@@ -154,9 +156,8 @@ class _Reading(ModelFollower):
         self, model: nn.Module, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None
     ) -> None:
         super().__init__(model)
-        self.pictures = PictureTracker(model)
-        texts = TextTracker(tokens, decoder_tokens, self.running.texts, self.pictures)
-        self.collector = Collector(texts)
+        self.running.texts.pictures = PictureTracker(model)
+        self.collector = Collector(TextTracker(tokens, decoder_tokens, self.running.texts))
         self.values = NormsOfCalls(model, self.running.texts)
 
     def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
@@ -171,10 +172,7 @@ class _Reading(ModelFollower):
         self.advance()
 
     def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> None:
-        texts = self.running.texts
         self.values.verify(result)
-        if texts.running:
-            self.pictures.leave(texts.running[-1], texts.calls, args, result)
         super().leave(module, args, result)
 
 

@@ -31,8 +31,8 @@ def summary(report: Report, width: int = WIDTH) -> str:
     lines = [f"{visible(report.name, 200)}: {report.about}", ""]
     begin = opening(report)
     if begin is not None:
-        is_image = report.layers[begin.head.layer].picture is not None
-        sentence = "" if is_image else visible(_sentence(report, begin), 2000)
+        picture = report.layers[begin.head.layer].picture
+        sentence = "" if picture else visible(_sentence(report, begin), 2000)
         lines += [
             *textwrap.wrap(in_words(report, begin), width),
             *textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  "),

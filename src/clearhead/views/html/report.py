@@ -208,12 +208,8 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
         data["images"] = [encoded(picture.pixels, "u1") for picture in pictures]
     for layer, of_page in zip(report.layers, data["layers"], strict=True):
         if (picture := layer.picture) is not None:
-            of_page["picture"] = {
-                "before": len(picture.before),
-                "rows": picture.rows,
-                "columns": picture.columns,
-                "image": pictures.index(picture),
-            }
+            own = {"before": len(picture.before), "image": pictures.index(picture)}
+            of_page["picture"] = fields_of(schema.Picture, picture, **own)
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
     if begin is not None:

@@ -1,4 +1,4 @@
-"""Draw figures of a report: entropy by layer, received weight by token, every head's map."""
+"""Draw figures of a report: entropy by layer, the map of one head and of all, an image."""
 
 from typing import TYPE_CHECKING, overload
 
@@ -11,7 +11,6 @@ from ...models.report.opening import token_labels
 from ..panels import Panel
 from .canvas import (
     ACCENT,
-    LABELLED,
     draw,
     drawable,
     figure_for,
@@ -58,38 +57,12 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-def received(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
-    """Draw the weight that each token receives from all queries of one head.
-
-    1 is the weight if all tokens received the same. Raises `BadValue` for a head that does not
-    exist.
-    """
-    must_draw("received", report, Report, "report(...)")
-    label = report[layer, head].label
-    weights = report.layers[layer].received[head].double().cpu().numpy()
-    count = len(weights)
-    if ax is None:
-        ax = new_figure(max(4.0, min(12.0, 1.5 + 0.3 * count)), 3.4).add_subplot()
-    if count <= 4 * LABELLED:
-        ax.bar(range(count), weights, color=ACCENT, width=0.8)
-    else:  # bars would be thinner than a line; one filled curve is a small vector graphic
-        ax.fill_between(range(count), weights, step="mid", color=ACCENT, linewidth=0)
-    tokens = report.layers[layer].key_tokens or [str(i) for i in range(count)]
-    positions = list(range(0, count, -(-count // LABELLED)))
-    labels = [drawable(visible(tokens[i])) for i in positions]
-    ax.set_xticks(positions, labels=labels, parse_math=False, rotation=90, fontsize=8)
-    ax.axhline(1.0, color="0.45", linestyle="--", linewidth=1)
-    ax.set(xlabel="key", ylabel="received weight", xlim=(-0.7, count - 0.3), ylim=(0, None))
-    ax.set_title(f"L{layer}H{head}: {drawable(label)}", parse_math=False)
-    return ax
-
-
 def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Axes":
     """Draw the attention map of one head: queries down, keys across, with their tokens.
 
     The scale of weights is their square root, from 0 to 1, as on the page. In a text of more than
-    256 tokens a cell is the mean weight of a part, named by its first token. Raises the errors of
-    `received`.
+    256 tokens a cell is the mean weight of a part, named by its first token. Raises
+    `BadValue` for a head that does not exist.
     """
     must_draw("head", report, Report, "report(...)")
     label, own = report[layer, head].label, report.layers[layer]
@@ -114,8 +87,8 @@ def image(
     """Draw the weights of a query on the patches of an image, above this image in grey.
 
     `query` is a token, framed if it is a patch; None is the mean over queries. The scale is their
-    square root, from 0 to the largest on a patch. Raises the errors of `received`, and `BadValue`
-    without an image, or if its weights are pooled: beyond 600 tokens.
+    square root, from 0 to the largest on a patch. Raises `BadValue` for a head that does not
+    exist, without an image, or if its weights are pooled: beyond 600 tokens.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
