@@ -146,6 +146,12 @@ function drawOutcome() {
 
 const MOST_ROWS = 4; // of the text field
 
+// As many rows as the text has, wrapped.
 function fitField() {
-  byId("text").rows = Math.min(MOST_ROWS, byId("text").value.split("\n").length);
+  const field = byId("text"), fitted = `${innerWidth} ${field.value}`;
+  if (field.fitted === fitted) return;
+  field.fitted = fitted;
+  field.rows = 1;
+  const { lineHeight, paddingTop } = getComputedStyle(field);
+  field.rows = Math.max(1, Math.min(MOST_ROWS, Math.round((field.scrollHeight - 2 * parseFloat(paddingTop)) / parseFloat(lineHeight))));
 }

@@ -5,7 +5,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from ...core.formatting import Token, visible
+from ...core.formatting import Token, quantity, visible
 from .findings import Head, NextToken
 from .opening import Opening, best_heads, opening, token_labels
 from .result import EFFECTS, Report, columns
@@ -42,7 +42,8 @@ def summary(report: Report, width: int = WIDTH) -> str:
         lines += [*_writers(report, report.next_token, width), ""]
     lines += textwrap.wrap(
         f"Roles of heads, of which a head may have several: {', '.join(roles) or 'none'}."
-        + f" {without} heads have no role, or one that may be chance." * (without > 0),
+        + f" {quantity(without, 'head')} ha{'s' if without == 1 else 've'} no role, or one that may "
+        "be chance." * (without > 0),
         width,
     )
     words = len(set(report.tokens))

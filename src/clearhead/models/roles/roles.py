@@ -193,11 +193,13 @@ class _Search:
         return _tested(mass, words, uniform, probability, level, hit)
 
     def _ordered(self, head: int) -> tuple[Role, ...]:
-        """Sort roles by falling mass; the sink leads only if the first role's queries prefer it."""
-        roles = sorted(self.roles[head].values(), key=lambda role: -role.mass)
+        """Sort roles by falling mass, those that repeat first, because a sink and a window are roles
+        of many heads. Before other roles the sink leads only if the first one's queries prefer it.
+        """
+        roles = sorted(self.roles[head].values(), key=lambda x: (x.name not in REPEATS, -x.mass))
         sink = self.roles[head].get("first")
         others = [role for role in roles if role is not sink]
-        if sink is None or not others:
+        if sink is None or not others or others[0].name in REPEATS:
             return tuple(roles)
         leads = others[0]
         queries = self.voters.get(leads.name, self.chooses)

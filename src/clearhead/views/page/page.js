@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 64ad00b42d9f5e67b906c55e5be3a8aaff7fa27d62a2fe1006eaf39dd34102bd; do not edit.
+// Made by `make page` from the sources 574b4e094c4cda39adc713fa6ee2ce0778d95e36ec6844fc6b99a666b7e785d4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1313,7 +1313,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   var MOST_ROWS = 4;
   function fitField() {
-    byId("text").rows = Math.min(MOST_ROWS, byId("text").value.split("\n").length);
+    const field2 = byId("text"), fitted2 = `${innerWidth} ${field2.value}`;
+    if (field2.fitted === fitted2) return;
+    field2.fitted = fitted2;
+    field2.rows = 1;
+    const { lineHeight, paddingTop } = getComputedStyle(field2);
+    field2.rows = Math.max(1, Math.min(MOST_ROWS, Math.round((field2.scrollHeight - 2 * parseFloat(paddingTop)) / parseFloat(lineHeight))));
   }
 
   // src/colours.js

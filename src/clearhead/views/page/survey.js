@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 64ad00b42d9f5e67b906c55e5be3a8aaff7fa27d62a2fe1006eaf39dd34102bd; do not edit.
+// Made by `make page` from the sources 574b4e094c4cda39adc713fa6ee2ce0778d95e36ec6844fc6b99a666b7e785d4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c805f7d22d6a0b9d54d4184fb0e99a0893e873646e70cbebb9b6157382990d43; do not edit.
+// Made by `make page` from the sources 01f97df48924cf63c8b80a901102be17fc035c0bd84504e0257370cbfe3bfec6; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
