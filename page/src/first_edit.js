@@ -56,7 +56,7 @@ export function outcome() {
   const ends = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends;
   const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
   const inWords = ([word, p]) => `${named(ends.map(([it]) => it), word)} (${percent(p)})`;
-  const next = then[0] === now[0] ? "" : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
+  const next = then[0] === now[0] ? `The next token is still ${named(ends.map(([it]) => it), now[0])} (${percent(now[1])}, before ${percent(then[1])}). ` : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
   return { next, words: `, ${named([...new Set(there)], word)} goes from ${percent(most.p)} to ${after}: the largest change.`, token, position };
 }
 

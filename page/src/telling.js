@@ -55,6 +55,7 @@ export function tellingQuery(layer, head) {
     const tells = roleOf(label ?? "")?.shows === "pronoun" ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
     return (tells ? 1 : 0) + row[key];
   };
+  if (held.length > 1 && held[0] === 0) held.shift(); // it has one key
   const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
   const query = label ? shown.reduce((a, b) => (strength(b) > strength(a) ? b : a), shown[0]) : held.at(-1);
   return query ?? null;

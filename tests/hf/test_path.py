@@ -246,7 +246,7 @@ def test_a_sweep_over_senders_and_receivers(tmp_path):
     senders = [(layer, head) for layer in range(3) for head in (1, 3)]
     paths = {(*one, receiver) for one in senders for receiver in [(1, 0), (3, 1)] if one < receiver}
     assert {(e.layer, e.head, e.receiver) for e in result} == paths and len(result) == len(paths)
-    assert result.effects[0].name == "layer 0 head 1 to layer 1 head 0"
+    assert result.effects[0].name == "L0H1 to L1H0"
     for effect in result:
         sender = effect.layer, effect.head
         right = by_hooks(model, "llama", sender, effect.receiver, "key", None, mine, others)

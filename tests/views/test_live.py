@@ -516,6 +516,12 @@ def test_the_first_edit_shows_something(visit, teller, viewport):
     assert outcome.text_content().endswith(
         f"After “the” (17), “castle” goes from 99.9 % to {100 * castle:.0f} %: the largest change."
     )
+    (before,), (after,) = (
+        tab.evaluate(f"{name}.guesses.at(-1).slice(0, 1)") for name in ("store.before", "edited")
+    )
+    assert before[0] == after[0] and f"The next token is still “{after[0]}” (" in (
+        outcome.text_content()
+    )
     assert tab.evaluate("byId('controls').firstElementChild.id") == "edit-outcome"
     shown = tab.evaluate(
         "picture.shapes.filter((it) => it.kind === 'text' && it.serif).map((it) => it.text)"

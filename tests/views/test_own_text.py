@@ -118,6 +118,19 @@ def test_enter_inserts_no_token(live):
     assert live.locator("#text").input_value() == f"{FIRST}\n"
 
 
+def test_a_long_line_is_wrapped_in_the_field(live):
+    field, size = live.locator("#text"), "it => [it.scrollWidth - it.clientWidth, it.rows]"
+    field.fill(OTHER)
+    assert field.evaluate(size) == [0, 1]
+    field.fill(" ".join([OTHER] * 3))
+    assert field.evaluate(size) == [0, 2]
+
+
+def test_a_telling_token_has_more_than_one_key(live):
+    places = "[...snapshot().places()].map(({ layer, head }) => tellingQuery(layer, head))"
+    assert all(query > 0 for query in live.evaluate(places))
+
+
 def test_another_text_without_the_chosen_word_begins_at_a_telling_one(live):
     assert live.evaluate("current.tokens.length") == 16
     live.evaluate("go({ layer: 1, head: 7, query: 8, key: 3 })")  # "queen"

@@ -147,7 +147,7 @@ def test_an_interrupted_call_goes_on_where_it_stopped(tmp_path):
     net, tokens, file = model(), ids(), tmp_path / "effects.jsonl"
     whole = ch.effects(net, tokens, at_once=1, to=file)
     lines = file.read_text().splitlines()
-    assert len(lines) == 7 and json.loads(lines[3])["name"] == "layer 0 head 2"
+    assert len(lines) == 7 and json.loads(lines[3])["name"] == "L0H2"
     file.write_text("\n".join(lines[:4]) + "\n" + lines[4][:9])  # the last one is cut short
     runs = []
     hook = register_module_forward_pre_hook(lambda module, *_: runs.extend([1] * (module is net)))
@@ -223,7 +223,7 @@ def written(content):
         (written(b"\xff\xfe\x00\x01\n"), "has other effects"),
         (written("no JSON\n"), "Line 3 of the file .* is not an effect: no JSON"),
         (written("[1]\n"), r"Line 3 of the file .* is not an effect: \[1\]"),
-        (written('\n{"name": "layer 0 head 1"}\n'), "Line 4 of the file"),
+        (written('\n{"name": "L0H1"}\n'), "Line 4 of the file"),
     ],
 )
 def test_files_that_cannot_be_continued(make, says, tmp_path):
@@ -239,20 +239,20 @@ def test_progress(capsys):
 
 def test_it_prints_a_table():
     rows = (
-        Effect("layer 0 head 0", 0.1, 0.2, 0, 0),
-        Effect("layer 0 head 1", -0.5, -0.1, 0, 1),
-        Effect("layer 1 head 0", 0.1, 0.3, 1, 0),
+        Effect("L0H0", 0.1, 0.2, 0, 0),
+        Effect("L0H1", -0.5, -0.1, 0, 1),
+        Effect("L1H0", 0.1, 0.3, 1, 0),
         Effect("pair", 0.0, 0.0),
     )
     found = Effects("loss", 2.5, rows).labelled({(0, 1): "previous token"})
     assert str(found).splitlines() == [
         "loss is 2.5000 unedited; edited minus unedited:",
         "",
-        "                     exact    estimate",
-        "layer 0 head 1     -0.5000     -0.1000 ? previous token",
-        "layer 0 head 0     +0.1000     +0.2000",
-        "layer 1 head 0     +0.1000     +0.3000 ?",
-        "pair               +0.0000     +0.0000",
+        "           exact    estimate",
+        "L0H1     -0.5000     -0.1000 ? previous token",
+        "L0H0     +0.1000     +0.2000",
+        "L1H0     +0.1000     +0.3000 ?",
+        "pair     +0.0000     +0.0000",
         "",
         "Estimates and exact effects: rank correlation 0.949.",
         "? 2 of 4 estimates are not to be trusted: of the wrong sign, or off by",
@@ -262,7 +262,7 @@ def test_it_prints_a_table():
     assert found.as_dict()["effects"][1]["label"] == "previous token"
     assert Effects("loss", 1.0, rows[:1]).correlation is None
     with_nan = Effects("loss", 1.0, (*rows, Effect("hot", float("nan"), None)))
-    assert [effect.name for effect in with_nan.largest()[:2]] == ["hot", "layer 0 head 1"]
+    assert [effect.name for effect in with_nan.largest()[:2]] == ["hot", "L0H1"]
 
 
 @pytest.mark.outside

@@ -72,7 +72,7 @@ def test_an_effect_that_is_no_longer_the_same_refuses_the_file(tmp_path):
 
     first, text = call(2.0), file.read_text()
     assert call(2.0) == first
-    with pytest.raises(BadValue, match=r"the metric with 'layer \d head \d' was .*, and is "):
+    with pytest.raises(BadValue, match=r"the metric with 'L\dH\d' was .*, and is "):
         call(3.0)
     assert file.read_text() == text
 

@@ -42,9 +42,9 @@ def test_each_layer_and_position():
         (ch.edits.ablate(heads=[-1], positions=[3, -1]), ["positions"],
          ["position 3", "position -1"]),
         (ch.edits.ablate(layers=[1], positions=[2]), ["heads"], ["head 0", "head 1", "head 2"]),
-        (ch.edits.scale(0.5, heads=[2]), ["layers", "heads"], ["layer 0 head 2", "layer 1 head 2"]),
+        (ch.edits.scale(0.5, heads=[2]), ["layers", "heads"], ["L0H2", "L1H2"]),
         (ch.edits.ablate(layers=["*.0.*"], heads=[1]), ["heads", "layers", "positions"],
-         [f"layer 0 head 1 position {p}" for p in range(7)]),
+         [f"L0H1 position {p}" for p in range(7)]),
     ],
 )  # fmt: skip
 def test_an_axis_that_the_edit_restricts(edit, over, names):

@@ -97,6 +97,11 @@ def test_the_clearest_writer_looks_at_an_earlier_word_and_counts(of_witch):
     assert f'several: {len(found.writers)} write "potions", ' in flat
     assert all(f"{x.from_key:+.2f}" in flat for x in found.writers)
     assert 'At "her" (position 9, counted from 0) it looks at "witch" (position 5) with' in flat
+    unclear = replace(found, clearest=None)  # the heads that write it are listed all the same
+    other = " ".join(summary(replace(own, next_token=unclear)).split())
+    written = f'the logit of "potions", the predicted next token ({found.probability:.1%})'
+    assert "the model predicts" not in other and written in other
+    assert all(f"{x.from_key:+.2f}" in other for x in found.writers)
     assert "the predicted next token" not in " ".join(
         summary(replace(own, next_token=None)).split()
     )

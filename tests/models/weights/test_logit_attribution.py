@@ -125,7 +125,7 @@ def test_nan_is_among_the_largest_and_reaches_only_queries_that_see_it():
     assert not found.sources(0, 1, 3).isnan().any()
     assert found.sources(0, 1, 5).isnan().tolist() == [False] * 4 + [True] + [False] * 2
     found.mlps[1, -1] = torch.nan
-    assert repr(found).splitlines()[1] == "      +nan  layer 1  mlp"
+    assert repr(found).splitlines()[1] == "      +nan  layer 1 MLP"
 
 
 def test_the_run_changes_nothing():

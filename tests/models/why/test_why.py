@@ -177,7 +177,7 @@ def test_a_planted_induction_circuit_is_read_back():
     assert str(why.largest("query", 1)[0][0]) == "embedding tokens"
     assert int(why.sources(0, 1).argmax()) == 1
     assert why.sentence() == (
-        f"L1H0 at *what* (4) looks at *when* (2) because layer 0, head 1 wrote there which token "
+        f"L1H0 at *what* (4) looks at *when* (2) because L0H1 wrote there which token "
         f"came before: {part:.1f} of {part:.1f}."
     )
     first = ch.why(planted(), text, layer=0, head=1, query=4, key=3)
@@ -187,9 +187,9 @@ def test_a_planted_induction_circuit_is_read_back():
 
 def test_a_part_below_half_is_one_of_several_reasons():
     why = ch.why(planted(), torch.tensor([4, 7, 9, 2, 7]), layer=1, head=0, query=4, key=2)
-    assert "looks at position 2 because layer 0" in why.sentence()
+    assert "looks at position 2 because L0H1 wrote" in why.sentence()
     shared = replace(why, contrast=why.contrast * 2.5)
-    assert "looks at position 2 for several reasons, above all because layer 0" in shared.sentence()
+    assert "looks at position 2 for several reasons, above all because L0H1 wrote" in shared.sentence()
 
 
 def test_pairs_are_the_bilinear_form_of_autograd_in_float64():

@@ -38,6 +38,6 @@ MOST_TRACED_TOKENS = 512  # tokens of which one head's steps are stored: 1 MB a 
 MOST_RANKED_QUERIES = 512  # queries whose largest weights are stored, evenly spaced
 MOST_ROLE_QUERIES = 512  # queries, evenly spaced, and as many whose word occurred before
 LEAST_REPEAT_QUERIES = 8  # a mean over fewer depends too much on the text
-MOST_LOGITS = 2**26  # logits of all positions, for the next words: 270 MB
+MOST_LOGITS = 2**27  # logits of all positions, for the next words: 540 MB
 SUMMARY_PAIRS = 2**24  # the repr of a larger matrix has no entropy, which would take too long
 MOST_SHOWN_VALUES = 4096  # values of a tensor in the repr of a mask

@@ -18,7 +18,7 @@ RECEIVERS = "receivers"  # the axis of paths
 def sweep(
     edit: Edit, over: Sequence[str], calls: Sequence[UneditedCall]
 ) -> dict[str, tuple[Edit, ...]]:
-    """Return the edit at each combination of the axes `over`, by name: "layer 3 position 7".
+    """Return the edit at each combination of the axes `over`, by name: "layer 3 position 7", "L0H7".
 
     An axis that the edit already restricts has only the values that it names. The layers, heads and
     positions of a path are those of its sender. Raises `BadValue` for an unknown axis, for an edit
@@ -60,6 +60,8 @@ def sweep(
         for combination in product(*values):
             where = {axis: value for one in combination for axis, value in one.items()}
             name = " ".join(f"{axis[:-1]} {value[0]}" for axis, value in where.items())
+            if "layers" in where and "heads" in where:
+                name = name.replace("layer ", "L").replace(" head ", "H")
             groups[name] = (replace(edit, **where),)
     return groups
 
@@ -82,7 +84,7 @@ def _paths(
         if all(isinstance(sending, int) and sending < layer for sending in sender.layers or ()):
             one = replace(edit, sender=sender, receiver=(layer, head))
             one.ends()
-            paths[f"{name} to layer {layer} head {head}".strip()] = (one,)
+            paths[f"{name} to L{layer}H{head}".strip()] = (one,)
     if not paths:
         raise BadValue(
             f"In {edit!r} no sender is in a layer before a receiver.",

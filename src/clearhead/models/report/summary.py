@@ -38,7 +38,7 @@ def summary(report: Report, width: int = WIDTH) -> str:
             *textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  "),
             "",
         ]
-    if report.next_token is not None and report.next_token.clearest is not None:
+    if report.next_token is not None and writing:
         lines += [*_writers(report, report.next_token, width), ""]
     lines += textwrap.wrap(
         f"Roles of heads, of which a head may have several: {', '.join(roles) or 'none'}."
@@ -135,7 +135,7 @@ def _writers(report: Report, next_token: NextToken, width: int) -> list[str]:
     """Return a table of the heads that write the predicted next token."""
     line = (
         f"The heads that add most to the logit of {_quoted(next_token.token)}, the predicted next "
-        "token, each from one token:"
+        f"token ({next_token.probability:.1%}), each from one token:"
     )
     rows = [("head", "logits", "from")]
     for x in next_token.writers:

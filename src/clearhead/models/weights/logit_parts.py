@@ -151,9 +151,9 @@ class LogitAttribution:
     def __repr__(self) -> str:
         L, H, T = self.heads.shape
         named = [("embedding", self.embedding[-1]), ("bias", self.bias[-1])]
-        named += [(f"layer {at}  mlp", x) for at, x in enumerate(self.mlps[:, -1])]
+        named += [(f"layer {at} MLP", x) for at, x in enumerate(self.mlps[:, -1])]
         named += [
-            (f"layer {at}  head {h}", x)
+            (f"L{at}H{h}", x)
             for at, row in enumerate(self.heads[..., -1])
             for h, x in enumerate(row)
         ]

@@ -237,7 +237,7 @@ class Why(ShownInNotebook, Savable):
             return f"the MLP of layer {component.layer} wrote there"
         if component.kind != "head":
             return f"of what {component.module or component.kind} wrote there"
-        who = f"layer {component.layer}, head {component.head} wrote there"
+        who = f"L{component.layer}H{component.head} wrote there"
         if self.key_sources is None or self.key is None:
             return who
         token = int(self.key_sources.argmax())

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 574b4e094c4cda39adc713fa6ee2ce0778d95e36ec6844fc6b99a666b7e785d4; do not edit.
+// Made by `make page` from the sources e81abc16af685e5768f9474099ea5ea5ead71afa285906e4b913ff0f4f08fe54; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1016,6 +1016,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const tells = roleOf(label ?? "")?.shows === "pronoun" ? isPronoun(trace.queries[q]) : words && key !== 0 && key !== q;
       return (tells ? 1 : 0) + row[key];
     };
+    if (held.length > 1 && held[0] === 0) held.shift();
     const shown = held.length > 600 ? held.filter((_, i) => i % Math.ceil(held.length / 600) === 0) : held;
     const query = label ? shown.reduce((a, b) => strength(b) > strength(a) ? b : a, shown[0]) : held.at(-1);
     return query ?? null;
@@ -1187,7 +1188,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const ends2 = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends2;
     const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there2 = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
     const inWords = ([word2, p]) => `${named(ends2.map(([it]) => it), word2)} (${percent(p)})`;
-    const next = then[0] === now[0] ? "" : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
+    const next = then[0] === now[0] ? `The next token is still ${named(ends2.map(([it]) => it), now[0])} (${percent(now[1])}, before ${percent(then[1])}). ` : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
     return { next, words: `, ${named([...new Set(there2)], word)} goes from ${percent(most.p)} to ${after}: the largest change.`, token: token2, position };
   }
   var isOffered = (edits) => edits.off.length === 0 && Boolean(store.source?.can.edits.includes("off"));

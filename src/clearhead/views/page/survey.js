@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 574b4e094c4cda39adc713fa6ee2ce0778d95e36ec6844fc6b99a666b7e785d4; do not edit.
+// Made by `make page` from the sources e81abc16af685e5768f9474099ea5ea5ead71afa285906e4b913ff0f4f08fe54; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

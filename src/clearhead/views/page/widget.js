@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 01f97df48924cf63c8b80a901102be17fc035c0bd84504e0257370cbfe3bfec6; do not edit.
+// Made by `make page` from the sources d59982e49ad9d38efab8f6efc19dcbb1c8b7b2a71935f2b5e606a9ee87a51bb2; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
