@@ -1,6 +1,6 @@
 // Choose the most interesting head and query, with which the page opens.
 
-import { claimOf, rankOf, roleOf } from "./roles.js";
+import { claimOf, rankOf, roleOf, rowOf } from "./roles.js";
 import { largestAt } from "./state.js";
 import { store } from "./store.js";
 import { isPronoun, isWord } from "./words.js";
@@ -33,7 +33,7 @@ export function exampleOf(trace, head, label) {
       const [weight, key] = shownWeight(trace, head, query, label);
       return weight && weight + (isWord(trace.queries[query]) && isWord(trace.keys[key]) ? 1 : 0);
     };
-    const shown = trace.stored(head).map((query) => [query, strength(query)]).filter(([, it]) => it > 0);
+    const shown = trace.stored(head).filter((query) => query > 0).map((query) => [query, strength(query)]).filter(([, it]) => it > 0);
     known.set(name, shown.length ? shown.reduce((a, b) => (b[1] > a[1] ? b : a))[0] : null);
   }
   return known.get(name);
@@ -47,7 +47,9 @@ export function shownWeight(/** @type {Trace} */ trace, head, query, label) {
 
 // The query that best shows what a head does. Null if the page has none of its rows.
 export function tellingQuery(layer, head) {
-  const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.labels[0];
+  const trace = store.current.layer(layer), finding = store.current.finding(layer, head), label = finding?.labels[0];
+  const example = finding && trace.isOneText ? exampleOf(trace, head, rowOf(finding)) : null;
+  if (example !== null) return example;
   const held = trace.stored(head).filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
   const strength = (q) => {
     const row = trace.row(trace.used, head, q), key = largestAt(row);

@@ -154,6 +154,18 @@ def test_the_page_opens_with_what_the_heads_do(stories, document, browser, tmp_p
     page.close()
 
 
+# Pairs of names of the scatter that can be seen and cover each other.
+OVERLAPPING = """() => {
+  const all = [...document.querySelectorAll("#scatter text.name")];
+  const seen = all.filter((it) => it.checkVisibility({ visibilityProperty: true }));
+  const isOver = (a, b) => a.left < b.right && b.left < a.right
+    && a.top < b.bottom && b.top < a.bottom;
+  return seen.flatMap((a, i) => seen.slice(i + 1)
+    .filter((b) => isOver(a.getBoundingClientRect(), b.getBoundingClientRect()))
+    .map((b) => [a.textContent, b.textContent]));
+}"""
+
+
 def test_the_scatter_has_round_numbers_and_names(document, browser, tmp_path):
     path = tmp_path / "survey.html"
     path.write_text(document, encoding="utf-8")
@@ -180,6 +192,15 @@ def test_the_scatter_has_round_numbers_and_names(document, browser, tmp_path):
     page.mouse.move(point["x"] + 1, point["y"] + 3)
     page.mouse.move(point["x"] + 5, point["y"] + 5)
     assert page.text_content("#scatter .at-pointer") == "L1H3"
+    page.select_option("#axis-colour", "layer")
+    last = page.evaluate("Math.max(...clearhead.survey.heads.map((it) => it.layer))")
+    assert page.text_content("#colour-scale") == f"0{last}"
+    for at in range(16):
+        page.mouse.move(0, 0)
+        box = page.locator(f"#scatter-{at}").bounding_box()
+        page.mouse.move(box["x"] + 3, box["y"] + 5)
+        page.mouse.move(box["x"] + 5, box["y"] + 5)
+        assert page.evaluate(OVERLAPPING) == [], at
     page.select_option("#axis-y", "self")
     assert page.text_content("#metric-title") == "self"
     page.close()

@@ -371,9 +371,10 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
     const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y = above;
     scene.text(title, left, y + 8, { bold: true, room: wide });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
+    const pair = 6 + Math.max(...lines.map((it) => widthOf(it[4] ?? "")));
     lines.forEach(([word, weight, changes, titled, amount, earlier], j) => {
       const at = y + 32 + j * 23, isPair = earlier !== undefined, room = wide * (isPair ? 0.32 : amount ? 0.55 : 0.42);
-      const bar = wide - (isPair ? 100 : 50) - room - 6;
+      const bar = Math.max(0, wide - (isPair ? pair : 50) - room - 6);
       scene.text(word, left, at, { size: 14, serif: true, room });
       scene.rect(left + room + 6, at - 5, bar, 10, { fill: "rule", radius: 2 });
       if (isPair) [earlier, weight].forEach((part, i) => scene.rect(left + room + 6, at - 5 + 5 * i, bar * part, 5, { fill: sideColour(i) }));
@@ -392,7 +393,7 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
 function changedPredictions(trace, query, earlier, after, most) {
   const [before, now] = [earlier, after].map((guesses) => new Map(guesses.toReversed())), words = new Set([...before.keys(), ...now.keys()]);
   const share = (known, word) => known.get(word) ?? 0, largest = (word) => Math.max(share(before, word), share(now, word));
-  const inWords = (known, word) => (known.has(word) ? percent(known.get(word)) : `< ${percent([...known.values()][0])}`);
+  const inWords = (known, word) => (known.has(word) ? percent(known.get(word)) : `<${percent([...known.values()][0]).replace(/^</, "")}`);
   const shown = [...words].sort((a, b) => largest(b) - largest(a)).slice(0, most), names = writtenApart(shown);
   return [`Predictions after ${clip(trace.queries[query], 12)}`, shown
     .map((word, i) => [names[i], share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];

@@ -38,6 +38,12 @@ const rangeOf = (axis) => {
   return [ticks[0], ticks[ticks.length - 1]];
 };
 
+// The colours end at the values, because no axis shows them.
+const coloursOf = (axis) => {
+  const values = valuesOn(axis).filter(Number.isFinite), [low, high] = [Math.min(...values, Infinity), Math.max(...values, -Infinity)];
+  return low < high ? [low, high] : rangeOf(axis);
+};
+
 const FAR = 3.5, MOST_NAMED = 8;
 
 /** The heads that are far from the others on an axis, and that with the greatest value, the farthest first: in units of 1.48 times the median distance
@@ -57,23 +63,36 @@ export function outliers() {
 function addNames(picture, /** @type {number[]} */ heads, /** @type {(at: number) => number[]} */ placeOf, width) {
   const boxes = /** @type {number[][]} */ ([]);
   for (const at of heads) {
-    const [x, y] = placeOf(at), name = headName(survey.heads[at]), wide = 7.5 * name.length;
-    const box = [x + 9, x - 9 - wide].map((left) => [left, y - 7, left + wide, y + 7]).find(([left, top, right, bottom]) =>
+    const [x, y] = placeOf(at), name = makeSvg("text", { class: "name", y: y + 4 }, headName(survey.heads[at]));
+    picture.append(name);
+    const wide = name.getComputedTextLength();
+    const box = [x + 9, x - 9 - wide].map((left) => [left, y - 8, left + wide, y + 8]).find(([left, top, right, bottom]) =>
       left >= 0 && right <= width && boxes.every(([l, t, r, b]) => right < l || left > r || bottom < t || top > b));
-    if (!box) continue;
+    if (!box) {
+      name.remove();
+      continue;
+    }
     boxes.push(box);
-    picture.append(makeSvg("text", { class: "name", x: box[0], y: y + 4 }, name));
+    name.setAttribute("x", String(box[0]));
   }
 }
 
-// The name of the head at the pointer.
+// The name of the head at the pointer, in place of those that it would cover.
 function nameActive(/** @type {number} */ at) {
   const frame = byId("scatter"), picture = frame.firstChild, point = byId(`scatter-${at}`);
   picture?.querySelector(".at-pointer")?.remove();
+  for (const other of picture?.querySelectorAll(".name") ?? []) other.style.visibility = "";
   if (!point || !picture) return;
   const [x, y] = [point.cx.baseVal.value, point.cy.baseVal.value], isRight = x > frame.clientWidth / 2;
-  picture.append(makeSvg("text", { class: "name at-pointer", x: x + (isRight ? -11 : 11), y: y - 9, "text-anchor": isRight ? "end" : "start" },
-    headName(survey.heads[at])));
+  const name = makeSvg("text", { class: "name at-pointer", x: x + (isRight ? -11 : 11), y: y - 9, "text-anchor": isRight ? "end" : "start" },
+    headName(survey.heads[at]));
+  picture.append(name);
+  for (const other of picture.querySelectorAll(".name:not(.at-pointer)")) if (isOver(other, name)) other.style.visibility = "hidden";
+}
+
+function isOver(a, b) {
+  const [one, two] = [a, b].map((it) => it.getBoundingClientRect());
+  return one.left < two.right && two.left < one.right && one.top < two.bottom && two.top < one.bottom;
 }
 
 const tick = (value) => String(value).replace("-", "−");
@@ -83,7 +102,7 @@ export function drawScatter() {
   const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
   if (!width || !height) return;
   for (const axis of ["x", "y", "colour"]) byId(`axis-${axis}`).value = chosen[axis];
-  const [[left, right], [bottom, top], [pale, strong]] = [chosen.x, chosen.y, chosen.colour].map(rangeOf);
+  const [[left, right], [bottom, top], [pale, strong]] = [rangeOf(chosen.x), rangeOf(chosen.y), coloursOf(chosen.colour)];
   const x = (value) => SPACE.left + (value - left) / (right - left) * (width - SPACE.left - SPACE.right);
   const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
   const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
@@ -115,6 +134,6 @@ export function drawScatter() {
     picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
   }
   const placeOf = (at) => [x(valueOn(survey.heads[at], chosen.x)), y(valueOn(survey.heads[at], chosen.y))];
-  addNames(picture, [...new Set([chosen.at, ...outliers()])].filter((at) => placeOf(at).every(Number.isFinite)), placeOf, width);
   showPoints(frame, picture);
+  addNames(picture, [...new Set([chosen.at, ...outliers()])].filter((at) => placeOf(at).every(Number.isFinite)), placeOf, width);
 }

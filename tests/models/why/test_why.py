@@ -189,7 +189,9 @@ def test_a_part_below_half_is_one_of_several_reasons():
     why = ch.why(planted(), torch.tensor([4, 7, 9, 2, 7]), layer=1, head=0, query=4, key=2)
     assert "looks at position 2 because L0H1 wrote" in why.sentence()
     shared = replace(why, contrast=why.contrast * 2.5)
-    assert "looks at position 2 for several reasons, above all because L0H1 wrote" in shared.sentence()
+    assert (
+        "looks at position 2 for several reasons, above all because L0H1 wrote" in shared.sentence()
+    )
 
 
 def test_pairs_are_the_bilinear_form_of_autograd_in_float64():

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e81abc16af685e5768f9474099ea5ea5ead71afa285906e4b913ff0f4f08fe54; do not edit.
+// Made by `make page` from the sources 131b32aaf9af67ae260b2ae527e29851a58e4a657366d3d4fe30e3dd3308cf38; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -998,7 +998,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         const [weight, key] = shownWeight(trace, head, query, label);
         return weight && weight + (isWord(trace.queries[query]) && isWord(trace.keys[key]) ? 1 : 0);
       };
-      const shown = trace.stored(head).map((query) => [query, strength(query)]).filter(([, it]) => it > 0);
+      const shown = trace.stored(head).filter((query) => query > 0).map((query) => [query, strength(query)]).filter(([, it]) => it > 0);
       known2.set(name, shown.length ? shown.reduce((a, b) => b[1] > a[1] ? b : a)[0] : null);
     }
     return known2.get(name);
@@ -1008,7 +1008,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return [claimOf(label, query, key, trace.queries) ? row[key] : 0, key];
   }
   function tellingQuery(layer, head) {
-    const trace = store.current.layer(layer), label = store.current.finding(layer, head)?.labels[0];
+    const trace = store.current.layer(layer), finding = store.current.finding(layer, head), label = finding?.labels[0];
+    const example = finding && trace.isOneText ? exampleOf(trace, head, rowOf(finding)) : null;
+    if (example !== null) return example;
     const held = trace.stored(head).filter((q) => trace.row(trace.used, head, q)?.some((w) => w > 0));
     const strength = (q) => {
       const row = trace.row(trace.used, head, q), key = largestAt(row);
@@ -2076,9 +2078,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const wide = Math.min(280, isColumn ? width : (width - 24 * (lists.length - 1)) * parts[i] / all), y2 = above;
       scene.text(title, left, y2 + 8, { bold: true, room: wide });
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
+      const pair = 6 + Math.max(...lines.map((it) => widthOf(it[4] ?? "")));
       lines.forEach(([word, weight, changes, titled, amount, earlier2], j) => {
         const at = y2 + 32 + j * 23, isPair = earlier2 !== void 0, room = wide * (isPair ? 0.32 : amount ? 0.55 : 0.42);
-        const bar3 = wide - (isPair ? 100 : 50) - room - 6;
+        const bar3 = Math.max(0, wide - (isPair ? pair : 50) - room - 6);
         scene.text(word, left, at, { size: 14, serif: true, room });
         scene.rect(left + room + 6, at - 5, bar3, 10, { fill: "rule", radius: 2 });
         if (isPair) [earlier2, weight].forEach((part, i2) => scene.rect(left + room + 6, at - 5 + 5 * i2, bar3 * part, 5, { fill: sideColour(i2) }));
@@ -2095,7 +2098,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function changedPredictions(trace, query, earlier, after, most) {
     const [before, now] = [earlier, after].map((guesses) => new Map(guesses.toReversed())), words = /* @__PURE__ */ new Set([...before.keys(), ...now.keys()]);
     const share = (known2, word) => known2.get(word) ?? 0, largest2 = (word) => Math.max(share(before, word), share(now, word));
-    const inWords = (known2, word) => known2.has(word) ? percent(known2.get(word)) : `< ${percent([...known2.values()][0])}`;
+    const inWords = (known2, word) => known2.has(word) ? percent(known2.get(word)) : `<${percent([...known2.values()][0]).replace(/^</, "")}`;
     const shown = [...words].sort((a, b) => largest2(b) - largest2(a)).slice(0, most), names = writtenApart(shown);
     return [`Predictions after ${clip(trace.queries[query], 12)}`, shown.map((word, i) => [names[i], share(now, word), null, null, `${inWords(before, word)} → ${inWords(now, word)}`, share(before, word)])];
   }

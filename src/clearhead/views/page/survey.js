@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e81abc16af685e5768f9474099ea5ea5ead71afa285906e4b913ff0f4f08fe54; do not edit.
+// Made by `make page` from the sources 131b32aaf9af67ae260b2ae527e29851a58e4a657366d3d4fe30e3dd3308cf38; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -665,6 +665,10 @@ var clearhead = (() => {
     const ticks = ticksOf(axis);
     return [ticks[0], ticks[ticks.length - 1]];
   };
+  var coloursOf = (axis) => {
+    const values = valuesOn(axis).filter(Number.isFinite), [low, high] = [Math.min(...values, Infinity), Math.max(...values, -Infinity)];
+    return low < high ? [low, high] : rangeOf(axis);
+  };
   var FAR = 3.5;
   var MOST_NAMED = 8;
   function outliers() {
@@ -683,23 +687,35 @@ var clearhead = (() => {
       []
     );
     for (const at of heads) {
-      const [x, y] = placeOf2(at), name = headName(survey.heads[at]), wide = 7.5 * name.length;
-      const box = [x + 9, x - 9 - wide].map((left) => [left, y - 7, left + wide, y + 7]).find(([left, top, right, bottom]) => left >= 0 && right <= width && boxes.every(([l, t, r, b]) => right < l || left > r || bottom < t || top > b));
-      if (!box) continue;
+      const [x, y] = placeOf2(at), name = makeSvg("text", { class: "name", y: y + 4 }, headName(survey.heads[at]));
+      picture.append(name);
+      const wide = name.getComputedTextLength();
+      const box = [x + 9, x - 9 - wide].map((left) => [left, y - 8, left + wide, y + 8]).find(([left, top, right, bottom]) => left >= 0 && right <= width && boxes.every(([l, t, r, b]) => right < l || left > r || bottom < t || top > b));
+      if (!box) {
+        name.remove();
+        continue;
+      }
       boxes.push(box);
-      picture.append(makeSvg("text", { class: "name", x: box[0], y: y + 4 }, name));
+      name.setAttribute("x", String(box[0]));
     }
   }
   function nameActive(at) {
     const frame = byId("scatter"), picture = frame.firstChild, point = byId(`scatter-${at}`);
     picture?.querySelector(".at-pointer")?.remove();
+    for (const other of picture?.querySelectorAll(".name") ?? []) other.style.visibility = "";
     if (!point || !picture) return;
     const [x, y] = [point.cx.baseVal.value, point.cy.baseVal.value], isRight = x > frame.clientWidth / 2;
-    picture.append(makeSvg(
+    const name = makeSvg(
       "text",
       { class: "name at-pointer", x: x + (isRight ? -11 : 11), y: y - 9, "text-anchor": isRight ? "end" : "start" },
       headName(survey.heads[at])
-    ));
+    );
+    picture.append(name);
+    for (const other of picture.querySelectorAll(".name:not(.at-pointer)")) if (isOver(other, name)) other.style.visibility = "hidden";
+  }
+  function isOver(a, b) {
+    const [one, two] = [a, b].map((it) => it.getBoundingClientRect());
+    return one.left < two.right && two.left < one.right && one.top < two.bottom && two.top < one.bottom;
   }
   var tick = (value) => String(value).replace("-", "−");
   var end = (value) => Number.isInteger(value) ? String(value) : number(value, 3);
@@ -707,7 +723,7 @@ var clearhead = (() => {
     const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
     if (!width || !height) return;
     for (const axis of ["x", "y", "colour"]) byId(`axis-${axis}`).value = chosen[axis];
-    const [[left, right], [bottom, top], [pale, strong]] = [chosen.x, chosen.y, chosen.colour].map(rangeOf);
+    const [[left, right], [bottom, top], [pale, strong]] = [rangeOf(chosen.x), rangeOf(chosen.y), coloursOf(chosen.colour)];
     const x = (value) => SPACE.left + (value - left) / (right - left) * (width - SPACE.left - SPACE.right);
     const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
@@ -739,8 +755,8 @@ var clearhead = (() => {
       picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
     }
     const placeOf2 = (at) => [x(valueOn(survey.heads[at], chosen.x)), y(valueOn(survey.heads[at], chosen.y))];
-    addNames(picture, [.../* @__PURE__ */ new Set([chosen.at, ...outliers()])].filter((at) => placeOf2(at).every(Number.isFinite)), placeOf2, width);
     showPoints(frame, picture);
+    addNames(picture, [.../* @__PURE__ */ new Set([chosen.at, ...outliers()])].filter((at) => placeOf2(at).every(Number.isFinite)), placeOf2, width);
   }
 
   // src/hosts/server_lines.js

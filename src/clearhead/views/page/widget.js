@@ -1,4 +1,4 @@
-// Made by `make page` from the sources d59982e49ad9d38efab8f6efc19dcbb1c8b7b2a71935f2b5e606a9ee87a51bb2; do not edit.
+// Made by `make page` from the sources 941957d3bcff1d9c11e7714d3eae24d369c541a8cd34db0ac8f0169b94ff3bec; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
