@@ -18,7 +18,7 @@ RECEIVERS = "receivers"  # the axis of paths
 def sweep(
     edit: Edit, over: Sequence[str], calls: Sequence[UneditedCall]
 ) -> dict[str, tuple[Edit, ...]]:
-    """Return the edit at each combination of the axes `over`, by name: "layer 3 position 7", "L0H7".
+    """Return the edit at each combination of the axes `over`, by name: "L0H7 position 3".
 
     An axis that the edit already restricts has only the values that it names. The layers, heads and
     positions of a path are those of its sender. Raises `BadValue` for an unknown axis, for an edit

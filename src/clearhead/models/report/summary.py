@@ -25,6 +25,7 @@ def summary(report: Report, width: int = WIDTH) -> str:
     counts = Counter(label for x in report.heads for label in _labels(x))
     writing = {(x.layer, x.head) for x in report.writers}
     without = sum(not _labels(x) and (x.layer, x.head) not in writing for x in report.heads)
+    without_role = f" {quantity(without, 'head')} {'has' if without == 1 else 'have'} no role"
     roles = [f"{count} {label}" for label, count in counts.most_common()]
     if report.next_token is not None and writing:  # which the page shows as a group
         roles.insert(0, f"{len(writing)} write {_quoted(report.next_token.token)}")
@@ -42,8 +43,7 @@ def summary(report: Report, width: int = WIDTH) -> str:
         lines += [*_writers(report, report.next_token, width), ""]
     lines += textwrap.wrap(
         f"Roles of heads, of which a head may have several: {', '.join(roles) or 'none'}."
-        + f" {quantity(without, 'head')} ha{'s' if without == 1 else 've'} no role, or one that may "
-        "be chance." * (without > 0),
+        + f"{without_role}, or one that may be chance." * (without > 0),
         width,
     )
     words = len(set(report.tokens))

@@ -193,8 +193,9 @@ class _Search:
         return _tested(mass, words, uniform, probability, level, hit)
 
     def _ordered(self, head: int) -> tuple[Role, ...]:
-        """Sort roles by falling mass, those that repeat first, because a sink and a window are roles
-        of many heads. Before other roles the sink leads only if the first one's queries prefer it.
+        """Sort roles by falling mass, those that repeat first, because many heads have a sink.
+
+        Before other roles the sink leads only if the queries of the first one prefer it.
         """
         roles = sorted(self.roles[head].values(), key=lambda x: (x.name not in REPEATS, -x.mass))
         sink = self.roles[head].get("first")
