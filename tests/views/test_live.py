@@ -534,6 +534,17 @@ def test_the_first_edit_shows_something(visit, teller, viewport):
     assert tab.evaluate("chosen.query") == 17
     if viewport == WIDE:  # the smaller one has no room for lists below all words
         assert f"99.9 % → {100 * castle:.0f} %" in texts(tab)
+        bars = tab.evaluate(
+            "picture.shapes.filter((it) => it.fill === 'rule' && it.height === 10)"
+            ".map((it) => [it.y + 5, it.x + it.width])"
+        )
+        pairs = tab.evaluate(
+            "picture.shapes.filter((it) => it.kind === 'text' && it.text.includes(' → '))"
+            ".map((it) => [it.y, it.x - widthOf(it.text), it.text])"
+        )
+        assert pairs and not any("< <" in words or "<<" in words for _, _, words in pairs)
+        for y, left, words in pairs:
+            assert all(right <= left for at, right in bars if at == y and right < left + 90), words
 
 
 def test_an_edit_that_changes_no_prediction_says_so(visit, teller):
