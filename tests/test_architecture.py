@@ -22,11 +22,11 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3670,
+    "views": 3640,
     "corpus": 3910,
     "demo": 375,
-    "models": 9190,
-    "hf": 1900,
+    "models": 9230,
+    "hf": 1890,
     "distributed": 2580,
     "nn": 1130,
     "core": 10100,

@@ -134,8 +134,8 @@ class _FirstCall(ModelFollower):
 
     def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
         running = self.running.texts.running
-        if running and (found := self.tracker.of_call(running[0], problem.Tq, problem.Tk)):
-            self.picture, self.inputs = found, inputs
+        if running and (picture := self.tracker.of_call(running[0], problem.Tq, problem.Tk)):
+            self.picture, self.inputs = picture, inputs
             raise _Reached
         return ()
 
@@ -149,10 +149,8 @@ def are_in_order(model: nn.Module, start: Callable[[], object]) -> bool:
     Then a change of the last patch of the first row changes this token alone in what the first call
     on patches receives. This runs the model twice to that call, if it cuts patches at all.
     """
-    if not any(map(_cuts_patches, model.modules())):
-        return True
-    before = _FirstCall(model, start)
-    if before.picture is None:
+    before = _FirstCall(model, start) if any(map(_cuts_patches, model.modules())) else None
+    if before is None or before.picture is None:
         return True
     cut: Any = model.get_submodule(before.tracker.name)
     (height, width), last = cut.kernel_size, before.picture.columns - 1
@@ -192,10 +190,9 @@ def _pooled(picture: Picture | None, at: Tensor, tokens: int) -> Picture | None:
 
 def _pixels(image: Tensor) -> Tensor:
     """Return an image (C, height, width) as `Picture.pixels`; grey unless it has three colours."""
-    image = image.detach().float().cpu()
-    image = image if len(image) == 3 else image.mean(0, keepdim=True)
     step = -(-max(image.shape[-2:]) // LARGEST)
-    image = image[:, ::step, ::step]
+    image = image[:, ::step, ::step].detach().float().cpu()
+    image = image if len(image) == 3 else image.mean(0, keepdim=True)
     least, most = image.amin((-2, -1), keepdim=True), image.amax((-2, -1), keepdim=True)
     shades = (image - least) / (most - least).clamp(min=1e-9) * 255
     return shades.expand(3, -1, -1).permute(1, 2, 0).round().byte().contiguous()
