@@ -8,7 +8,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from ...core.masks.without import WithoutEdges
 from ...core.problem.problem import Problem
 from ...core.torch_state import has_values, in_backward
 from .coverage import attends
-
-if TYPE_CHECKING:
-    from .picture import PictureTracker
 
 # The arguments that pass another text to a module, for cross-attention.
 OTHER_TEXT = (
@@ -89,7 +86,7 @@ class TextStack:
         self.running: list[Running] = []
         self.calls = 0
         self.missed: dict[str, type[nn.Module]] = {}
-        self.pictures: PictureTracker | None = None
+        self.pictures: Any = None  # a `PictureTracker`, whose file is above this one
         self._own_text: _OwnText | None = None
         self._known: dict[tuple[str, Grid], set[Positions]] = {}  # of the calls of each module
 
