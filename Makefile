@@ -11,13 +11,18 @@ PYTEST := $(BIN)/python -m pytest --quiet --durations 10
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 SEED := $(shell date +%s)
-.PHONY: look real survey unit test slow setup check lint page coverage bench pictures docs clean help
+.PHONY: look real images survey unit test slow setup check lint page coverage bench pictures docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
 
 real: .venv/look  ## Show a real model, SmolLM2-135M, reading a sentence; the first time it is downloaded.
 	$(BIN)/clearhead look "$(SENTENCE)" --model "$$($(BIN)/python examples/smollm2.py)" --out out/real
+
+images: .venv/look  ## Show a real vision model, DINOv2-small, on a photograph; the first time both are downloaded.
+	$(PIP) onnx
+	$(BIN)/clearhead look "$$($(BIN)/python examples/dinov2.py --photo)" --model "$$($(BIN)/python examples/dinov2.py)" \
+	  --out out/images
 
 survey: .venv/survey  ## Survey the included model over a thousand stories, and write its page.
 	$(BIN)/python -m examples.stories 1000 out/stories.jsonl
