@@ -59,10 +59,10 @@ def sweep(
             values.append([{"positions": [p]} for p in _positions(edit, of_part)])
         for combination in product(*values):
             where = {axis: value for one in combination for axis, value in one.items()}
-            name = " ".join(f"{axis[:-1]} {value[0]}" for axis, value in where.items())
+            names = [f"{axis[:-1]} {value[0]}" for axis, value in where.items()]
             if "layers" in where and "heads" in where:
-                name = name.replace("layer ", "L").replace(" head ", "H")
-            groups[name] = (replace(edit, **where),)
+                names[:2] = [f"L{where['layers'][0]}H{where['heads'][0]}"]
+            groups[" ".join(names)] = (replace(edit, **where),)
     return groups
 
 
