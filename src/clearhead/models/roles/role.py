@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ...core.torch_state import loadable
+from .table import NEAR, WINDOWS
 
 NOT_NUMBERS = "NaN"  # the label of a head whose weights are NaN
 
@@ -32,8 +33,8 @@ class Role:
 
     @property
     def evidence(self) -> str:
-        digits = self.name.lstrip("abcdefghijklmnopqrstuvwxyz")
-        within = f" of {digits}" if digits and self.name != "before2" else ""
+        distance = {**WINDOWS, **NEAR}.get(self.name)
+        within = f" of {distance}" if distance else ""
         mass = f"{self.label}{within}: {self.mass:.2f} of the weight"
         if self.name == "sink":  # no token
             return f"{mass}."

@@ -106,6 +106,13 @@ class RoleKeys:
         return self.keep.sum(-1)
 
     @cached_property
+    def away(self) -> Tensor | None:
+        """The rows and columns from each query to each key, (n, Tk, 2); None for a text."""
+        if self.places is None or self.at is None:
+            return None
+        return self.places - self.places[self.at].unsqueeze(1)
+
+    @cached_property
     def voted(self) -> dict[str, Tensor]:
         """The keys of each role in `VOTED`, (n, Tk), without the first key: it has its own role."""
         if self.at is None:
@@ -113,12 +120,11 @@ class RoleKeys:
         keys = torch.arange(self.keep.shape[1])
         offset = keys - self.at.unsqueeze(-1)
         allowed = self.keep & (keys != self.first)
-        if self.places is not None:
-            away = self.places - self.places[self.at].unsqueeze(1)  # (n, Tk, 2)
+        if self.places is not None and self.away is not None:
             is_patch = (self.places >= 0).all(-1) & allowed
-            cells = {n: (away == torch.tensor(x)).all(-1) & is_patch for n, x in PLACES.items()}
-            furthest = away.abs().amax(-1)
-            return cells | {name: (furthest < size) & is_patch for name, size in NEAR.items()}
+            cells = {n: (self.away == torch.tensor(x)).all(-1) for n, x in PLACES.items()}
+            cells |= {name: self.away.abs().amax(-1) < size for name, size in NEAR.items()}
+            return {name: cell & is_patch for name, cell in cells.items()}
         cells = {name: offset == distance for name, distance in OFFSETS.items()}
         if self.repeats:
             earlier = (keys > self.first) & (offset < -1)
@@ -146,9 +152,8 @@ class RoleKeys:
         allowed = self.keep & (self.choices > 1).unsqueeze(-1)
         if self.at is None:
             return allowed
-        if self.places is not None:
-            away = (self.places - self.places[self.at].unsqueeze(1)).abs().amax(-1)
-            return allowed & (away > 1)
+        if self.away is not None:
+            return allowed & (self.away.abs().amax(-1) > 1)
         offset = torch.arange(self.keep.shape[1]) - self.at.unsqueeze(-1)
         return allowed & ((offset < min(OFFSETS.values())) | (offset > max(OFFSETS.values())))
 
