@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Picture:
     pixels: Tensor = field(repr=False)
     after: tuple[str | None, ...] = ()
 
-    @property
+    @cached_property
     def tokens(self) -> tuple[str, ...]:
         """The name of each token: "[CLS]", and "patch 2,5" in row 2, column 5."""
         patches = (f"patch {r},{c}" for r in range(self.rows) for c in range(self.columns))

@@ -67,13 +67,8 @@ def why_ahead(model: TextModel, report: Report, text: Any = None) -> Sequence[Wh
         return ()
     if len(report.tokens) > MOST_COMPARED_TOKENS:
         return f"The text has more than {MOST_COMPARED_TOKENS:,} tokens."
-    at: tuple[()] | tuple[int, int, int, int] = (
-        begin.head.layer,
-        begin.head.head,
-        begin.query,
-        begin.key,
-    )
-    walked: list[Why] = []
+    at: tuple[()] | tuple[int, int, int, int]
+    at, walked = (begin.head.layer, begin.head.head, begin.query, begin.key), list[Why]()
     try:
         inputs = model.tokens_and_inputs(report.text if text is None else text)[1]
 
