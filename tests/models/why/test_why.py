@@ -83,7 +83,7 @@ def test_a_run_in_another_thread_is_not_followed(model):
     report, why = (
         ch.report(model, ids()[None]), ch.why(model, ids(), layer=1, head=2, query=5, key=3)
     )  # fmt: skip
-    main = threading.get_ident()
+    batch, main = ch.report_batch(model, ids()[None])[0], threading.get_ident()
 
     def elsewhere(module, args):
         if threading.get_ident() == main:
@@ -96,9 +96,12 @@ def test_a_run_in_another_thread_is_not_followed(model):
     try:
         again = ch.why(model, ids(), layer=1, head=2, query=5, key=3)
         assert ch.report(model, ids()[None]).heads == report.heads
+        also = ch.report_batch(model, ids()[None])[0]
     finally:
         for hook in hooks:
             hook.remove()
+    assert also.heads == batch.heads
+    assert [x.module for x in also.layers] == [x.module for x in batch.layers]
     assert again.components == why.components and torch.equal(again.key_parts, why.key_parts)
 
 

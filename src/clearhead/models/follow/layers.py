@@ -1,7 +1,6 @@
 """Find the layer that makes an attention call, from the module that is running."""
 
 import fnmatch
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 
 from ...core.errors import BadType, BadValue, is_iterable, kind_of, whole_number
@@ -87,16 +85,10 @@ class Layers:
         self.ran_in_other_thread = False
         self.names: list[str] = []  # the module of each layer
         self.texts = TextStack()
-        self._thread = threading.get_ident()
         self._running: list[str] = []  # names of modules, outermost first
         self._calls: Counter[str] = Counter()  # by module, in this run of the model
         self._numbers: dict[tuple[str, int], int] = {}  # the layer of each call of a module
         self._repeated: set[str] = set()  # modules that ran again after a call, in one run
-
-    def is_other_thread(self) -> bool:
-        """Return whether another thread runs than that of the block."""
-        # False while torch.compile traces, which runs in one thread and does not support threads.
-        return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
 
     def enter(
         self,
@@ -105,7 +97,7 @@ class Layers:
         args: Sequence[Any],
         kwargs: Mapping[str, Any] = NO_KEYWORDS,
     ) -> None:
-        if self.is_other_thread():
+        if self.texts.is_other_thread():
             self.ran_in_other_thread = True
             return
         if not name:  # the model itself: an earlier run may have been interrupted
@@ -120,7 +112,7 @@ class Layers:
         self.texts.enter(name, module, args, kwargs)
 
     def leave(self, *ran: Any) -> None:
-        if self._running and not self.is_other_thread():
+        if self._running and not self.texts.is_other_thread():
             self._running.pop()
             self.texts.leave(*ran)
 
@@ -132,7 +124,7 @@ class Layers:
     @property
     def current(self) -> str | None:
         """The name of the module that is running; None outside the model."""
-        return self._running[-1] if self._running and not self.is_other_thread() else None
+        return self._running[-1] if self._running and not self.texts.is_other_thread() else None
 
     def next_call(self) -> tuple[int, str]:
         """Count an attention call of the running module. Returns the layer and the module name.

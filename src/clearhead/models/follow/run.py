@@ -38,10 +38,10 @@ class ModelFollower(Follower):
         layers = self.running
 
         def enter(*ran: Any) -> None:
-            (layers if layers.is_other_thread() else self).enter(*ran)
+            (layers if layers.texts.is_other_thread() else self).enter(*ran)
 
         def leave(*ran: Any) -> Any:
-            return None if layers.is_other_thread() else self.leave(*ran)
+            return None if layers.texts.is_other_thread() else self.leave(*ran)
 
         with module_hooks(self.model, enter, leave, attention_only), following(self):
             yield

@@ -6,6 +6,7 @@ torch.nn.MultiheadAttention, and `lengths`. It is never inferred from the cells 
 
 import inspect
 import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -85,19 +86,26 @@ class TextStack:
     def __init__(self) -> None:
         self.running: list[Running] = []
         self.calls = 0
+        self._thread = threading.get_ident()
         self.missed: dict[str, type[nn.Module]] = {}
         self.pictures: Any = None  # a `PictureTracker`, whose file is above this one
         self._own_text: _OwnText | None = None
         self._known: dict[tuple[str, Grid], set[Positions]] = {}  # of the calls of each module
 
+    def is_other_thread(self) -> bool:
+        """Return whether another thread runs than that of the block."""
+        # False while torch.compile traces, which runs in one thread and does not support threads.
+        return not torch.compiler.is_compiling() and threading.get_ident() != self._thread
+
     def enter(
         self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        if not torch.compiler.is_compiling():  # a graph cannot hold modules
+        # A graph cannot hold modules, and another thread runs the model for another caller.
+        if not (torch.compiler.is_compiling() or self.is_other_thread()):
             self.running.append(Running(name, module, args, kwargs, self.calls))
 
     def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
-        if torch.compiler.is_compiling() or not self.running:
+        if torch.compiler.is_compiling() or not self.running or self.is_other_thread():
             return
         ran = self.running.pop()
         if self.pictures is not None:
