@@ -32,14 +32,14 @@ export function drawImage(width, height) {
 function oneHead(scene, side, width, height) {
   const isPair = width >= LEAST_PAIR && !store.edited, columns = isPair ? 2 : 1;
   const wide = (width - GAP * (columns - 1)) / columns, lists = side.query === null ? 0 : 32 + 23 * LISTED;
-  const top = otherTokens(scene, side, 0, 0, width), room = height - BELOW - top;
+  const row = rowOf(side), top = otherTokens(scene, side, row, 0, 0, width), room = height - BELOW - top;
   // The lists are beside the image if it is larger so.
   const beside = sizeIn(side.trace, (width - LISTS - GAP * columns) / columns, room), below = sizeIn(side.trace, wide,
     Math.max(room - lists, isPair ? 160 : Math.min(wide, 340)));
   const isBeside = isPair && lists && beside.cell > below.cell, size = isBeside ? beside : below;
-  if (isPair) panel(scene, side, 0, top, size, false);
-  const left = isPair ? size.width + GAP : 0, bottom = panel(scene, side, left, top, size, true);
-  legend(scene, side, shades(side.trace, side.head, side.query), left, bottom + 8, size.width);
+  if (isPair) panel(scene, side, row, 0, top, size, false);
+  const left = isPair ? size.width + GAP : 0, bottom = panel(scene, side, row, left, top, size, true);
+  legend(scene, side, row, left, bottom + 8, size.width);
   const end = isBeside ? wordLists(scene, side, left + size.width + GAP, top, LISTS, true, LISTED)
     : wordLists(scene, side, 0, bottom + 66, width, false, LISTED);
   return Math.max(end, bottom + 66);
@@ -52,12 +52,15 @@ function severalHeads(scene, shown, width, height) {
     const size = sizeIn(side.trace, wide, Math.max(high, 120)), left = (i % across) * (wide + GAP);
     const top = Math.floor(i / across) * (size.height + NAME + LINE + 62);
     scene.text(side.name, left, top + 8, { bold: true, fill: sideColour(i), room: wide });
-    const at = otherTokens(scene, side, left, top + NAME, wide), below = panel(scene, side, left, at, size, true);
-    legend(scene, side, shades(side.trace, side.head, side.query), left, below + 8, wide);
+    const row = rowOf(side), at = otherTokens(scene, side, row, left, top + NAME, wide);
+    const below = panel(scene, side, row, left, at, size, true);
+    legend(scene, side, row, left, below + 8, wide);
     return below + 58;
   });
   return Math.max(...ends);
 }
+
+const rowOf = ({ trace, head, query }) => shades(trace, head, query);
 
 function sizeIn(trace, width, height) {
   const { rows, columns } = trace.picture, cell = Math.max(4, Math.min(width / columns, height / rows));
@@ -65,8 +68,8 @@ function sizeIn(trace, width, height) {
 }
 
 // The tokens that are not patches, with their weights. Returns the lower end.
-function otherTokens(scene, side, x, top, width) {
-  const { trace, query, key } = side, { before, rows, columns } = trace.picture, row = shades(trace, side.head, query);
+function otherTokens(scene, side, row, x, top, width) {
+  const { trace, query, key } = side, { before, rows, columns } = trace.picture;
   let left = x, line = 0;
   for (let at = 0; at < trace.size.k; at++) {
     if (at === before) at += rows * columns;
@@ -87,10 +90,10 @@ function otherTokens(scene, side, x, top, width) {
 
 // The image, plain or under the weights. Pointing at a patch of the plain one selects a query, and of the weights
 // a key, if both are drawn. Returns the lower end.
-function panel(scene, side, x, y, { cell, width, height }, hasWeights) {
-  const { trace, head, query, key } = side, { before, rows, columns, image } = trace.picture;
+function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
+  const { trace, query, key } = side, { before, rows, columns, image } = trace.picture;
   const pixels = side.from.image(image), [high, wide] = pixels.stored, colours = pixels.values;
-  const { weights, top } = patchesOf(trace, shades(trace, head, query)), paper = store.isDark ? 16 : 255;
+  const { weights, top } = patchesOf(trace, row), paper = store.isDark ? 16 : 255;
   const inks = shareInks();
   scene.cells(x, y, width / wide, height / high, high, wide, (at) => {
     const [red, green, blue] = colours.subarray(3 * at, 3 * at + 3);

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 131b32aaf9af67ae260b2ae527e29851a58e4a657366d3d4fe30e3dd3308cf38; do not edit.
+// Made by `make page` from the sources 14c4955e61029448ad3ac29a65354b75b79fbd7b0fe5987bf8873905118028a5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -281,11 +281,11 @@ var clearhead = (() => {
       return this.queries.map((_, query) => this.row(this.used, head, query)?.[key]);
     }
     // The mean weight that each key receives from a query, or the mean of another row of each query.
-    received(head, rowOf3 = (query) => this.drawn(head, query)) {
+    received(head, rowOf4 = (query) => this.drawn(head, query)) {
       const sums = Array(this.size.k).fill(0);
       const stored = this.stored(head);
       for (const query of stored) {
-        rowOf3(query)?.forEach((weight, key) => {
+        rowOf4(query)?.forEach((weight, key) => {
           sums[key] += weight || 0;
         });
       }
@@ -2470,16 +2470,16 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function oneHead(scene, side, width, height) {
     const isPair = width >= LEAST_PAIR && !store.edited, columns = isPair ? 2 : 1;
     const wide = (width - GAP * (columns - 1)) / columns, lists = side.query === null ? 0 : 32 + 23 * LISTED;
-    const top = otherTokens(scene, side, 0, 0, width), room = height - BELOW - top;
+    const row = rowOf2(side), top = otherTokens(scene, side, row, 0, 0, width), room = height - BELOW - top;
     const beside = sizeIn2(side.trace, (width - LISTS - GAP * columns) / columns, room), below = sizeIn2(
       side.trace,
       wide,
       Math.max(room - lists, isPair ? 160 : Math.min(wide, 340))
     );
     const isBeside2 = isPair && lists && beside.cell > below.cell, size = isBeside2 ? beside : below;
-    if (isPair) panel(scene, side, 0, top, size, false);
-    const left = isPair ? size.width + GAP : 0, bottom = panel(scene, side, left, top, size, true);
-    legend(scene, side, shades(side.trace, side.head, side.query), left, bottom + 8, size.width);
+    if (isPair) panel(scene, side, row, 0, top, size, false);
+    const left = isPair ? size.width + GAP : 0, bottom = panel(scene, side, row, left, top, size, true);
+    legend(scene, side, row, left, bottom + 8, size.width);
     const end = isBeside2 ? wordLists(scene, side, left + size.width + GAP, top, LISTS, true, LISTED) : wordLists(scene, side, 0, bottom + 66, width, false, LISTED);
     return Math.max(end, bottom + 66);
   }
@@ -2490,18 +2490,20 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const size = sizeIn2(side.trace, wide, Math.max(high, 120)), left = i % across * (wide + GAP);
       const top = Math.floor(i / across) * (size.height + NAME2 + LINE + 62);
       scene.text(side.name, left, top + 8, { bold: true, fill: sideColour(i), room: wide });
-      const at = otherTokens(scene, side, left, top + NAME2, wide), below = panel(scene, side, left, at, size, true);
-      legend(scene, side, shades(side.trace, side.head, side.query), left, below + 8, wide);
+      const row = rowOf2(side), at = otherTokens(scene, side, row, left, top + NAME2, wide);
+      const below = panel(scene, side, row, left, at, size, true);
+      legend(scene, side, row, left, below + 8, wide);
       return below + 58;
     });
     return Math.max(...ends2);
   }
+  var rowOf2 = ({ trace, head, query }) => shades(trace, head, query);
   function sizeIn2(trace, width, height) {
     const { rows, columns } = trace.picture, cell = Math.max(4, Math.min(width / columns, height / rows));
     return { cell, width: cell * columns, height: cell * rows };
   }
-  function otherTokens(scene, side, x, top, width) {
-    const { trace, query, key } = side, { before, rows, columns } = trace.picture, row = shades(trace, side.head, query);
+  function otherTokens(scene, side, row, x, top, width) {
+    const { trace, query, key } = side, { before, rows, columns } = trace.picture;
     let left = x, line2 = 0;
     for (let at = 0; at < trace.size.k; at++) {
       if (at === before) at += rows * columns;
@@ -2519,10 +2521,10 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     return top + (trace.size.k > rows * columns ? LINE * (Math.min(line2, MOST_LINES - 1) + 1) : 0);
   }
-  function panel(scene, side, x, y, { cell, width, height }, hasWeights) {
-    const { trace, head, query, key } = side, { before, rows, columns, image } = trace.picture;
+  function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
+    const { trace, query, key } = side, { before, rows, columns, image } = trace.picture;
     const pixels = side.from.image(image), [high, wide] = pixels.stored, colours2 = pixels.values;
-    const { weights, top } = patchesOf(trace, shades(trace, head, query)), paper = store.isDark ? 16 : 255;
+    const { weights, top } = patchesOf(trace, row), paper = store.isDark ? 16 : 255;
     const inks = shareInks();
     scene.cells(x, y, width / wide, height / high, high, wide, (at) => {
       const [red, green, blue] = colours2.subarray(3 * at, 3 * at + 3);
@@ -2923,12 +2925,12 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const { h, q, k } = { h: state().head, q: queryOr(), k: keyOr(), ...changes };
     return { ...changes, ...shownTrace().at(h, q, k) };
   };
-  var rowOf2 = (step) => shownTrace().row(step, state().head, queryOr());
+  var rowOf3 = (step) => shownTrace().row(step, state().head, queryOr());
   var earlierPair = (step) => shownTrace().pairs[shownTrace().pairs.indexOf(step) - 1];
   var write = (step) => holds(step) ? (WRITTEN[step.name] ?? (step.isPair ? beforeAndAfter : rowsOf))(step) : elsewhere(step);
   function holds(step) {
     const indices = selection();
-    return step === shownTrace().weights && rowOf2(step)?.some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
+    return step === shownTrace().weights && rowOf3(step)?.some((weight) => weight !== void 0) || step.holdsNumbers && "hgq".split("").every((letter) => step.indexOf[letter]?.has(indices[letter]) ?? true);
   }
   function elsewhere(step) {
     if (canCompute()) {
@@ -3028,7 +3030,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function beforeAndAfter(step) {
     const earlier = earlierPair(step);
-    const after = rowOf2(step), before = earlier && rowOf2(earlier);
+    const after = rowOf3(step), before = earlier && rowOf3(earlier);
     const note = (i) => {
       if (!before) return "";
       if (after[i] === -Infinity && before[i] !== -Infinity) return "may not look";
@@ -3066,7 +3068,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return [make("p", { class: "sum" }, keyToken(keyOr()), " ", number(before), calculation, make("b", {}, number(after)))];
   }
   function dotProduct(step) {
-    const row = rowOf2(step), result = row[keyOr()];
+    const row = rowOf3(step), result = row[keyOr()];
     const q = shownTrace().step("query")?.along("d", selection());
     const k = shownTrace().step("key")?.along("d", selection());
     const parts = [];
@@ -3115,7 +3117,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   function exponentials(step) {
     const earlier = earlierPair(step);
-    const after = rowOf2(step), before = earlier && rowOf2(earlier);
+    const after = rowOf3(step), before = earlier && rowOf3(earlier);
     const total = sum(after);
     if (before?.every((score) => score === -Infinity)) {
       return [paragraph("This query is fully masked, so every weight is 0.")];
@@ -3174,7 +3176,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return parts;
   }
   function weightedSum(step) {
-    const share = rowOf2(shownTrace().used), values = shownTrace().step("value");
+    const share = rowOf3(shownTrace().used), values = shownTrace().step("value");
     const result = step.along("v", selection()) ?? [];
     const features = ends(result.length, 4);
     const cells = (row) => features.map((j) => j === null ? "…" : row ? number(row[j]) : "?");

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 131b32aaf9af67ae260b2ae527e29851a58e4a657366d3d4fe30e3dd3308cf38; do not edit.
+// Made by `make page` from the sources 14c4955e61029448ad3ac29a65354b75b79fbd7b0fe5987bf8873905118028a5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

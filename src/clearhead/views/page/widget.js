@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 941957d3bcff1d9c11e7714d3eae24d369c541a8cd34db0ac8f0169b94ff3bec; do not edit.
+// Made by `make page` from the sources 6adb6647ac8389f50458279d36714adcfa5c420d9c6670827d2042886848d7d2; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
