@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import HEAD, OTHER_FOLDER, Text, refuse
+from .options import HEAD, OTHER_FOLDER, Model, Text, refuse
 from .output import say, say_loading, say_written, terminal_width, wrapped
 from .text_input import read_text
 
@@ -25,12 +25,7 @@ SHORT_TABLE = 24  # heads of which the table fits a screen
 def look(
     context: typer.Context,
     text: Text = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="A checkpoint, a GGUF file, a cached model of the hub, or a storyteller."
-        ),
-    ] = None,
+    model: Model = None,
     beside: Annotated[
         Path | None, typer.Option(help="Another model, for comparison on the page.")
     ] = None,
@@ -42,9 +37,11 @@ def look(
             "storyteller.",
         ),
     ] = False,
-    probe: Annotated[
+    repeated_tokens: Annotated[
         bool,
-        typer.Option("--probe", help="Also score each head on random tokens that are repeated."),
+        typer.Option(
+            "--repeated-tokens", help="Also score each head on random tokens that are repeated."
+        ),
     ] = False,
     all: Annotated[
         bool, typer.Option("--all", help="Print the table of all heads, however many they are.")
@@ -72,7 +69,7 @@ def look(
       clearhead look "The cat sat because it was tired."
       clearhead look story.txt --model DIR --out pictures
       clearhead look "The cat sat." --model DIR --effects
-      clearhead look story.txt --model DIR --probe --csv heads.csv
+      clearhead look story.txt --model DIR --repeated-tokens --csv heads.csv
       clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
       clearhead look story.txt --beside out/storyteller
       clearhead look photo.jpg --model DIR
@@ -82,7 +79,7 @@ def look(
     from clearhead.views.load import load_text_model
 
     if tile is not None:
-        names = "beside", "effects", "probe", "all", "csv"
+        names = "beside", "effects", "repeated_tokens", "all", "csv"
         rule, hint = "a tile is a part of the weights of one head.", "leave {} or --tile out."
         refuse(context, names, "with --tile", rule, hint)
     image = _image_file(text)
@@ -94,7 +91,7 @@ def look(
     if tile is not None:
         _look_at_tile(reader, words, tile, out)
     else:
-        _look_at(reader, model, words, effects, probe, all, csv, out, other)
+        _look_at(reader, model, words, effects, repeated_tokens, all, csv, out, other)
 
 
 def _look_at(
@@ -102,7 +99,7 @@ def _look_at(
     name: Path | None,
     words: "str | Path",
     effects: bool,
-    probe: bool,
+    repeated_tokens: bool,
     every: bool,
     csv: Path | None,
     out: Path,
@@ -114,7 +111,13 @@ def _look_at(
     from clearhead.views.report_files import write
 
     beside = None if other is None else report(other, words)
-    result = report(model, words, effects=effects or model.is_small, probe=probe, next_token=True)
+    result = report(
+        model,
+        words,
+        effects=effects or model.is_small,
+        repeated_tokens=repeated_tokens,
+        next_token=True,
+    )
     if name is not None and not name.exists():  # a name of the hub, which the page shows too
         result = replace(result, folder=str(name))
     ahead = _without_writers(model, words, result)

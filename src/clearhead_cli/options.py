@@ -39,4 +39,5 @@ def refuse(context: typer.Context, names: Iterable[str], where: str, rule: str, 
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise BadValue(f"--{name} was passed {where}.", rule, hint.format(f"--{name}"))
+            option = f"--{name.replace('_', '-')}"
+            raise BadValue(f"{option} was passed {where}.", rule, hint.format(option))

@@ -126,7 +126,7 @@ def test_pictures_and_page_are_written(run, tmp_path):
 def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, tmp_path):
     table = tmp_path / "heads.csv"
     text = f"{STORY} The zebra sat because it was tired."
-    code, out, err = run("look", text, "--out", tmp_path, "--csv", table, "--probe")
+    code, out, err = run("look", text, "--out", tmp_path, "--csv", table, "--repeated-tokens")
     assert code == 0 and "zebra(?)" in out and "does not know" in out
     for relation in ("previous word", "subject", "antecedent"):
         assert f"{relation} (9" in out  # its rate on held-out stories
@@ -136,7 +136,7 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     found = json.loads((tmp_path / "storyteller-report.json").read_text())
     labels = {head["label"] for layer in found["layers"] for head in layer["heads"]}
     assert {"previous word", "subject", "antecedent"} <= labels
-    assert "Roles of heads" in out and "Begin with L0H7: antecedent" in out
+    assert "Roles (a head" in out and "Begin with L0H7: antecedent" in out
     [line] = re.findall(r"^Why: L0H7 at .*\n.*", out, re.M)
     assert re.fullmatch(
         r"Why: L0H7 at \*\w+\* \(\d+\) looks at \*\w+\* \(\d+\) because .* of \d+\.\d\.",
@@ -144,7 +144,7 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     )
     assert "Largest scores on random tokens" in out
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert len(rows) == 16 and float(rows[1]["previous"]) > 0 and rows[1]["probe_previous"]
+    assert len(rows) == 16 and float(rows[1]["previous"]) > 0 and rows[1]["repeated_previous"]
     # The table has both labels, and says how they differ.
     assert "previous token" in labels
     legend = " ".join(out.split())
@@ -322,8 +322,9 @@ def test_dropout_and_seed_are_reproducible(run):
     (["explain", "a b", "--dropout", "1.5"], "--dropout 1.5.\n  Rule: dropout is the probability "
      "that a weight is dropped, from 0 to 1.\n  Hint: pass a number such as 0.1; layers pass "
      "0.0 outside training."),
-    (["look", "a b", "--tile", "0:0:0-1:0-1", "--probe"], "--probe was passed with --tile.\n"
-     "  Rule: a tile is a part of the weights of one head.\n  Hint: leave --probe or --tile out."),
+    (["look", "a b", "--tile", "0:0:0-1:0-1", "--repeated-tokens"],
+     "--repeated-tokens was passed with --tile.\n  Rule: a tile is a part of the weights of one "
+     "head.\n  Hint: leave --repeated-tokens or --tile out."),
     (["look", "the " * 129], "The text has 129 tokens.\n  Rule: the context of this model is 128 "
      "tokens.\n  Hint: pass a shorter text, for example its last sentences."),
     (["train", "/nowhere.txt", "--out", "/tmp"], "The file '/nowhere.txt' cannot be read: No such "
@@ -536,7 +537,7 @@ def test_a_page_keeps_a_joined_emoji_in_its_title(run, tmp_path):
 
 def test_a_table_of_heads_fits_a_terminal(run, tmp_path):
     _, out, _ = run("look", "Long ago there lived a funny mouse.", "--out", tmp_path)
-    table = out[out.index("head does") : out.index("by: the fraction")]
+    table = out[out.index("head role") : out.index("score: the fraction")]
     assert max(map(len, table.splitlines())) <= 80
 
 

@@ -260,7 +260,7 @@ def test_the_command_looks_at_a_photograph(folder, tmp_path, monkeypatch, capsys
         return capsys.readouterr()
 
     shown = look(photo, "--model", folder, "--out", tmp_path / "out")
-    assert "2 layers, 8 heads, 17 tokens" in shown.out and "Roles of heads" in shown.out
+    assert "2 layers, 8 heads, 17 tokens" in shown.out and "Roles (a head" in shown.out
     (page,) = (tmp_path / "out").glob("*.html")
     assert '"images"' in page.read_text("utf-8") and str(page) in shown.err + shown.out
     assert "reads text" in look(photo).err

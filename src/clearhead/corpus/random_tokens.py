@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..core.errors import BadValue, as_count
-from ..models.report.probe import FEWEST_TOKENS
+from ..models.report.repeated_tokens import FEWEST_TOKENS
 from .basic import NEAR
 from .long import CUE
 from .reader import Reader

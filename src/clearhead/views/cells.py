@@ -198,7 +198,7 @@ def still(report: Report) -> str:
     begin = opening(report)
     layer = report.layers[0 if begin is None else begin.head.layer]
     reason = "" if begin is None else f"\n{textwrap.fill(in_words(report, begin), 80)}"
-    rows = [("head", "does", "by", "entropy")]
+    rows = [("head", "role", "score", "entropy")]
     rows += [(str(x.head), x.label, x.share_text, f"{x.entropy:.2f}") for x in layer.heads]
     caption = f"{report.name}: {report.about}\n{report.text[:MOST_LETTERS]}{reason}"
     return cell(f"{caption}\nLayer {layer.number}:", rows, heads_of(layer.pooled))

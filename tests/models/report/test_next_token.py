@@ -94,7 +94,7 @@ def test_the_clearest_writer_looks_at_an_earlier_word_and_counts(of_witch):
     flat = " ".join(summary(own).split())
     assert f'the model predicts "potions", with {found.probability:.1%}. Begin with L1H' in flat
     assert f"Without this head the probability is {clearest.without:.1%}" in flat
-    assert f'several: {len(found.writers)} write "potions", ' in flat
+    assert f'several): {len(found.writers)} write "potions", ' in flat
     assert all(f"{x.from_key:+.2f}" in flat for x in found.writers)
     assert 'At "her" (position 9, counted from 0) it looks at "witch" (position 5) with' in flat
     unclear = replace(found, clearest=None)  # the heads that write it are listed all the same

@@ -414,7 +414,7 @@ def test_it_prints_itself_and_goes_to_json():
     assert "1 previous token" in repr(found)
     names, row, *key = str(found).splitlines()[1:]
     assert "sink" not in names.split() and any("in nats" in line for line in key)
-    assert row[names.index("does") :].startswith("previous token 1.00")
+    assert row[names.index("role") :].startswith("previous token 1.00")
     for width, error in (("x", BadType), (-3, BadValue), (0, BadValue)):
         with pytest.raises(error, match=f"(?s)width={width!r}.*a number of characters"):
             found.to_text(width)

@@ -43,10 +43,10 @@ class Head:
         withheld: why a head with much weight on the keys of a role does not have the role; "" if
             it has a role, or no such weight.
         effect: the change of `Report.effect_metric` if the head outputs 0; None if not measured.
-        probe: scores on random tokens that are repeated, by name; None if not measured. "induction"
-            is the mean weight on the token after the earlier copy and "duplicate" that on the copy,
-            over the queries that have one. "induction_all" and "duplicate_all" are over all
-            queries. "previous" is on the token before.
+        repeated_tokens: scores on random tokens that are repeated, by name; None if not measured.
+            "induction" is the mean weight on the token after the earlier copy and "duplicate" that
+            on the copy, over the queries that have one. "induction_all" and "duplicate_all" are
+            over all queries. "previous" is on the token before.
         norm_weighted: as `shares`, for "previous", "next", "same" and "first", with each weight
             multiplied by ``|v W_O|``, the norm of what the value writes; empty if unknown.
     """
@@ -64,7 +64,7 @@ class Head:
     evidence: str = ""
     withheld: str = ""
     effect: float | None = None
-    probe: dict[str, float] | None = None
+    repeated_tokens: dict[str, float] | None = None
     norm_weighted: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -77,7 +77,7 @@ def _clearest_role(report: Report) -> Opening | None:
     for layer in report.layers:
         for head in layer.heads:
             masses = {role.name: role.mass for role in head.roles}
-            score = 0.0 if head.probe is None else head.probe["induction"]
+            score = 0.0 if head.repeated_tokens is None else head.repeated_tokens["induction"]
             if score >= CLEAR_SCORE:  # a short text has too few repeated words for the role
                 masses.setdefault("induction", score)
             ranked += [

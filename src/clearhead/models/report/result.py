@@ -109,17 +109,18 @@ class Report(ShownInNotebook, Savable):
     def as_rows(self) -> list[dict[str, Any]]:
         """Return one row per head: where it is, its label, its roles with their masses, its
         numbers, the fraction of its weight and of what it carries from each group of keys, and
-        its scores of the probe."""
+        its scores on repeated tokens."""
         rows = []
         for layer in self.layers:
             for head in layer.heads:
-                parts = ("labels", "shares", "links", "roles", "probe", "norm_weighted")
+                parts = ("labels", "shares", "links", "roles", "repeated_tokens", "norm_weighted")
                 row = {name: x for name, x in vars(head).items() if name not in parts}
                 row["label"] = head.label
                 roles = "; ".join(f"{role.label} {role.mass:.4f}" for role in head.roles)
-                probe = {f"probe_{name}": x for name, x in (head.probe or {}).items()}
+                scores = head.repeated_tokens or {}
+                repeated = {f"repeated_{name}": x for name, x in scores.items()}
                 by_norm = {f"norm_weighted_{name}": x for name, x in head.norm_weighted.items()}
-                numbers = {**head.shares, **by_norm, **probe}
+                numbers = {**head.shares, **by_norm, **repeated}
                 rows.append({"module": layer.module, **row, "roles": roles, **numbers})
         return rows
 
@@ -167,16 +168,14 @@ class Report(ShownInNotebook, Savable):
         # A column of zeros is left out: with a causal mask no weight is on the next token.
         names = [n for n in LABELS if any(not x.shares.get(n, 0.0) < 0.005 for x in self.heads)]
         last = "effect" if self.effect_metric else "keys"  # both would not fit a terminal
-        by_norm = ["by norm"] if any(x.norm_weighted for x in self.heads) else []
-        rows = [("head", "does", "by", "entropy", last, *names, *by_norm)]
+        by_norm = any(x.norm_weighted for x in self.heads)
+        rows = [("head", "role", "score", "entropy", last, *names, *["by norm"] * by_norm)]
         for x in self.heads:
             shares = (f"{x.shares[n]:.2f}" if n in x.shares else "" for n in names)
             number = f"{x.effective:.1f}" if x.effect is None else f"{x.effect:+.3f}"
             numbers = x.share_text, f"{x.entropy:.2f}", number
-            moved = (
-                [f"{x.norm_weighted['first']:.2f}" if x.norm_weighted else ""] if by_norm else []
-            )
-            rows.append((f"L{x.layer}H{x.head}", x.label, *numbers, *shares, *moved))
+            first = f"{x.norm_weighted['first']:.2f}" if x.norm_weighted else ""
+            rows.append((f"L{x.layer}H{x.head}", x.label, *numbers, *shares, *[first] * by_norm))
         table = columns(rows, width)
         wrap = min(width or sys.maxsize, max(80, *map(len, table)))
         legend = (part for line in self._legend() for part in textwrap.wrap(line, wrap))
@@ -185,7 +184,7 @@ class Report(ShownInNotebook, Savable):
     def _legend(self) -> list[str]:
         """Return an explanation of the columns and labels, as paragraphs."""
         measured = {label for x in self.heads if x.measured for label in x.labels}
-        by = "by: the fraction of its weight on this text"
+        score = "score: the fraction of its weight on this text"
         shares = (
             "The other columns: the fraction of its weight on the token before, the next, itself, "
             "the first, and so on"
@@ -198,7 +197,7 @@ class Report(ShownInNotebook, Savable):
         lines = []
         if measured:
             names = ", ".join(sorted(measured))
-            by += f"; for {names} the fraction of held-out words for which it was right"
+            score += f"; for {names} the fraction of held-out words for which it was right"
             lines.append(
                 f"The labels {names} were measured on held-out stories and apply to every text; "
                 "the others, such as previous token, describe the weights on this text only."
@@ -214,7 +213,7 @@ class Report(ShownInNotebook, Savable):
             entropy = f"entropy: of its weights, in nats. effect: {caused} without the head."
         elif self.effects_withheld:
             lines.append(f"No effects. {self.effects_withheld}")
-        lines = [f"{by}.", *lines, entropy, f"{shares}."]
+        lines = [f"{score}.", *lines, entropy, f"{shares}."]
         if any(x.norm_weighted for x in self.heads):
             lines.append(
                 "by norm: its norm-weighted attention on the first token, with each weight "

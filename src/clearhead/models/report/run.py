@@ -32,7 +32,7 @@ from .findings import Head, Layer
 from .next_token import find_next_token
 from .norms import NormsOfCalls, without_norms
 from .opening import best_heads, opening
-from .probe import probe_scores
+from .repeated_tokens import repeated_token_scores
 from .result import Report
 from .text_model import TextModel
 
@@ -55,7 +55,7 @@ def report(
     decoder_tokens: Sequence[str] | None = None,
     name: str | None = None,
     effects: bool | str | Metric = False,
-    probe: bool = False,
+    repeated_tokens: bool = False,
     next_token: bool = False,
     progress: bool | None = None,
 ) -> Report:
@@ -87,8 +87,8 @@ def report(
             layer turn without the head, the mean over tokens of 1 - cosine. If a text has no loss,
             because it is one token long, True gives a report without effects, with the reason in
             `effects_withheld`.
-        probe: also run the model on random tokens that are repeated, and report the induction,
-            duplicate and previous-token scores of each head there (`Head.probe`).
+        repeated_tokens: also run the model on random tokens that are repeated, and report the
+            induction, duplicate and previous-token scores of each head (`Head.repeated_tokens`).
         next_token: also find the heads that write the predicted next token (`Report.next_token`),
             with `logit_attribution` and at most three runs without a head. If they cannot be
             found, the reason is in `next_token_withheld`.
@@ -143,7 +143,7 @@ def report(
     if next_token:
         result = _with_next_token(result, run, output)
     result = _with_steps(result, run)
-    return _with_probe(result, run) if probe else result
+    return _with_repeated_tokens(result, run) if repeated_tokens else result
 
 
 class _Reading(ModelFollower):
@@ -310,15 +310,15 @@ def _with_steps(result: Report, run: ModelRun) -> Report:
     return replace(result, layers=tuple(traced.get(x.number, x) for x in result.layers))
 
 
-def _with_probe(result: Report, run: ModelRun) -> Report:
+def _with_repeated_tokens(result: Report, run: ModelRun) -> Report:
     """Return the report with the scores of each head on random repeated tokens."""
-    scores = probe_scores(run.module, run.inputs)
+    scores = repeated_token_scores(run.module, run.inputs)
 
-    def probed(head: Head) -> Head:
+    def with_scores(head: Head) -> Head:
         of_layer = scores[head.layer]
-        return head if of_layer is None else replace(head, probe=of_layer[head.head])
+        return head if of_layer is None else replace(head, repeated_tokens=of_layer[head.head])
 
-    return result.map_heads(probed)
+    return result.map_heads(with_scores)
 
 
 def _why(error: AttentionError) -> str:

@@ -42,7 +42,7 @@ def summary(report: Report, width: int = WIDTH) -> str:
     if report.next_token is not None and writing:
         lines += [*_writers(report, report.next_token, width), ""]
     lines += textwrap.wrap(
-        f"Roles of heads, of which a head may have several: {', '.join(roles) or 'none'}."
+        f"Roles (a head may have several): {', '.join(roles) or 'none'}."
         + f"{without_role}, or one that may be chance." * (without > 0),
         width,
     )
@@ -55,11 +55,10 @@ def summary(report: Report, width: int = WIDTH) -> str:
             width,
         )
     if report.effect_metric:
-        heading = textwrap.wrap(_heading(report), width)
-        lines += ["", *heading, *_table(report, matter_most(report), width)]
+        lines += _largest_effects(report, width)
     if not report.effect_metric or len(report.heads) > FEW_HEADS:
         lines += _best_of_roles(report, width)
-    return "\n".join([*lines, *_largest_probes(report)])
+    return "\n".join([*lines, *_largest_on_repeated_tokens(report)])
 
 
 def matter_most(report: Report) -> list[Head]:
@@ -88,16 +87,14 @@ def _labels(head: Head) -> tuple[str, ...]:
     return head.labels if head.measured else tuple(dict.fromkeys(x.label for x in head.roles))
 
 
-def _heading(report: Report) -> str:
+def _largest_effects(report: Report, width: int) -> list[str]:
+    """Return a table of the heads with the largest effects."""
     name = report.effect_metric
     metric = EFFECTS.get(name, f"how much {name} changes").removesuffix(",")
-    return f"The heads with the largest effects: {metric}, without the head."
-
-
-def _table(report: Report, heads: list[Head], width: int) -> list[str]:
-    rows = [["head", "effect", "does, fraction of weight over tokens"]]
-    rows += [[f"L{x.layer}H{x.head}", f"{x.effect:+.3f}", _does(x)] for x in heads]
-    return _columns(rows, width)
+    heading = f"The heads with the largest effects: {metric}, without the head."
+    rows = [["head", "effect", "role, fraction of weight over tokens"]]
+    rows += [[f"L{x.layer}H{x.head}", f"{x.effect:+.3f}", _does(x)] for x in matter_most(report)]
+    return ["", *textwrap.wrap(heading, width), *_columns(rows, width)]
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -162,15 +159,15 @@ def _sentence(report: Report, begin: Opening) -> str:
     return f"{'... ' * (parts[0].start > 0)}{' '.join(text.split())}"
 
 
-def _largest_probes(report: Report) -> list[str]:
+def _largest_on_repeated_tokens(report: Report) -> list[str]:
     """Return lines for the heads with the largest scores on random repeated tokens."""
-    probed = [x for x in report.heads if x.probe is not None]
-    if not probed:
+    tested = [(x, x.repeated_tokens) for x in report.heads if x.repeated_tokens is not None]
+    if not tested:
         return []
     lines = ["Largest scores on random tokens, repeated (score of layer L, head H):"]
     for name in ("induction", "duplicate", "previous"):
-        heads = sorted(probed, key=lambda x: -(x.probe or {})[name])[:5]
-        scores = ", ".join(f"L{x.layer}H{x.head} {(x.probe or {})[name]:.2f}" for x in heads)
+        largest = sorted(tested, key=lambda pair: -pair[1][name])[:5]
+        scores = ", ".join(f"L{x.layer}H{x.head} {of[name]:.2f}" for x, of in largest)
         lines.append(f"  {name:<9}  {scores}")
     return ["", *lines]
 

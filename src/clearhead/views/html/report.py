@@ -385,7 +385,7 @@ def _shades(maps: Tensor, allowed: Tensor) -> schema.Shades:
 def _fallback(report: Report) -> str:
     names = list(dict.fromkeys(name for x in report.layers for h in x.heads for name in h.shares))
     columns = ("itself" if name == "same" else html.escape(name) for name in names)
-    rows = [["head", "does", "by", "entropy", *columns]]
+    rows = [["head", "role", "score", "entropy", *columns]]
     for layer in report.layers:
         for head in layer.heads:
             shares = (f"{head.shares[n]:.2f}" if n in head.shares else "" for n in names)

@@ -22,7 +22,7 @@ TOKENS, TEXTS = 50, 4  # tokens before they are repeated, and how many such text
 FEWEST_TOKENS = 4
 
 
-def probe_scores(
+def repeated_token_scores(
     module: nn.Module, inputs: "Tensor | Mapping[str, Tensor]"
 ) -> list[list[dict[str, float]] | None]:
     """Run a model on random repeated tokens; return the scores of the heads of each layer.
@@ -41,23 +41,23 @@ def probe_scores(
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dim() != 2:
         raise BadType(
-            "A probe was requested of a model that does not read token ids.",
-            "a probe runs the model on random tokens.",
-            "pass ids of shape (1, T), or leave probe out.",
+            "Repeated tokens were requested of a model that does not read token ids.",
+            "the repeated-token test runs the model on random tokens.",
+            "pass ids of shape (1, T), or leave repeated_tokens out.",
         )
     if ambient().ranks is not None:
         raise BadValue(
-            "A probe was requested inside distributed.sharded.",
-            "the probe is a text of its own, which is not cut.",
-            "request it outside, or leave probe out.",
+            "Repeated tokens were requested inside distributed.sharded.",
+            "the repeated-token test has a text of its own, which is not cut.",
+            "request it outside, or leave repeated_tokens out.",
         )
     first, size = ids[:1, :1], _vocabulary(module)
     n = min(TOKENS, size // 2, (_context(module) - 1) // 2)
     if n < FEWEST_TOKENS:
         raise BadValue(
             f"The model reads {_context(module)} tokens of {size}.",
-            f"a probe repeats at least {FEWEST_TOKENS} tokens.",
-            "leave probe out.",
+            f"the repeated-token test repeats at least {FEWEST_TOKENS} tokens.",
+            "leave repeated_tokens out.",
         )
     generator = torch.Generator().manual_seed(0)
     drawn = torch.stack([torch.randperm(size, generator=generator)[:n] for _ in range(TEXTS)])

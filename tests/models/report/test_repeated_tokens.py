@@ -1,4 +1,4 @@
-"""Random tokens, repeated: the scores of heads, and models that cannot be probed."""
+"""Random tokens, repeated: the scores of heads, and models that cannot be tested."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.core.errors import BadType, BadValue
 from clearhead.models.report import report
-from clearhead.models.report.probe import TOKENS, probe_scores
+from clearhead.models.report.repeated_tokens import TOKENS, repeated_token_scores
 
 
 class Reader(nn.Module):
@@ -36,7 +36,7 @@ class Reader(nn.Module):
 def test_scores_are_means_of_the_weights_on_random_repeated_tokens():
     model = Reader()
     ids = torch.tensor([[7, 8, 7, 9]])
-    result = report(model, ids, probe=True)
+    result = report(model, ids, repeated_tokens=True)
     w, n = model.weights.double(), TOKENS
     second = torch.arange(n + 1, 2 * n + 1)
     assert w.shape[-1] == 2 * n + 1
@@ -49,26 +49,33 @@ def test_scores_are_means_of_the_weights_on_random_repeated_tokens():
             "induction_all": own[:, second, second - n + 1].sum(1).mean() / (2 * n),
             "duplicate_all": own[:, second, second - n].sum(1).mean() / (2 * n),
         }
-        assert head.probe == pytest.approx({k: float(x) for k, x in right.items()}, abs=1e-6)
-    scores = [[x.probe[k] for k in ("induction", "duplicate", "previous")] for x in result.heads]
+        assert head.repeated_tokens == pytest.approx(
+            {k: float(x) for k, x in right.items()}, abs=1e-6
+        )
+    scores = [
+        [x.repeated_tokens[k] for k in ("induction", "duplicate", "previous")] for x in result.heads
+    ]
     assert [scores[h][h] > 0.98 for h in range(3)] == [True] * 3
     assert max(scores[3]) < 0.1 and max(scores[0][1:]) < 0.05
-    assert report(model, ids).heads[0].probe is None
-    assert result.to_json()["layers"][0]["heads"][0]["probe"] == result.heads[0].probe
-    assert result.as_rows()[0]["probe_induction"] == result.heads[0].probe["induction"]
+    assert report(model, ids).heads[0].repeated_tokens is None
+    assert (
+        result.to_json()["layers"][0]["heads"][0]["repeated_tokens"]
+        == result.heads[0].repeated_tokens
+    )
+    assert result.as_rows()[0]["repeated_induction"] == result.heads[0].repeated_tokens["induction"]
 
 
 def test_two_probes_have_the_same_tokens():
     model, ids = Reader(), torch.tensor([[7, 8]])
-    assert probe_scores(model, ids) == probe_scores(model, ids)
+    assert repeated_token_scores(model, ids) == repeated_token_scores(model, ids)
 
 
 def test_who_cannot_be_probed():
     layer = ch.nn.MultiHeadAttention(8, 2)
     with pytest.raises(BadType, match="does not read token ids"):
-        report(layer, torch.zeros(1, 3, 8), probe=True)
+        report(layer, torch.zeros(1, 3, 8), repeated_tokens=True)
     with pytest.raises(BadValue, match="at least 4 tokens"):
-        report(Reader(words=6), torch.tensor([[1, 2]]), probe=True)
+        report(Reader(words=6), torch.tensor([[1, 2]]), repeated_tokens=True)
 
 
 @pytest.mark.outside
@@ -83,5 +90,5 @@ def test_a_transformers_model_is_probed_whatever_its_inputs_are():
     model = transformers.AutoModel.from_config(config, attn_implementation="clearhead").eval()
     ids = torch.tensor([[3, 4, 5]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    result = report(model, inputs, probe=True)
-    assert all(0 < x.probe["previous"] < 1 for x in result.heads)
+    result = report(model, inputs, repeated_tokens=True)
+    assert all(0 < x.repeated_tokens["previous"] < 1 for x in result.heads)
