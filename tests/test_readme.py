@@ -57,12 +57,13 @@ def test_its_numbers_are_those_of_the_benchmarks():
     for row in (
         "| forward of 4096 tokens | 1.19 | 1.77 |",
         '| `"entropy"` | 1.42 | 1.10 | 1.00 | 1.01 |',
+        "| `attention` again | 0.99 | 1.00 | 0.99 | 1.02 |",  # the error
         "| memory of the report, at its peak | 1.2 GB |",
         "| memory that 64 attention matrices would need | 275 GB |",
         "| forward of 64 tokens | 1.00 | 1.04 |",
     ):
         assert row in benchmarks
-    for number in ("**1.01**", "**1.2 GB**", "275 GB", "**1.77**", "1.19"):
+    for number in ("**1 %**", "**1.2 GB**", "275 GB", "**1.77 times**", "1.19"):
         assert number in README
 
 
