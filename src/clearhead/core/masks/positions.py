@@ -15,7 +15,6 @@ from .key_ranges import UNLIMITED, KeyRanges
 from .mask import Bounds, Mask
 from .text_positions import PerText, Shift, per_text, plus
 from .values import (
-    FARTHEST,
     Align,
     Ints,
     as_align,
@@ -28,11 +27,11 @@ from .values import (
     format_numbers,
     format_offset,
     largest,
+    must_be_near,
     offset_of_batch,
     query_positions,
     shared_offset,
     symbol,
-    too_far,
 )
 
 # The hint for a tokenizer's attention_mask, which marks positions instead of counting them.
@@ -176,14 +175,14 @@ class window(Aligned):
                     "a window is a whole number of positions, or None for no limit.",
                     f"pass a whole number, for example {name}=127.",
                 )
-            if value is not None and value > FARTHEST:
-                raise too_far(f"window got {name}={value}.")
             if value is not None and value < 0:
                 raise BadValue(
                     f"window got {name}={value}.",
                     "a window is a distance, 0 or more; 0 means the position itself.",
                     "shift the window with align=, or compose two windows with & and ~.",
                 )
+            if value is not None:
+                must_be_near(f"window got {name}", value)
 
     def __repr__(self) -> str:
         align = "" if self.align is None else f", align={format_numbers(self.align)}"

@@ -36,19 +36,15 @@ def symbol(value: object, name: str) -> str:
 
 
 def as_integers(value: object, rule: str, name: str) -> Tensor:
-    numbers = None
-    try:
-        numbers = (
-            value
-            if isinstance(value, Tensor)
-            else torch.as_tensor(
-                tuple(value) if isinstance(value, Iterator) else value, device="cpu"
-            )
-        )
-    except (TypeError, ValueError, RuntimeError):
-        pass  # raises BadType below
     if isinstance(value, Tensor):
         must_be_strided(name, value)
+        numbers: Tensor | None = value
+    else:
+        try:
+            listed = tuple(value) if isinstance(value, Iterator) else value
+            numbers = torch.as_tensor(listed, device="cpu")
+        except (TypeError, ValueError, RuntimeError):
+            numbers = None
     empty = numbers is not None and not numbers.numel()  # torch makes an empty list floating
     if (
         numbers is None
@@ -65,8 +61,7 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
     numbers = numbers.long()
     if not empty and has_values(numbers):
         for extreme in (int(numbers.min()), int(numbers.max())):
-            if abs(extreme) > FARTHEST:
-                raise too_far(f"{rule} got {name}={extreme}.")
+            must_be_near(f"{rule} got {name}", extreme)
     return owned(numbers)
 
 
@@ -81,12 +76,15 @@ def owned(x: Tensor) -> Tensor:
         return x.clone()
 
 
-def too_far(gave: str) -> BadValue:
-    return BadValue(
-        gave,
-        f"positions and counts are at most {FARTHEST}, so that their sums are exact.",
-        "pass a smaller number, or None where it means no limit.",
-    )
+def must_be_near(name: str, number: int) -> int:
+    """Return a position or a count. Raises `BadValue` if sums of such numbers are not exact."""
+    if abs(number) > FARTHEST:
+        raise BadValue(
+            f"{name}={number}.",
+            f"positions and counts are at most {FARTHEST}, so that their sums are exact.",
+            "pass a smaller number, or None where it means no limit.",
+        )
+    return number
 
 
 def as_counts(
@@ -98,10 +96,8 @@ def as_counts(
     """
     number = None if isinstance(value, Tensor) else whole_number(value)
     if number is not None:
-        if abs(number) > FARTHEST:
-            raise too_far(f"{rule} got {name}={number}.")
-        least: int = number
-        counts: int | Tensor = number
+        counts: int | Tensor = must_be_near(f"{rule} got {name}", number)
+        least = number
     else:
         numbers = as_integers(value, rule, name)
         if numbers.dim() == 0 and has_values(numbers):
@@ -149,9 +145,7 @@ def as_align(value: object) -> str | int | Tensor | None:
         return None
     number = None if isinstance(value, Tensor) else whole_number(value)
     if number is not None:
-        if abs(number) > FARTHEST:
-            raise too_far(f"A mask got align={number}.")
-        return number
+        return must_be_near("A mask got align", number)
     if isinstance(value, str):
         if value in ("start", "end"):
             return value
