@@ -37,7 +37,7 @@ class Source(NamedTuple):
         """Find the n largest parts and their keys, (H, T, n), for the queries with a direction."""
         T = self.direction.shape[1]
         padded = F.pad(self.direction, (0, 0, 0, self.problem.Tq - T)).unsqueeze(0)
-        parts, keys = largest_parts(self.problem, self.inputs, padded, n)
+        _, parts, keys = largest_parts(self.problem, self.inputs, padded, n)
         return parts[0, :, :T], keys[0, :, :T]
 
 
