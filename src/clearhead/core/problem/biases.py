@@ -198,14 +198,14 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
     Source: Press, Smith & Lewis 2021, "Train Short, Test Long: Attention with Linear Biases
     Enables Input Length Extrapolation".
     """
+    if slopes is None:
+        return Alibi(None, align)
     try:
-        numbers = slopes if isinstance(slopes, Tensor) else None
-        if slopes is not None and numbers is None:
-            numbers = torch.as_tensor(slopes, device="cpu")
-            if isinstance(slopes, list | tuple) and numbers.dtype == torch.get_default_dtype():
-                # The default dtype would round them, unlike the slopes of the paper.
-                numbers = torch.tensor(slopes, dtype=torch.float64, device="cpu")
-        if numbers is not None and not numbers.dim():
+        numbers = slopes if isinstance(slopes, Tensor) else torch.as_tensor(slopes, device="cpu")
+        if isinstance(slopes, list | tuple) and numbers.dtype == torch.get_default_dtype():
+            # The default dtype would round them, unlike the slopes of the paper.
+            numbers = torch.tensor(slopes, dtype=torch.float64, device="cpu")
+        if not numbers.dim():
             raise TypeError("one number")
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadType(
@@ -214,15 +214,14 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
             "pass a floating tensor or a list of floats; alibi() has the slopes of the paper for "
             "any number of heads.",
         ) from error
-    if numbers is not None:
-        must_be_strided("slopes", numbers)
-    if numbers is not None and (numbers.is_complex() or numbers.dtype == torch.bool):
+    must_be_strided("slopes", numbers)
+    if numbers.is_complex() or numbers.dtype == torch.bool:
         raise BadType(
             f"alibi got slopes of {numbers.dtype}.",
             "slopes are real numbers, one per query head.",
             "pass a floating tensor or a list of floats, or none for those of the paper.",
         )
-    if numbers is not None and numbers.dim() > 1:
+    if numbers.dim() > 1:
         raise BadValue(
             f"alibi got slopes of shape {tuple(numbers.shape)}.",
             "slopes are one per query head, (H,).",
