@@ -4,7 +4,7 @@ A weight is exp(score - max) / sum, with the maximum and the sum of its query ov
 these two are stored, O(Tq). `A @ x` is attention with x as the values, so an engine computes it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -23,7 +23,7 @@ from ..problem.check import Options, make_problem, must_have_values
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import State
 from ..problem.problem import Inputs, Problem, repeat_heads
-from ..problem.tiles import runs_of
+from ..problem.tiles import query_tiles, runs_of
 from ..stats import Statistic, TopWeights, map_tensors, pooled, sweep, topk
 from ..stats.statistic import finish_rows
 from ..torch_state import no_autocast
@@ -287,14 +287,11 @@ class Matrix(ShownInNotebook):
             self._sums_of_all = partial.rows
         return partial.rows
 
-    def _strips(self, queries: slice) -> Iterator[slice]:
-        """Yield the queries in strips, whose rows have at most about `STRIP_CELLS` cells."""
+    def _strips(self, queries: slice) -> list[slice]:
+        """Return the queries in strips, whose rows have at most about `STRIP_CELLS` cells."""
         p = self._problem
         size = max(1, STRIP_CELLS // max(1, p.B * p.H * p.Tk))
-        if queries.start == queries.stop:
-            yield queries
-        for start in range(queries.start, queries.stop, size):
-            yield slice(start, min(start + size, queries.stop))
+        return query_tiles(range(queries.start, queries.stop), size)
 
     def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
         p = self._problem
