@@ -84,8 +84,9 @@ def _by_torch(p: Problem, inputs: Inputs, directions: Tensor, n: int) -> Largest
             products = along @ values[:, :, columns].mT
             # A masked key adds 0, even if its value or the query is NaN.
             parts = products.mul_(weights).masked_fill_(scores == MASKED, 0)
-            both = zip(best, _largest_of_tile(parts, columns.start, n), strict=True)
-            best = _largest_of(*(torch.cat(pair, -1) for pair in both), n)
+            own = _largest_of_tile(parts, columns.start, n)
+            both, at = (torch.cat(pair, -1) for pair in zip(best, own, strict=True))
+            best = _largest_of(both, at, n)
         tiles.append(best)
     parts, keys = (torch.cat(of_tiles, 2) for of_tiles in zip(*tiles, strict=True))
     return LargestParts(directions, parts, keys.masked_fill(parts == 0, -1))

@@ -205,13 +205,12 @@ def explain_weights(
             "the weights of a layer are (Tq, Tk), (H, Tq, Tk) or (B, H, Tq, Tk).",
             "for several layers, pass report_weights a list with the weights of each.",
         )
-    least = _check(tensor)
+    sums = _checked_sums(tensor)
     Tq, Tk = tensor.shape[-2:]
     queries, keys = labels_of(Tq, Tk, tokens, key_tokens)
     letters, names = "bhqk"[-tensor.dim() :], ("B", "H", "Tq", "Tk")[-tensor.dim() :]
     sizes = " ".join(f"{name}={n}" for name, n in zip(names, tensor.shape, strict=True))
     about = f"{sizes}, weights that another program computed"
-    sums = "" if least is None else _note_on_least(least)
     step = Step("weights", "", WHY + sums, " ".join(letters), tensor)
     return Trace((step,), queries, keys, about, {})
 
@@ -241,13 +240,11 @@ def _as_tensor(weights: object) -> Tensor:
     return tensor.detach()
 
 
-def _check(weights: Tensor) -> float | None:
-    """Return the smallest sum of a row that is not fully masked, if it is less than 1.
-
-    Raises `BadValue` for anything but weights.
-    """
+def _checked_sums(weights: Tensor) -> str:
+    """Return a note on rows that sum to less than 1, or "". Raises `BadValue` for anything but
+    weights."""
     if not weights.numel():
-        return None
+        return ""
     least, largest = (float(x) for x in weights.aminmax())
     if not (least >= 0 and largest < float("inf")):  # NaN compares as False
         raise BadValue(
@@ -264,12 +261,8 @@ def _check(weights: Tensor) -> float | None:
             "queries are the rows, and keys the columns. If the weights had dropout, compute them "
             "again with model.eval().",
         )
-    rest = sums[sums > 0]
-    return float(rest.min()) if rest.numel() and float(rest.min()) < 1 - ROUNDING else None
-
-
-def _note_on_least(least: float) -> str:
-    return (
-        f" Some rows sum to less than 1, one to {least:.2f}: the rest is not on these keys, as "
-        "with a sink."
-    )
+    rest = sums[(sums > 0) & (sums < 1 - ROUNDING)]
+    if not rest.numel():
+        return ""
+    less = f" Some rows sum to less than 1, one to {float(rest.min()):.2f}: "
+    return f"{less}the rest is not on these keys, as with a sink."
