@@ -79,19 +79,17 @@ class _CoreStats(torch.autograd.Function):
         result = InputGrads()
         differentiated = torch.is_grad_enabled() or in_forward_mode()
         if not differentiated and all_plain(p, inputs) and is_unbatched(*grads):
+            by_core = _ByCore(p, inputs, top, total, needed[2])
             (moment,), (groups,) = (rows.more.get(name, (None,)) for name in ("moment", "groups"))
             received = sums.pop("received", None)
             if rows.sum is not None or moment is not None:
-                result = _of_rows(p, inputs, top, total, (rows.sum, moment), needed[2])
+                result = by_core.of_rows(rows.sum, moment)
             of_mass = [g for s in statistics if isinstance(s, mass) for g in s.key_groups(p)]
             by_id = any(group.documents for group in of_mass)  # the backward pass reads no ids
             if groups is not None and not by_id:
-                ranges = [group.ranges for group in of_mass]
-                more = _of_masses(p, inputs, top, total, groups, ranges, needed[2])
-                result = _sum(result, more)
+                result = _sum(result, by_core.of_masses(groups, [g.ranges for g in of_mass]))
             if received is not None:
-                more = _of_received(p, inputs, top, total, received, needed[2])
-                result = _sum(result, more)
+                result = _sum(result, by_core.of_received(received))
             of_torch = {"weighted", "value_weighted"} | ({"groups"} if by_id else set())
             left: list[Iterable[Tensor | None]] = [
                 x if name in of_torch else [None for _ in x] for name, x in rows.more.items()
@@ -120,92 +118,83 @@ class _CoreStats(torch.autograd.Function):
         return None, None, None, *finished
 
 
-def _of_rows(
-    p: Problem,
-    inputs: Inputs,
-    top: Tensor,
-    total: Tensor,
-    grads: tuple[Tensor | None, Tensor | None],
-    bias_grad: bool,
-) -> InputGrads:
-    """Compute gradients of the inputs from those of the sums and the moments.
+class _ByCore(NamedTuple):
+    """A call whose gradients the core computes.
 
-    m is `top`, S = Σ exp(x - m) is `total`, and w = exp(x - m) / S. dS and dM are the gradients of
-    the sum S and of the moment Σ exp(x - m) (x - m). The gradient of a logit is
-
-        w S (dS + dM (1 + x - m)) = w (S dM ln w + S (dS + dM (1 + ln S)))
+    `top` is m, the largest logit of a query, and `total` is S, the sum of exp(x - m) over all keys.
+    So a weight w is exp(x - m) / S.
     """
-    of_sum, of_moment = grads
-    dlse, dw_log_w = torch.zeros_like(total), None
-    if of_sum is not None:
-        dlse = total * of_sum
-    if of_moment is not None:
-        dw_log_w = total * of_moment
-        dlse = dlse + dw_log_w * (1 + total.log().masked_fill(total == 0, 0.0))
-    lse, args = _lse(top, total), args_of(p)._replace(sinks=None)
-    return _back(p, inputs, args, lse, OutputGrads(dlse=dlse, dw_log_w=dw_log_w), bias_grad)
 
+    p: Problem
+    inputs: Inputs
+    top: Tensor
+    total: Tensor
+    bias_grad: bool
 
-def _of_masses(
-    p: Problem,
-    inputs: Inputs,
-    top: Tensor,
-    total: Tensor,
-    grad: Tensor,
-    groups: Sequence[KeyRanges],
-    bias_grad: bool,
-) -> InputGrads:
-    """Compute gradients of the inputs from those of Σ exp(x - m) over the keys of each group,
-    (B, H, Tq, groups).
+    @property
+    def lse(self) -> Tensor:
+        return self.top + self.total.double().log() * log_unit(self.top)
 
-    m is `top`, S is `total`, the sum over all keys, and w = exp(x - m) / S. The gradient d of a
-    group's sum gives its logits the gradient w S d, and other logits none. That is the gradient of
-    a log-sum-exp over the group, times S d, with the weights w over all keys.
-    """
-    lse, args = _lse(top, total), args_of(p)._replace(sinks=None)
-    result = InputGrads()
-    for group, of_group in zip(groups, grad.unbind(-1), strict=True):
-        visible = p.key_ranges & group
-        within = args._replace(
-            before=UNLIMITED, after=UNLIMITED, lo=visible.lo, hi=visible.hi, bits=visible.bits
-        )
-        of = OutputGrads(dlse=total * of_group)
-        result = _sum(result, _back(p, inputs, within, lse, of, bias_grad))
-    return result
+    def of_rows(self, of_sum: Tensor | None, of_moment: Tensor | None) -> InputGrads:
+        """Compute gradients of the inputs from those of the sums and the moments.
 
+        dS and dM are the gradients of the sum S and of the moment Σ exp(x - m) (x - m). The
+        gradient of a logit is
 
-def _lse(top: Tensor, total: Tensor) -> Tensor:
-    return top + total.double().log() * log_unit(top)
+            w S (dS + dM (1 + x - m)) = w (S dM ln w + S (dS + dM (1 + ln S)))
+        """
+        total = self.total
+        dlse, dw_log_w = torch.zeros_like(total), None
+        if of_sum is not None:
+            dlse = total * of_sum
+        if of_moment is not None:
+            dw_log_w = total * of_moment
+            dlse = dlse + dw_log_w * (1 + total.log().masked_fill(total == 0, 0.0))
+        args = args_of(self.p)._replace(sinks=None)
+        return self.of_outputs(args, self.lse, OutputGrads(dlse=dlse, dw_log_w=dw_log_w))
 
+    def of_masses(self, grad: Tensor, groups: Sequence[KeyRanges]) -> InputGrads:
+        """Compute gradients of the inputs from those of Σ exp(x - m) over the keys of each group,
+        (B, H, Tq, groups).
 
-def _of_received(
-    p: Problem, inputs: Inputs, top: Tensor, total: Tensor, grad: Tensor, bias_grad: bool
-) -> InputGrads:
-    """Compute gradients of the inputs from the gradient r of `received`.
+        The gradient d of a group's sum gives its logits the gradient w S d, and other logits none.
+        That is the gradient of a log-sum-exp over the group, times S d, with the weights w over all
+        keys.
+        """
+        lse, args = self.lse, args_of(self.p)._replace(sinks=None)
+        result = InputGrads()
+        for group, of_group in zip(groups, grad.unbind(-1), strict=True):
+            visible = self.p.key_ranges & group
+            within = args._replace(
+                before=UNLIMITED, after=UNLIMITED, lo=visible.lo, hi=visible.hi, bits=visible.bits
+            )
+            of = OutputGrads(dlse=self.total * of_group)
+            result = _sum(result, self.of_outputs(within, lse, of))
+        return result
 
-    A logit has the gradient w (r - Σ w r). The sum over the keys is the output of attention with r
-    as values. With a sink, weights sum to less than 1.
-    """
-    args, r = args_of(p), grad.resolve_neg().contiguous()
-    q, k = inputs.q.float(), repeat_heads(inputs.k.float(), p.H)
-    mean, _, _ = attend(q, k, r.unsqueeze(-1), args, False)
-    share = finish_rows(State(top.to(p.wide), total, {}), p.sinks).factor
-    lse = top - share.double().log() * log_unit(top)
-    lse = lse.masked_fill(top == -math.inf, -math.inf)
-    of = OutputGrads(dlse=-mean.squeeze(-1), dreceived=r)
-    return _back(p, inputs, args, lse, of, bias_grad)
+    def of_received(self, grad: Tensor) -> InputGrads:
+        """Compute gradients of the inputs from the gradient r of `received`.
 
+        A logit has the gradient w (r - Σ w r). The sum over the keys is the output of attention
+        with r as values. With a sink, weights sum to less than 1.
+        """
+        p, top = self.p, self.top
+        args, r = args_of(p), grad.resolve_neg().contiguous()
+        q, k = self.inputs.q.float(), repeat_heads(self.inputs.k.float(), p.H)
+        mean, _, _ = attend(q, k, r.unsqueeze(-1), args, False)
+        share = finish_rows(State(top.to(p.wide), self.total, {}), p.sinks).factor
+        lse = top - share.double().log() * log_unit(top)
+        lse = lse.masked_fill(top == -math.inf, -math.inf)
+        return self.of_outputs(args, lse, OutputGrads(dlse=-mean.squeeze(-1), dreceived=r))
 
-def _back(
-    p: Problem, inputs: Inputs, args: KernelArgs, lse: Tensor, of: OutputGrads, bias_grad: bool
-) -> InputGrads:
-    q, k, _ = inputs
-    dq, dk, _, dbias, dsinks = gradients(q, k, k[..., :0], args, lse, of, bias_grad)
-    if dbias is not None and isinstance(p.bias, TensorBias):
-        dbias = dbias.reshape(p.bias.tensor.shape).to(p.bias.tensor.dtype)
-    if dsinks is not None and p.sinks is not None:
-        dsinks = dsinks.to(p.sinks.dtype)
-    return InputGrads(dq, dk, dbias, dsinks)
+    def of_outputs(self, args: KernelArgs, lse: Tensor, of: OutputGrads) -> InputGrads:
+        p, (q, k, _) = self.p, self.inputs
+        dq, dk, _, dbias, dsinks = gradients(q, k, k[..., :0], args, lse, of, self.bias_grad)
+        if dbias is not None and isinstance(p.bias, TensorBias):
+            dbias = dbias.reshape(p.bias.tensor.shape).to(p.bias.tensor.dtype)
+        if dsinks is not None and p.sinks is not None:
+            dsinks = dsinks.to(p.sinks.dtype)
+        return InputGrads(dq, dk, dbias, dsinks)
 
 
 def _sum(a: InputGrads, b: InputGrads) -> InputGrads:
