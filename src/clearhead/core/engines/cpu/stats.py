@@ -131,7 +131,9 @@ def _compute(
             rows |= 1 << row_of[s.name]
         elif s.name == "topk":
             n = min(cast(topk, s).n, p.Tk)
-            offsets = _top_offsets(cast(topk, s), p, tensors, args)
+            if (numbers := _numbers(s, p)) is not None:
+                # Added to the core's raw scores, they rank keys by weight times number.
+                offsets = numbers.log() / core.logit_scale(*tensors, args)
         elif s.sweep == "first":
             of_groups = cast(GroupStatistic, s)
             of_weights = finished and of_groups.of_weights
@@ -186,13 +188,6 @@ def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
         return None
     x = cast(PerKey, factors).of(p)
     return x if x.stride(2) == 1 or x.shape[2] <= 1 else x.contiguous()
-
-
-def _top_offsets(statistic: topk, p: Problem, tensors: Inputs, args: KernelArgs) -> Tensor | None:
-    """Return offsets to add to the core's raw scores, so that it ranks by weight times number."""
-    if (numbers := _numbers(statistic, p)) is None:
-        return None
-    return numbers.log() / core.logit_scale(*tensors, args)
 
 
 def _empty_sums(p: Problem, statistics: Statistics) -> Sums:
