@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ..core.formatting import si
@@ -142,50 +141,41 @@ def plan(
 
 def _planned(p: Problem, mask: Mask, queries: Layout, keys: Layout, heads: int) -> Plan:
     """Estimate the plan with teams of `heads` ranks."""
-    world = queries.world
     teams, of_heads = (of_teams(layout, heads) for layout in (queries, keys))
     grid = Grid(p.Tq, p.Tk, p.B, p.H)
     counts = [count_received(mask, grid, teams, of_heads, team) for team in range(teams.world)]
+    width, wide, own_heads = p.dtype.itemsize, p.wide.itemsize, p.B * p.H // heads
     row = p.B * p.G // heads * (p.D + p.Dv)  # numbers of one key and its value
-    width, wide = (torch.empty((), dtype=dtype).element_size() for dtype in (p.dtype, p.wide))
-    sent, received, sent_back, exchanged, pairs, memory = ([0] * world for _ in range(6))
-    for rank in range(world):
+    of_q, of_out = (own_heads * size * width for size in (p.D, p.Dv))
+    costs: list[dict[str, int]] = []
+    for rank in range(queries.world):
         team, index = divmod(rank, heads)
-        keys_received = sum(counts[team][0]) - counts[team][0][team]
-        keys_sent = sum(received_keys[team] for received_keys, _ in counts) - counts[team][0][team]
+        by_owner, pairs = counts[team]
+        keys_received = sum(by_owner) - by_owner[team]
+        keys_sent = sum(received[team] for received, _ in counts) - by_owner[team]
         # The rank sends its positions of other heads, and receives other positions of its heads.
         members = range(team * heads, (team + 1) * heads)
         q, k = ([len(layout.positions[r]) for r in members] for layout in (queries, keys))
         others = sum(q) - q[index], sum(k) - k[index]
-        of_q, of_out = (p.B * p.H // heads * size * width for size in (p.D, p.Dv))
-        inputs_sent = (heads - 1) * (q[index] * of_q + k[index] * row * width)
+        own = q[index] * of_q + k[index] * row * width
         inputs_received = others[0] * of_q + others[1] * row * width
         out_sent, out_received = others[0] * of_out, (heads - 1) * q[index] * of_out
-        exchanged[rank] = inputs_sent + out_sent
-        sent[rank] = exchanged[rank] + keys_sent * row * width
-        received[rank] = inputs_received + out_received + keys_received * row * width
-        sent_back[rank] = out_received + inputs_received
-        sent_back[rank] += keys_sent * row * width + keys_received * row * wide
-        pairs[rank] = counts[team][1] // heads
-        memory[rank] = _memory(p, teams, of_heads, counts[team][0], team, width, wide, heads)
-        memory[rank] += (inputs_sent + k[index] * row * width + q[index] * of_q) * (heads > 1)
-    flops = [2 * n * (p.D + p.Dv) for n in pairs]
-    by_rank = pairs, flops, sent, received, exchanged, sent_back, memory
-    return Plan(p.describe(), queries, heads, "", *by_rank)
-
-
-def _memory(
-    p: Problem,
-    queries: Layout,
-    keys: Layout,
-    received: list[int],
-    rank: int,
-    width: int,
-    wide: int,
-    heads: int,
-) -> int:
-    """Return the bytes in the ring of one team, which computes H / heads heads."""
-    own, row = len(queries.positions[rank]), p.B * p.G // heads * (p.D + p.Dv) * width
-    others = sorted(n for owner, n in enumerate(received) if owner != rank)
-    outputs = p.B * p.H // heads * own * (p.D * width + p.Dv * (width + 2 * wide) + 6 * wide)
-    return outputs + row * (len(keys.positions[rank]) + sum(others[-2:]))
+        exchanged = (heads - 1) * own + out_sent
+        sent_back = out_received + inputs_received
+        sent_back += row * (keys_sent * width + keys_received * wide)
+        two_largest = sorted(n for owner, n in enumerate(by_owner) if owner != team)[-2:]
+        memory = own_heads * sum(q) * (p.D * width + p.Dv * (width + 2 * wide) + 6 * wide)
+        memory += row * width * (sum(k) + sum(two_largest))
+        costs.append(
+            {
+                "pairs": pairs // heads,
+                "flops": 2 * (pairs // heads) * (p.D + p.Dv),
+                "sent": exchanged + keys_sent * row * width,
+                "received": inputs_received + out_received + keys_received * row * width,
+                "exchanged": exchanged,
+                "sent_back": sent_back,
+                "memory": memory + heads * own * (heads > 1),
+            }
+        )
+    by_rank = {name: [cost[name] for cost in costs] for name in costs[0]}
+    return Plan(p.describe(), queries, heads, "", **by_rank)
