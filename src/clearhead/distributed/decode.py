@@ -216,8 +216,7 @@ class Decoding(InBlock):
         return torch.arange(self.tokens_before, self.tokens_before + count)
 
     def cached_part(self, x: Tensor) -> Tensor:
-        owner = self._owner(x.shape[-2])
-        return x[..., owner == self.rank, :]
+        return x[..., self._stores(self.tokens_before - self.layout.length, x.shape[-2]), :]
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: Ambient
@@ -230,16 +229,14 @@ class Decoding(InBlock):
         keys = self.layout_after(q.shape[-2])
         mine, new = len(self.layout.positions[self.rank]), keys.length - self.layout.length
         if k.shape[-2] == mine + new:  # a cache that stores every new token
-            owner = (torch.arange(new) // TURN) % self.layout.world
-            own = torch.cat([torch.arange(mine), mine + (owner == self.rank).nonzero()[:, 0]])
+            own = torch.cat([torch.arange(mine), mine + self._stores(0, new).nonzero()[:, 0]])
             k, v = k[..., own.to(k.device), :], v[..., own.to(v.device), :]
         compare, self.compared = not self.compared, True
         return decode_step(transport, options, keys, q, k, v, compare, layer)
 
-    def _owner(self, count: int) -> Tensor:
-        """Return the rank that stores each of the new tokens."""
-        at = torch.arange(self.tokens_before, self.tokens_before + count) - self.layout.length
-        return (at // TURN) % self.layout.world
+    def _stores(self, first: int, count: int) -> Tensor:
+        """Return which of `count` new tokens this rank stores; number 0 follows the text."""
+        return (torch.arange(first, first + count) // TURN) % self.layout.world == self.rank
 
     def must_be_one_text(self, ids: Tensor) -> None:
         pass  # new tokens belong to one text
