@@ -255,12 +255,8 @@ class _SecondSweep:
         self.ring, self.inputs, self.lse = ring, inputs, lse
         self.statistics = {s.name: s for s in statistics}
         p, grid = ring.problem, ring.routes.grid
-        maps = [
-            (min(s.rows, grid.Tq), min(s.cols, grid.Tk))
-            for s in statistics
-            if isinstance(s, pooled)
-        ]
-        self.bins, self.key_bins = maps[0] if maps else (1, 1)
+        of_map = next((s for s in statistics if isinstance(s, pooled)), pooled(1, 1))
+        self.bins, self.key_bins = min(of_map.rows, grid.Tq), min(of_map.cols, grid.Tk)
         self.exact = [i for s in statistics if isinstance(s, exact_rows) for i in s.positions(grid)]
         like = torch.zeros((), dtype=p.wide, device=p.device)
         self.received = like.new_zeros(p.B, p.H, inputs.k.shape[2])
