@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...problem.problem import Inputs, Problem
-from ..operators import KernelArgs, define_operator, recorded_call, savable, with_rows  # fmt: skip
+from ..operators import KernelArgs, define_operator, recorded_call, savable, with_rows
 from .backward import OutputGrads, gradients
 from .call import all_plain, args_of, attend
 

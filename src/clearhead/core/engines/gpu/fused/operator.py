@@ -16,13 +16,7 @@ from ....errors import BadValue
 from ....masks.key_ranges import UNLIMITED
 from ....problem.problem import Inputs, Problem
 from ....torch_state import is_plain
-from ...operators import (  # fmt: skip
-    KernelArgs,
-    define_operator,
-    is_recordable,
-    recorded_call,
-    with_rows,
-)
+from ...operators import KernelArgs, define_operator, is_recordable, recorded_call, with_rows
 from ...sdpa_backends import gpu_of, is_causal, preferred
 from ..replay import replayed
 

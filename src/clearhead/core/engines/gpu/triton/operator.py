@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ....problem.problem import Inputs, Problem
 from ....torch_state import is_plain
-from ...operators import (  # fmt: skip
+from ...operators import (
     KernelArgs,
     define_operator,
     is_recordable,
