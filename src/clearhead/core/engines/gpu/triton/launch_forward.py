@@ -9,11 +9,11 @@ from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...operators import KernelArgs
+from ..interpreter import interprets
 from ..replay import on_device
 from .arguments import KernelRule, Rows, Sizes, described, kernel_rule, readable, rows, sizes_of
 from .forward import PerKey, attend_tiles
@@ -353,8 +353,3 @@ def dot_precision(dtype: torch.dtype) -> str:
     if dtype != torch.float32:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
-
-
-def interprets() -> bool:
-    """Return whether Triton runs kernels on a CPU. It reads this when it defines a kernel."""
-    return bool(triton.knobs.runtime.interpret)
