@@ -140,17 +140,19 @@ class RotaryPositions(nn.Module):
             )
         start = _check_start("RotaryPositions", start)
         angles = _angles(x, start, self.head_size, self.base)
-        cos, sin = angles.cos(), angles.sin()
-        if self.pairs == "half":
-            a, b = x.to(angles.dtype).chunk(2, -1)
-            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        else:
-            a, b = x.to(angles.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        return rotated.to(x.dtype)
+        interleaved = self.pairs == "interleaved"
+        return rotate_pairs(x.to(angles.dtype), angles, interleaved).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"head_size={self.head_size}, base={self.base:g}, pairs={self.pairs!r}"
+
+
+def rotate_pairs(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the pairs of features of x, (..., D), by angles, (..., D/2)."""
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, -1)
+    rotated = a * cos - b * sin, b * cos + a * sin
+    return torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
 
 
 class RelativePositions(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import RotaryPositions
+from ...nn.embed import rotate_pairs
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
@@ -83,14 +84,7 @@ class Rotary(NamedTuple):
         """Rotate x, (..., D), at `positions`, which broadcast to x without its last dimension."""
         r = 2 * len(self.frequencies)
         angles = positions.unsqueeze(-1) * self.frequencies.to(x)
-        cos, sin = angles.cos(), angles.sin()
-        if self.interleaved:
-            a, b = x[..., :r].unflatten(-1, (-1, 2)).unbind(-1)
-            first = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        else:
-            a, b = x[..., :r].chunk(2, -1)
-            first = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([first, x[..., r:]], -1)
+        return torch.cat([rotate_pairs(x[..., :r], angles, self.interleaved), x[..., r:]], -1)
 
 
 def rotations_of(model: nn.Module) -> list[Rotary]:
