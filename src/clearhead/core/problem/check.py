@@ -71,25 +71,13 @@ def make_problem(
     numbers = None if bias is None else bias.numbers
     grad = records_grad(q, k, v, sinks, numbers)
     problem = Problem(
-        B,
-        H,
-        G,
-        Tq,
-        Tk,
-        D,
-        Dv,
-        q.dtype,
-        q.device,
-        mask,
-        bias,
+        B, H, G, Tq, Tk, D, Dv, q.dtype, q.device, mask, bias,
         scale=1.0 / math.sqrt(max(D, 1)) if scale is None else _checked_scale(scale),
-        softcap=None if softcap is None else _checked_softcap(softcap),
-        sinks=sinks,
+        softcap=None if softcap is None else _checked_softcap(softcap), sinks=sinks,
         dropout=0.0 if dropout is None else checked_dropout(dropout),
         seed=None if seed is None else _checked_seed(seed, dropout),
-        grad=grad,
-        input_dims=input_dims,
-    )
+        grad=grad, input_dims=input_dims,
+    )  # fmt: skip
     return problem, Inputs(q, k, v)
 
 
@@ -338,23 +326,14 @@ def _must_not_need_gradient(name: str, value: object) -> None:
 
 
 def checked_dropout(p: object) -> float:
-    return as_number(
-        "dropout",
-        p,
-        "dropout is the probability that a weight is dropped, from 0 to 1.",
-        "pass a number such as 0.1; layers pass 0.0 outside training.",
-        lambda p: 0.0 <= p <= 1.0,
-    )
+    rule = "dropout is the probability that a weight is dropped, from 0 to 1."
+    hint = "pass a number such as 0.1; layers pass 0.0 outside training."
+    return as_number("dropout", p, rule, hint, lambda p: 0.0 <= p <= 1.0)
 
 
 def _checked_seed(seed: object, dropout: object) -> int:
-    number = as_count(
-        "seed",
-        seed,
-        "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides.",
-        "pass a number such as 42.",
-        most=MOST_SEED,
-    )
+    rule = "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides."
+    number = as_count("seed", seed, rule, "pass a number such as 42.", most=MOST_SEED)
     if dropout is None:
         raise BadValue(
             f"seed={seed!r} was passed without dropout=.",
