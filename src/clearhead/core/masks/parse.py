@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..errors import AttentionError, BadType, BadValue, did_you_mean, kind_of
@@ -13,13 +13,8 @@ from .positions import Causal, causal, everything, lengths, prefix, window
 Item = TypeVar("Item")
 
 NAMES: dict[str, Mask] = {"everything": everything, "causal": causal}
-CALLS = {
-    "Causal": Causal,
-    "window": window,
-    "prefix": prefix,
-    "lengths": lengths,
-    "documents": documents,
-    "dense": dense,
+CALLS: dict[str, Callable[..., Mask]] = {
+    make.__name__: make for make in (Causal, window, prefix, lengths, documents, dense)
 }
 
 
@@ -68,7 +63,7 @@ def _mask(node: ast.expr) -> Mask:
                 raise ValueError(f"{name}(...) has a keyword twice")
             make = _named(name, CALLS)
             _must_be_known(name, make, named)
-            return make(*map(_literal, args), **named)  # type: ignore[operator]  # a class or a function
+            return make(*map(_literal, args), **named)
         case ast.BoolOp():
             raise ValueError("rules are joined by & and |, not by `and` and `or`")
     raise ValueError(f"{ast.unparse(node)[:40]!r} is not a mask")
@@ -81,8 +76,8 @@ def _literal(node: ast.expr) -> object:
         raise ValueError(f"{ast.unparse(node)[:40]!r} is not a number") from None
 
 
-def _must_be_known(name: str, make: object, keywords: Iterable[str]) -> None:
-    parameters = inspect.signature(make).parameters  # type: ignore[arg-type]  # it is called next
+def _must_be_known(name: str, make: Callable[..., Mask], keywords: Iterable[str]) -> None:
+    parameters = inspect.signature(make).parameters
     known = [name for name, x in parameters.items() if x.kind is not x.VAR_POSITIONAL]
     for keyword in keywords:
         if keyword not in known:
