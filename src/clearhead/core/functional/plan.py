@@ -40,12 +40,8 @@ class Plan(ShownInNotebook):
 
     def __repr__(self) -> str:
         share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
-        lines = [self.problem]
-        lines.append(
-            f"  answered by   {self.engine} ({self.caption})"
-            if self.engine
-            else "  answered by   no engine"
-        )
+        answered = f"{self.engine} ({self.caption})" if self.engine else "no engine"
+        lines = [self.problem, f"  answered by   {answered}"]
         for name, reasons in self.declined.items():
             lines.append(f"  {name + ' declined':<13} {'; '.join(reasons)}")
         if self.not_needed:
