@@ -3,7 +3,7 @@
 Letters: B batch, T tokens, d model size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -20,11 +20,7 @@ from .embed import RelativePositions, RotaryPositions
 from .inputs import projection_formula
 from .multihead import MultiHeadAttention
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-}
+_ACTIVATIONS = ("gelu", "relu", "silu")  # functions of torch.nn.functional
 
 
 class FeedForward(nn.Module):
@@ -66,7 +62,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network to each token: (B, T, d) or (T, d) -> the same shape."""
         x = check_sequence("FeedForward", "x", x, self.d, self.W_1)
-        return self.W_2(self.dropout(_ACTIVATIONS[self.activation](self.W_1(x))))
+        return self.W_2(self.dropout(getattr(F, self.activation)(self.W_1(x))))
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"
