@@ -252,9 +252,7 @@ class Recording(ShownInNotebook, Savable):
             for _, name, values in call.values_of_heads():
                 values_by_name.setdefault((module, name), []).append(values)
         return {
-            f"{module}.{name}": float(
-                (torch.max if name == "max" else torch.mean)(torch.cat(parts))
-            )
+            f"{module}.{name}": _scalar(name, torch.cat(parts))
             for (module, name), parts in values_by_name.items()
         }
 
@@ -270,7 +268,7 @@ class Recording(ShownInNotebook, Savable):
             for head, name, values in call.values_of_heads():
                 site = {"call": number, "layer": call.layer, "module": call.module, "head": head}
                 row = rows.setdefault((number, head), site)
-                row[name] = float(values.max() if name == "max" else values.mean())
+                row[name] = _scalar(name, values)
         return data_frame([*rows.values()])
 
     def to_hook_names(self) -> dict[str, Tensor]:
@@ -340,6 +338,11 @@ class Recording(ShownInNotebook, Savable):
         """Remove the calls, for example after each training step."""
         self.calls.clear()
         self.written.clear()
+
+
+def _scalar(name: str, values: Tensor) -> float:
+    """Return the mean of the values of a statistic, or the maximum of `max`."""
+    return float(values.max() if name == "max" else values.mean())
 
 
 def rows_in_columns(rows: Tensor, columns: Tensor, Tq: int) -> Tensor:
