@@ -105,12 +105,8 @@ class EffectsFile:
         except (ValueError, TypeError, KeyError):
             raise self._other(f"its first line is {first[:200]!r}") from None
         for name, value in self._header.items():
-            same = (
-                _is_same(self._unedited, unedited)
-                if name == "unedited"
-                else header.get(name) == value
-            )
-            if not same:
+            same = header.get(name) == value
+            if not same and not (name == "unedited" and _is_same(self._unedited, unedited)):
                 raise self._other(f"{name} was {header.get(name)}, and is {value}")
 
     def _other(self, difference: str) -> BadValue:
