@@ -152,13 +152,9 @@ class GroupTransport(Transport):
     def __init__(self, group: Group, timeout: float) -> None:
         self.group = process_group(group)
         self.rank, self.world = rank_and_world(self.group)
-        self.timeout = as_number(
-            "timeout",
-            timeout,
-            "a rank waits for another for a number of seconds.",
-            "pass for example timeout=300.",
-            lambda x: 0 < x <= threading.TIMEOUT_MAX,
-        )
+        rule = "a rank waits for another for a number of seconds."
+        hint, most = "pass for example timeout=300.", threading.TIMEOUT_MAX
+        self.timeout = as_number("timeout", timeout, rule, hint, lambda x: 0 < x <= most)
         self.history = history_of(self.group)
         if self.history.lost:
             raise RankLost(

@@ -105,13 +105,9 @@ class KVCache:
 
     def cut(self, length: int) -> None:
         """Remove all but the first `length` tokens; 0 also removes shapes and allocated memory."""
-        self.length = as_count(
-            "cut got length",
-            length,
-            f"the cache has {self.length} tokens, and cut keeps the first of them.",
-            f"pass a whole number from 0 to {self.length}.",
-            most=self.length,
-        )
+        rule = f"the cache has {self.length} tokens, and cut keeps the first of them."
+        hint = f"pass a whole number from 0 to {self.length}."
+        self.length = as_count("cut got length", length, rule, hint, most=self.length)
         if not self.length:
             self._k = self._v = None
         elif self.max_length is None:

@@ -95,10 +95,8 @@ class GroupStatistic(RowStatistic):
 
         The statistic stores the last ones, because reading ten masks takes as long as the core.
         """
-        known, (stored_for, masks) = (
-            self._depends_on(p.grid),
-            self.__dict__.get("_core", (None, [])),
-        )
+        known = self._depends_on(p.grid)
+        stored_for, masks = self.__dict__.get("_core", (None, []))
         if stored_for != known:
             groups = self.key_groups(p)
             masks = [group.mask for group in groups]

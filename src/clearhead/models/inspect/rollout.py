@@ -79,13 +79,9 @@ def _layers(
             "rollout combines weights that watch recorded.",
             "pass the recording of `with watch(model, exact_rows=range(T)) as recording`.",
         )
-    as_number(
-        "rollout got residual",
-        residual,
-        "it is the fraction of itself that a token keeps in a layer.",
-        "pass a number from 0 to 1, such as 0.5.",
-        lambda fraction: 0 <= fraction <= 1,
-    )
+    rule = "it is the fraction of itself that a token keeps in a layer."
+    hint = "pass a number from 0 to 1, such as 0.5."
+    as_number("rollout got residual", residual, rule, hint, lambda fraction: 0 <= fraction <= 1)
     calls = list({call.layer: call for call in recording}.values())
     if not calls:
         raise BadValue(

@@ -84,11 +84,9 @@ class knock_out(Edit):
         edges = edges_in_call(self.removed(), grid, site.at)
         if where is None and names_lengths(~edges, grid):
             where = torch.ones(1, 1, 1, dtype=torch.bool)  # otherwise they would mean padding
-        mask = (
-            intersect(rule, ~edges)
-            if where is None
-            else WithoutEdges(rule, edges, where, repr(self))
-        )
+        mask = intersect(rule, ~edges)
+        if where is not None:
+            mask = WithoutEdges(rule, edges, where, repr(self))
         self._cache.append((rule, at, _Edited(mask, _counts_differ(problem, mask))))
         del self._cache[:-MASKS_KEPT]
         return replace(problem, mask=mask), inputs
