@@ -211,50 +211,38 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
         mask.check(grid)
         mask.must_fit(grid)
         return mask
+    what, rule = repr(mask), "a mask is an object of clearhead."
+    hint = "pass clearhead.causal, window(before=...), lengths(...), documents(...) or dense(...)."
     if isinstance(mask, type) and issubclass(mask, Mask):
-        raise BadType(
-            f"mask is the class {mask.__name__}.",
-            "a mask is an instance of its class.",
-            f"call it: {mask.__name__}(...); plain causal is `clearhead.causal`.",
+        what, rule = f"the class {mask.__name__}", "a mask is an instance of its class."
+        hint = f"call it: {mask.__name__}(...); plain causal is `clearhead.causal`."
+    elif isinstance(mask, str):
+        what = f"the string {mask!r}"
+        rule = "a mask is an object of clearhead, such as clearhead.causal."
+        hint = f"pass the object, or clearhead.core.masks.parse({mask!r})."
+    elif str(getattr(mask, "dtype", None)) in ("bool", "torch.bool"):  # NumPy's or torch's
+        kind = "a boolean tensor" if isinstance(mask, Tensor) else "an array of booleans"
+        what = f"{kind} of shape {tuple(mask.shape)}"  # type: ignore[attr-defined]  # as its dtype
+        rule = "a boolean mask must state what True means, because libraries disagree."
+        hint = (
+            "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not."
         )
-    if isinstance(mask, str):
-        raise BadType(
-            f"mask is the string {mask!r}.",
-            "a mask is an object of clearhead, such as clearhead.causal.",
-            f"pass the object, or clearhead.core.masks.parse({mask!r}).",
-        )
-    if str(getattr(mask, "dtype", None)) in ("bool", "torch.bool"):  # NumPy's or torch's
-        raise BadType(
-            f"mask is {'a boolean tensor' if isinstance(mask, Tensor) else 'an array of booleans'} "
-            f"of shape {tuple(mask.shape)}.",  # type: ignore[attr-defined]  # what has a dtype has a shape
-            "a boolean mask must state what True means, because libraries disagree.",
-            "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.",
-        )
-    if isinstance(mask, Tensor):
-        raise BadType(
-            f"mask is a tensor of dtype {mask.dtype}.",
-            "a mask is a rule, and numbers that are added to scores are a bias.",
+    elif isinstance(mask, Tensor):
+        what = f"a tensor of dtype {mask.dtype}"
+        rule = "a mask is a rule, and numbers that are added to scores are a bias."
+        hint = (
             "pass mask=dense(keep=mask.bool()) if 1 means may look; pass an additive mask (0 and "
-            "-inf) as bias=.",
         )
-    if callable(mask) or hasattr(mask, "mask_mod"):
-        raise BadType(
-            f"mask is {kind_of(mask)}.",
-            "a mask is an object of clearhead, not a function as in FlexAttention.",
-            "pass clearhead.causal, window(before=...) or documents(...); for another mask_mod, "
-            "dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk)).",
-        )
-    if isinstance(mask, Bias):
-        raise BadType(
-            f"mask is {mask!r}.",
-            "a mask selects keys, and a bias is added to the scores.",
-            "pass it as bias=.",
-        )
-    raise BadType(
-        f"mask is {mask!r}.",
-        "a mask is an object of clearhead.",
-        "pass clearhead.causal, window(before=...), lengths(...), documents(...) or dense(...).",
-    )
+        hint += "-inf) as bias=."
+    elif callable(mask) or hasattr(mask, "mask_mod"):
+        what = kind_of(mask)
+        rule = "a mask is an object of clearhead, not a function as in FlexAttention."
+        hint = "pass clearhead.causal, window(before=...) or documents(...); for another mask_mod, "
+        hint += "dense(keep=torch.nn.attention.flex_attention.create_mask(mask_mod, B, H, Tq, Tk))."
+    elif isinstance(mask, Bias):
+        rule = "a mask selects keys, and a bias is added to the scores."
+        hint = "pass it as bias=."
+    raise BadType(f"mask is {what}.", rule, hint)
 
 
 def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
