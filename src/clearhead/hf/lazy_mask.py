@@ -29,18 +29,12 @@ _METADATA = {
     Tensor.storage_offset,
 }
 
-_ADD = {*(getattr(Tensor, n) for n in ("add", "__add__", "__radd__")), torch.add}
-# Functions that would take True as a 1, or as "masked".
-_MISREAD = {
-    *(getattr(Tensor, n) for n in ("add_", "__iadd__", "masked_fill", "masked_fill_")),
-    torch.masked_fill,
-}
-# Functions that return a tensor whose True may mean "masked".
-_NEGATE = {
-    *(getattr(Tensor, n) for n in ("__invert__", "logical_not", "bitwise_not", "__eq__", "__ne__")),
-    torch.logical_not,
-    torch.bitwise_not,
-}
+# The names of functions of torch, and of methods of its tensors.
+_ADD = {"add", "__add__", "__radd__"}
+# They would take True as a 1, or as "masked".
+_MISREAD = {"add_", "__iadd__", "masked_fill", "masked_fill_"}
+# They return a tensor whose True may mean "masked".
+_NEGATE = {"__invert__", "logical_not", "bitwise_not", "__eq__", "__ne__"}
 
 
 class BooleanMask(Tensor):
@@ -57,16 +51,16 @@ class BooleanMask(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        numbers = None
-        if func in _ADD or func in _MISREAD:
+        numbers, name = None, func.__name__
+        if name in _ADD | _MISREAD:
             tensors = [x for x in args[:2] if isinstance(x, Tensor)]
             numbers = next((x for x in tensors if x.is_floating_point()), None)
-        if numbers is not None and func in _ADD:
+        if numbers is not None and name in _ADD:
             (keep,) = (x.as_subclass(Tensor) for x in tensors if isinstance(x, BooleanMask))
             return numbers.masked_fill(~keep, float("-inf"))
         if numbers is not None:
             raise BadValue(
-                f"The model calls {func.__name__} on its scores with a boolean mask.",
+                f"The model calls {name} on its scores with a boolean mask.",
                 "clearhead's masks are True where a query may look, and cannot be used as numbers.",
                 "load this model with attn_implementation='eager', because it computes at least "
                 "part of its attention itself.",
@@ -74,7 +68,7 @@ class BooleanMask(Tensor):
         result = super().__torch_function__(func, types, args, kwargs)
         if not isinstance(result, BooleanMask):
             return result
-        if result.dtype != torch.bool or func in _NEGATE:
+        if result.dtype != torch.bool or name in _NEGATE:
             return result.as_subclass(Tensor)
         if isinstance(args[0], BooleanMask | LazyMask):
             result.position = args[0].position
