@@ -59,20 +59,17 @@ def read(path: str | Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[st
 
     Raises `BadValue` for a missing or unreadable file.
     """
+    rule = "weights and checkpoints are safetensors files that clearhead wrote."
     try:
         with safe_open(str(path), framework="pt") as file:
             about = {n: json.loads(value) for n, value in (file.metadata() or {}).items()}
             names = [name for name in file.keys() if name.startswith(prefix)]
             return {name: file.get_tensor(name) for name in names}, about
     except FileNotFoundError as error:
-        raise BadValue(
-            f"There is no file {str(path)!r}.",
-            "weights and checkpoints are safetensors files that clearhead wrote.",
-            "check the path.",
-        ) from error
+        raise BadValue(f"There is no file {str(path)!r}.", rule, "check the path.") from error
     except (OSError, SafetensorError, ValueError) as error:
         raise BadValue(
             f"The file {str(path)!r} cannot be read: {error}.",
-            "weights and checkpoints are safetensors files that clearhead wrote.",
+            rule,
             "pass another; to repeat an unfinished training, use another folder.",
         ) from error

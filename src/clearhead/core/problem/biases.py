@@ -164,17 +164,14 @@ def bias(tensor: Tensor) -> TensorBias:
         raise BadType(
             "bias got the function alibi.", "the function returns a bias.", "call it: bias=alibi()."
         )
+    rule = "a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores."
     if isinstance(tensor, Mask):
-        raise BadType(
-            f"bias got the mask {tensor!r}.",
-            "a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.",
-            "pass a mask as mask=.",
-        )
+        raise BadType(f"bias got the mask {tensor!r}.", rule, "pass a mask as mask=.")
     if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise BadType(
             f"bias got {kind}.",
-            "a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.",
+            rule,
             "pass tensor.float(), or torch.tensor(...) of numbers; pass booleans as "
             "mask=dense(keep=...) or mask=dense(drop=...).",
         )
