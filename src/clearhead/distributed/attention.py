@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import BadType, BadValue, as_index, kind_of
+from ..core.errors import BadValue, as_index, must_be_of
 from ..core.masks import Grid, Mask, everything
 from ..core.problem.biases import Alibi, Bias, TensorBias, bias as as_bias
 from ..core.problem.check import DEFAULTS, Options, make_problem
@@ -355,14 +355,10 @@ def gathered(transport: Transport, x: Tensor, layout: Layout | str, dim: int) ->
         return _Gather.apply(transport, x, checked, dim)
 
 
-def dim_of(verb: str, x: object, dim: object) -> int:
+def dim_of(verb: str, x: Tensor, dim: object) -> int:
     """Return a dimension of a tensor, counted from 0, or raise `BadType` or `BadValue`."""
-    if not isinstance(x, Tensor):
-        raise BadType(
-            f"{verb} got {kind_of(x)}.",
-            "the positions are those of a dimension of a tensor.",
-            "convert it first: torch.as_tensor(x).",
-        )
+    rule = "the positions are those of a dimension of a tensor."
+    must_be_of(Tensor, verb, x, rule, "convert it first: torch.as_tensor(x).")
     rule = f"a tensor of shape {tuple(x.shape)} has dimensions up to {x.dim() - 1}."
     return as_index(f"{verb} along dim", dim, x.dim(), rule, "pass dim=1 for token ids (B, T).")
 

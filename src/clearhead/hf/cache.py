@@ -4,7 +4,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.errors import BadType, BadValue, kind_of
+from ..core.errors import BadValue, must_be_of
 from .register import transformers
 
 if TYPE_CHECKING:
@@ -31,12 +31,8 @@ def cache(model: Any) -> "DynamicCache | EncoderDecoderCache":
     """
     library = transformers()
     model = getattr(model, "get_base_model", lambda: model)()
-    if not isinstance(model, library.PreTrainedModel):
-        raise BadType(
-            f"cache got {kind_of(model)}.",
-            "a cache has the layers of a transformers model.",
-            "pass the model that generates.",
-        )
+    rule, hint = "a cache has the layers of a transformers model.", "pass the model that generates."
+    must_be_of(library.PreTrainedModel, "cache", model, rule, hint)
     name = type(model).__name__
     default = getattr(model, "_supports_default_dynamic_cache", lambda: True)
     keywords = inspect.signature(model.forward).parameters

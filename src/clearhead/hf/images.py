@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import BadType, BadValue, kind_of, needs, why_failed
+from ..core.errors import BadValue, must_be_of, needs, why_failed
 from .checkpoint import Checkpoint
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -37,12 +37,9 @@ class ImageCheckpoint(Checkpoint):
         """
         with needs("hf", "images are read by Pillow."):
             from PIL import Image
-        if not isinstance(text, str | Path | Image.Image):
-            raise BadType(
-                f"{self.name} got {kind_of(text)}.",
-                "its input is an image: the path of a file, or an image of Pillow.",
-                "pass for example Path('photo.jpg'); for tensors, use report(model.model, inputs).",
-            )
+        rule = "its input is an image: the path of a file, or an image of Pillow."
+        hint = "pass for example Path('photo.jpg'); for tensors, use report(model.model, inputs)."
+        must_be_of((str, Path, Image.Image), self.name, text, rule, hint)
         try:
             image = text if isinstance(text, Image.Image) else Image.open(text)
             return [], dict(self.processor(image.convert("RGB"), return_tensors="pt"))

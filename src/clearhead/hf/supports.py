@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from ..core.errors import BadType, kind_of
+from ..core.errors import must_be_of
 from ..core.torch_state import compiled_parts
 from .attention import UnknownKeyword
 from .inspect_model import asks_for_mask, calls_interface, computes_attention, misreads_masks
@@ -56,12 +56,9 @@ def supports(model: Any) -> Support:
     library = transformers()
     if isinstance(model, nn.Module):
         return _of_modules(model)
-    if not isinstance(model, library.PreTrainedConfig):
-        raise BadType(
-            f"supports got {kind_of(model)}.",
-            "it checks a transformers model or its configuration.",
-            "pass the model, or transformers.AutoConfig.from_pretrained(folder).",
-        )
+    rule = "it checks a transformers model or its configuration."
+    hint = "pass the model, or transformers.AutoConfig.from_pretrained(folder)."
+    must_be_of(library.PreTrainedConfig, "supports", model, rule, hint)
     register()
     try:
         return _of_modules(_without_weights(library, model, NAME))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from ..core.errors import BadType, BadValue, as_count, kind_of, whole_number
+from ..core.errors import BadValue, as_count, must_be_of, whole_number
 from ..core.errors.limits import MOST_LESSON_FEATURES, MOST_LESSON_TOKENS, MOST_SEED
 from ..core.functional.trace import Step, Trace
 from ..core.masks import Mask
@@ -40,12 +40,9 @@ def explain_text(
     Raises `BadValue` for a text without words or with more than 2048, for a size or a seed out of
     range, and for heads that do not divide the size.
     """
-    if not isinstance(text, str):
-        raise BadType(
-            f"explain_text got {kind_of(text)}.",
-            "a text is one string, which explain_text splits into words.",
-            "pass a string; for your own tokens use explain(q, k, v, tokens=[...]).",
-        )
+    rule = "a text is one string, which explain_text splits into words."
+    hint = "pass a string; for your own tokens use explain(q, k, v, tokens=[...])."
+    must_be_of(str, "explain_text", text, rule, hint)
     tokens = tokenize(text)
     if not tokens:
         raise BadValue(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import BadType, BadValue, kind_of
+from ..core.errors import BadType, BadValue, must_be_of
 from ..core.functional.attention import attention
 from ..core.functional.explain import explain
 from ..core.functional.trace import Step, Trace
@@ -125,12 +125,9 @@ class MultiHeadAttention(nn.Module):
         Raises `BadType` for another module. Raises `BadValue` for a module with `add_bias_kv` or
         `add_zero_attn`, which add keys without tokens, and for a module that is being pruned.
         """
-        if not isinstance(module, nn.MultiheadAttention):
-            raise BadType(
-                f"from_torch got {kind_of(module)}.",
-                "from_torch copies the weights of a torch.nn.MultiheadAttention.",
-                "pass that module, for example the self_attn of a TransformerEncoderLayer.",
-            )
+        rule = "from_torch copies the weights of a torch.nn.MultiheadAttention."
+        hint = "pass that module, for example the self_attn of a TransformerEncoderLayer."
+        must_be_of(nn.MultiheadAttention, "from_torch", module, rule, hint)
         if type(module).forward is not nn.MultiheadAttention.forward:
             raise BadType(
                 f"from_torch got a {type(module).__module__}.{type(module).__name__}.",

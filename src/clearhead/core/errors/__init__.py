@@ -240,14 +240,18 @@ def as_path(name: str, path: object) -> Path:
     return Path(plain)
 
 
+def must_be_of(
+    kind: type | tuple[type, ...], name: str, value: object, rule: str, hint: str
+) -> None:
+    """Raise `BadType` unless `value`, which `name` got, is of this kind."""
+    if not isinstance(value, kind):
+        raise BadType(f"{name} got {kind_of(value)}.", rule, hint)
+
+
 def must_be(name: str, value: object, kind: type, made_by: str) -> None:
     """Raise `BadType` unless `value` is of this kind, which the call `made_by` returns."""
-    if not isinstance(value, kind):
-        raise BadType(
-            f"{name} got {kind_of(value)}.",
-            f"it takes a {kind.__name__}.",
-            f"pass the result of {made_by}.",
-        )
+    rule, hint = f"it takes a {kind.__name__}.", f"pass the result of {made_by}."
+    must_be_of(kind, name, value, rule, hint)
 
 
 def writable_folder(path: str | Path, what: str, hint: str = "pass another folder.") -> Path:

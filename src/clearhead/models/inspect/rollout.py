@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.errors import BadType, BadValue, as_index, as_number, kind_of
+from ...core.errors import BadValue, as_index, as_number, must_be_of
 from ...core.masks.text_positions import Positions
 from ...core.torch_state import own_dtypes
 from .recording import Call, Recording, rows_in_columns
@@ -69,16 +69,13 @@ class _Layer(NamedTuple):
 
 
 def _layers(
-    recording: object, rows: Sequence[int] | None, residual: object
+    recording: Recording, rows: Sequence[int] | None, residual: object
 ) -> tuple[list[_Layer], Tensor]:
     """Return the layers of a recording in order, and the columns of the requested rows, (B|1, n);
     -1 if a text has no such row."""
-    if not isinstance(recording, Recording):
-        raise BadType(
-            f"rollout got {kind_of(recording)}.",
-            "rollout combines weights that watch recorded.",
-            "pass the recording of `with watch(model, exact_rows=range(T)) as recording`.",
-        )
+    rule = "rollout combines weights that watch recorded."
+    hint = "pass the recording of `with watch(model, exact_rows=range(T)) as recording`."
+    must_be_of(Recording, "rollout", recording, rule, hint)
     rule = "it is the fraction of itself that a token keeps in a layer."
     hint = "pass a number from 0 to 1, such as 0.5."
     as_number("rollout got residual", residual, rule, hint, lambda fraction: 0 <= fraction <= 1)

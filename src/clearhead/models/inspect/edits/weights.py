@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ....core.errors import BadType, BadValue, kind_of
+from ....core.errors import BadValue, must_be_of
 from ....core.errors.limits import MASKS_KEPT
 from ....core.masks import Dense, Mask, intersect
 from ....core.masks.without import WithoutEdges, edges_in_call
@@ -52,12 +52,9 @@ class knock_out(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.mask, Mask):
-            raise BadType(
-                f"{type(self).__name__} got {kind_of(self.mask)}.",
-                "the edges of an edit are a mask.",
-                "pass for example clearhead.prefix(1), or clearhead.dense(keep=booleans).",
-            )
+        rule = "the edges of an edit are a mask."
+        hint = "pass for example clearhead.prefix(1), or clearhead.dense(keep=booleans)."
+        must_be_of(Mask, type(self).__name__, self.mask, rule, hint)
 
     def arguments(self) -> list[str]:
         text = repr(self.mask)
