@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.errors import BadValue
+from ..core.errors import must_be_among
 from ..core.functional.trace import Step, Trace
 from ..core.masks import Mask
 from .cache import KVCache, restore_on_error
@@ -47,12 +47,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.d = check_size("FeedForward", "d", d)
         self.hidden = check_size("FeedForward", "hidden", 4 * self.d if hidden is None else hidden)
-        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-            raise BadValue(
-                f"FeedForward got activation={activation!r}.",
-                f"an activation is one of {', '.join(map(repr, _ACTIVATIONS))}.",
-                "pass one of these.",
-            )
+        rule = f"an activation is one of {', '.join(map(repr, _ACTIVATIONS))}."
+        name, hint = "FeedForward got activation", "pass one of these."
+        must_be_among(_ACTIVATIONS, name, activation, rule, hint)
         self.activation = activation
         factory = factory_kwargs("FeedForward", device, dtype)
         self.W_1 = nn.Linear(self.d, self.hidden, **factory)
@@ -101,12 +98,9 @@ class TransformerBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if norm not in ("pre", "post"):
-            raise BadValue(
-                f"TransformerBlock got norm={norm!r}.",
-                "'pre' normalises the input of a branch, 'post' the sum after it.",
-                "pass norm='pre' or norm='post'.",
-            )
+        rule = "'pre' normalises the input of a branch, 'post' the sum after it."
+        hint = "pass norm='pre' or norm='post'."
+        must_be_among(("pre", "post"), "TransformerBlock got norm", norm, rule, hint)
         factory = factory_kwargs("TransformerBlock", device, dtype)
         self.norm = norm
         self.attention = MultiHeadAttention(

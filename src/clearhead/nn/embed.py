@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import BadType, BadValue, as_count
+from ..core.errors import BadType, BadValue, as_count, must_be_among
 from ..core.functional.ambient import must_not_be_sharded, token_positions
 from ..core.torch_state import is_plain
 from .checks import check_base, check_sequence, check_size, check_type, factory_kwargs
@@ -118,12 +118,9 @@ class RotaryPositions(nn.Module):
                 f"use heads of {head_size + 1} features.",
             )
         self.base = check_base("RotaryPositions", base)
-        if pairs not in ("half", "interleaved"):
-            raise BadValue(
-                f"RotaryPositions got pairs={pairs!r}.",
-                "'half' pairs feature i with i + D/2, 'interleaved' pairs 2i with 2i + 1.",
-                "pass pairs='half' for weights from Hugging Face.",
-            )
+        rule = "'half' pairs feature i with i + D/2, 'interleaved' pairs 2i with 2i + 1."
+        hint = "pass pairs='half' for weights from Hugging Face."
+        must_be_among(("half", "interleaved"), "RotaryPositions got pairs", pairs, rule, hint)
         self.pairs = pairs
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:

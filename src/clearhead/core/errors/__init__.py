@@ -222,6 +222,12 @@ def as_number(
     return number
 
 
+def must_be_among(names: Iterable[str], name: str, value: object, rule: str, hint: str) -> None:
+    """Raise `BadValue` unless `value`, of the argument `name`, is one of these names."""
+    if not isinstance(value, str) or value not in names:
+        raise BadValue(f"{name}={value!r}.", rule, hint)
+
+
 def is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
     """Return whether `value` has items. A tensor without dimensions only has `__iter__`."""
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0

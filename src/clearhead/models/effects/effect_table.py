@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.errors import BadValue
+from ...core.errors import must_be_among
 from ...core.torch_state import loadable
 
 MOST_SHOWN = 20
@@ -115,12 +115,8 @@ class Effects:
 
         `which` is "exact" or "estimate".
         """
-        if which not in ("exact", "estimate"):
-            raise BadValue(
-                f"grid got which={which!r}.",
-                "a grid has the exact effects or the estimates.",
-                "pass 'exact' or 'estimate'.",
-            )
+        rule, hint = "a grid has the exact effects or the estimates.", "pass 'exact' or 'estimate'."
+        must_be_among(("exact", "estimate"), "grid got which", which, rule, hint)
         axes = self.axes
         if not axes:
             return torch.zeros(0, 0, dtype=torch.float64)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ....core.errors import BadValue
+from ....core.errors import BadValue, must_be_among
 from ....core.problem.problem import Inputs, Problem
 from ....core.torch_state import records_grad
 from ..recording import Call
@@ -70,12 +70,9 @@ class patch(FromRecording):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.of, str) or self.of not in RECORDED:
-            raise BadValue(
-                f"patch got of={self.of!r}.",
-                'of is "query", "key", "value" or "output".',
-                'pass for example of="value", and record with watch(model, inputs=True).',
-            )
+        rule = 'of is "query", "key", "value" or "output".'
+        hint = 'pass for example of="value", and record with watch(model, inputs=True).'
+        must_be_among(RECORDED, "patch got of", self.of, rule, hint)
 
     def arguments(self) -> list[str]:
         return [*super().arguments(), *([] if self.of == "output" else [f"of={self.of!r}"])]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ....core.errors import BadType, BadValue, did_you_mean, kind_of, whole_number
+from ....core.errors import BadType, BadValue, did_you_mean, kind_of, must_be_among, whole_number
 from ....core.problem.problem import Problem
 from ....nn.token_ids import as_batch, run
 from ...follow.copies import fresh
@@ -131,12 +131,9 @@ class path(Edit):
                     "a head reads what heads of earlier layers write.",
                     "pass a receiver in a later layer.",
                 )
-        if self.of not in ("query", "key", "value"):
-            raise BadValue(
-                f"path got of={self.of!r}.",
-                'the receiver reads with its "query", "key" or "value".',
-                "pass one of them; a list of three paths changes all.",
-            )
+        rule = 'the receiver reads with its "query", "key" or "value".'
+        hint = "pass one of them; a list of three paths changes all."
+        must_be_among(("query", "key", "value"), "path got of", self.of, rule, hint)
         if len(receivers) == 1:
             ((layer, head),) = receivers
             named = {"receiver": (layer, head), "layers": [layer], "heads": [head]}
