@@ -162,34 +162,27 @@ def _of_blocks(
     """Run the first sweep: yield partial statistics of queries at some positions over some keys."""
     q, k, none = inputs.q, inputs.k, inputs.k[..., :0]
     for at, queries in pieces(ring.routes.queries.positions[ring.transport.rank], ring.by_range):
-        no_keys = Inputs(q[:, :, queries], k[:, :, :0], none[:, :, :0])
-        problem, _ = make_problem(*no_keys, Options(scale=ring.problem.scale))
-        yield at, _partial(ring, problem, no_keys, statistics, at, Positions(()))
+        of_none = Inputs(q[:, :, queries], k[:, :, :0], none[:, :, :0])
+        problem, _ = make_problem(*of_none, Options(scale=ring.problem.scale))
+        no_keys = Block(queries, slice(0, 0), problem, of_none, None, at, Positions(()))
+        yield at, _partial(ring, no_keys, statistics)
     for owner, part in ring.parts(k, none):
         for block in ring.blocks(owner, q, part):
-            at, problem = block.at, block.problem
-            yield at, _partial(ring, problem, block.inputs, statistics, at, block.on)
+            yield block.at, _partial(ring, block, statistics)
 
 
-def _partial(
-    ring: Ring,
-    problem: Problem,
-    inputs: Inputs,
-    statistics: Statistics,
-    at: Positions,
-    on: Positions,
-) -> Partial:
-    grid = ring.routes.grid
-    cut = [_cut(s, grid, at, on) for s in statistics]
-    part = compute_stats(problem, inputs, cut)
+def _partial(ring: Ring, block: Block, statistics: Statistics) -> Partial:
+    grid, at, device = ring.routes.grid, block.at, block.problem.device
+    cut = [_cut(s, grid, at, block.on) for s in statistics]
+    part = compute_stats(block.problem, block.inputs, cut)
     assert part.rows is not None
-    rows, keys = part.rows, on.tensor(problem.device)
+    rows, keys = part.rows, block.on.tensor(device)
     for s in statistics:
         if isinstance(s, topk):
             top = TopScores(*rows.more["top"]).at(keys, min(s.n, grid.Tk))
             rows = rows._replace(more={**rows.more, "top": top})
     every_key = replace(ring.problem, Tq=len(at))
-    return Partial(every_key, statistics, at.tensor(problem.device), keys, rows, None)
+    return Partial(every_key, statistics, at.tensor(device), keys, rows, None)
 
 
 def _cut(statistic: Statistic, grid: Grid, at: Positions, on: Positions) -> Statistic:
