@@ -102,8 +102,8 @@ class patch(FromRecording):
             letters = {"query": "Tq, D", "key": "Tk, D", "value": "Tk, Dv", "output": "Tq, Dv"}
             raise other_sizes(self, letters[self.of], recorded.shape[2:], x.shape[2:])
         value = texts_in(self, call, problem, recorded)
-        value = value[:, heads_in(self, call, problem, recorded, self.of_keys)]
-        check_columns(self, call, problem, site, self.of_keys)
+        value = value[:, heads_in(self, call, problem, recorded)]
+        check_columns(self, call, problem, site)
         self._must_be_recorded(call, recorded, problem, site)
         count = min(recorded.shape[2], x.shape[2])
         return replaced(self, x, value[:, :, :count], problem, site, torch.arange(count)[None])

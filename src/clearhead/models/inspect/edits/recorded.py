@@ -108,17 +108,15 @@ def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor
     return recorded[texts]
 
 
-def check_columns(
-    edit: Edit, call: Call, problem: Problem, site: EditSite, of_keys: bool = False
-) -> None:
+def check_columns(edit: Edit, call: Call, problem: Problem, site: EditSite) -> None:
     """Raise `BadValue` unless the edit's texts begin in the same columns as in the recording.
 
-    With `of_keys`, only the columns of keys are compared.
+    For an edit `of_keys`, only the columns of keys are compared.
     """
     recorded, current = (_first_columns(at, problem) for at in (call.at, site.at))
     for b in edit.batch_of(problem):
         was, now = (x[b if len(x) > 1 else 0] for x in (recorded, current))
-        if was[of_keys:] != now[of_keys:]:
+        if was[edit.of_keys :] != now[edit.of_keys :]:
             raise BadValue(
                 f"{edit!r} changes text {b}, whose first query and key are in columns {now}; in "
                 f"the recording they were in {was}.",
@@ -135,18 +133,16 @@ def _first_columns(at: Positions, problem: Problem) -> list[tuple[int, int]]:
     return list(zip(*columns, strict=True))
 
 
-def heads_in(
-    edit: Edit, call: Call, problem: Problem, recorded: Tensor, of_keys: bool = False
-) -> list[int]:
+def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list[int]:
     """Return the indices of the edit's heads in a recorded tensor, (B, heads, ...).
 
-    With `of_keys`, these are KV heads, all of which are recorded. Raises `BadValue` for heads that
-    were not recorded.
+    For an edit `of_keys`, these are KV heads, all of which are recorded. Raises `BadValue` for
+    heads that were not recorded.
     """
     wanted, count = edit.heads_of(problem), edit.head_count(problem)
-    if call.heads is None or of_keys:
+    if call.heads is None or edit.of_keys:
         if recorded.shape[1] != count:
-            letters = "G," if of_keys else "H,"
+            letters = "G," if edit.of_keys else "H,"
             raise other_sizes(edit, letters, recorded.shape[1:2], (count,))
         return wanted
     missing = sorted(set(wanted) - set(call.heads))
