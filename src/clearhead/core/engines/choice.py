@@ -76,17 +76,12 @@ def choose(problem: Problem, engine: str) -> Engine:
             _chosen[of] = chosen
         return chosen
     listed = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in declined.items())
+    who, rule = f"engine={engine!r} cannot", "an engine that is named never falls back"
+    hint = "omit engine= to use the fastest engine that can; plan(...) shows which one."
     if engine == "auto":
-        raise BadValue(
-            f"No engine can compute this call: {problem.describe()}.",
-            f"every engine declines ({listed}).",
-            "pass smaller or simpler inputs; plan(...) lists the reasons too.",
-        )
-    raise BadValue(
-        f"engine={engine!r} cannot compute this call: {problem.describe()}.",
-        f"an engine that is named never falls back ({listed}).",
-        "omit engine= to use the fastest engine that can; plan(...) shows which one.",
-    )
+        who, rule = "No engine can", "every engine declines"
+        hint = "pass smaller or simpler inputs; plan(...) lists the reasons too."
+    raise BadValue(f"{who} compute this call: {problem.describe()}.", f"{rule} ({listed}).", hint)
 
 
 def first_capable(problem: Problem, engine: str) -> tuple[Engine | None, dict[str, list[str]]]:

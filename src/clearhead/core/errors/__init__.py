@@ -121,20 +121,16 @@ def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) 
     *others, last = (x.name for x in parameters if x.kind is x.KEYWORD_ONLY)
     name, value = next(iter(unknown.items()))
     value = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-    gave = f"{verb} got {name}={value}."
+    rule = f"{verb} takes {', '.join(others)} and {last}."
+    hint = did_you_mean(name, [*others, last]) or f"see help(clearhead.{verb})."
     if name in ("attn_mask", "is_causal", "dropout_p", "enable_gqa"):
-        raise BadType(
-            gave,
+        rule = (
             "this is a keyword of torch's function; clearhead has mask=, bias= and dropout=, and "
-            "groups heads without a flag.",
-            "pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call "
-            "clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.",
         )
-    raise BadType(
-        gave,
-        f"{verb} takes {', '.join(others)} and {last}.",
-        did_you_mean(name, [*others, last]) or f"see help(clearhead.{verb}).",
-    )
+        rule += "groups heads without a flag."
+        hint = "pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call "
+        hint += "clearhead.compat.scaled_dot_product_attention, which takes torch's keywords."
+    raise BadType(f"{verb} got {name}={value}.", rule, hint)
 
 
 def must_be_strided(name: str, x: torch.Tensor, rule: str = "", if_nested: str = "") -> None:
