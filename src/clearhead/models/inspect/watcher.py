@@ -2,8 +2,8 @@
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -55,8 +55,7 @@ class _Begun(NamedTuple):
 
     `real` is its problem without queries of padding, over which `sums` over queries are taken.
     `swept` are computed with the output if the engine can. `rows` are the `exact_rows` of each
-    text, (B|1, n), and `columns` those of the call. `root` is that of `ValueNorms`. `names` are
-    those of all statistics, in order.
+    text, (B|1, n). `root` is that of `ValueNorms`. `names` are those of all statistics, in order.
     """
 
     layer: int
@@ -67,7 +66,6 @@ class _Begun(NamedTuple):
     sums: Statistics
     varying: tuple[Varying, ...]
     rows: Tensor | None
-    columns: list[int]
     root: Tensor | None
     names: list[str]
 
@@ -107,12 +105,10 @@ class Watcher(ModelFollower):
         if self.values is None and any(map(_needs_values, statistics)):
             self.values = ValueNorms(self.model)
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
+    def hooked(self) -> AbstractContextManager[None]:
         """Compute statistics of the calls inside the `with` block."""
         # Only statistics of values need other modules: they compare what output projections return.
-        with self.followed(self.values is None):
-            yield
+        return self.followed(self.values is None)
 
     def enter(self, name: str, *ran: Any) -> None:
         if not name or not self.running.inside:
@@ -143,21 +139,20 @@ class Watcher(ModelFollower):
 
     def _requested(self, layer: int, name: str, problem: Problem, inputs: Inputs) -> _Begun:
         at = self.running.texts.positions(problem)
-        statistics, rows, columns, root = self.aligned(problem, at), None, list[int](), None
+        statistics, rows, root = self.aligned(problem, at), None, None
         if self.values is not None:
             root = self.values.root(name, problem)
             statistics = _with_norms(statistics, root, problem, inputs, at)
         if self.rows is not None:
             rows = self.rows_of(problem, at)
-            columns = sorted({*rows.flatten().tolist()} - {-1})
-            statistics = parse_stats([*statistics, ExactRows(columns)])
+            statistics = parse_stats([*statistics, ExactRows(_columns(rows).tolist())])
         varying = tuple(s for s in statistics if isinstance(s, Varying))
         of_weights = [s for s in statistics if not isinstance(s, Varying)]
         real = without_padding(problem, at)
         sums = tuple(s for s in of_weights if real is not problem and s.axis != "queries")
         swept = parse_stats([s for s in of_weights if s not in sums], problem.grid)
         names = [s.name for s in (*of_weights, *varying)]
-        return _Begun(layer, name, at, real, swept, sums, varying, rows, columns, root, names)
+        return _Begun(layer, name, at, real, swept, sums, varying, rows, root, names)
 
     def receive(self, call: FollowedCall) -> None:
         """Compute the statistics that are left, and keep the call."""
@@ -192,7 +187,7 @@ class Watcher(ModelFollower):
             results = {n: computed[n] for n in begun.names}
             if rows is not None:
                 exact = cast(Tensor, results["exact_rows"])
-                results["exact_rows"] = _rows_of_texts(exact, begun.columns, rows)
+                results["exact_rows"] = _rows_of_texts(exact, rows)
         if "topk" in results:
             top = cast(TopWeights, results["topk"])
             results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
@@ -352,14 +347,18 @@ class _RefusedGradient(torch.autograd.Function):
         )
 
 
-def _rows_of_texts(exact: Tensor, columns: list[int], rows: Tensor) -> Tensor:
-    """Select the `rows` of each text, (B, H, n, Tk), from the weights of `columns`, (B, H, c, Tk).
+def _columns(rows: Tensor) -> Tensor:
+    """Return the queries of a call that are among the `rows` of its texts, in order."""
+    return rows[rows >= 0].unique()
 
-    A row that a text does not have is 0.
-    """
-    if len(rows) == 1 and rows[0].tolist() == columns:
+
+def _rows_of_texts(exact: Tensor, rows: Tensor) -> Tensor:
+    """Select the `rows` of each text, (B, H, n, Tk), from the weights of their columns, (B, H, c,
+    Tk). A row that a text does not have is 0."""
+    columns = _columns(rows)
+    if len(rows) == 1 and torch.equal(rows[0], columns):
         return exact
-    index = torch.searchsorted(torch.tensor(columns, dtype=torch.long), rows).to(exact.device)
+    index = torch.searchsorted(columns, rows).to(exact.device)
     exists = (rows >= 0).to(exact.device)[:, None, :, None]
     B, H, c, Tk = exact.shape
     index = index.clamp(max=max(c - 1, 0))[:, None, :, None].expand(B, H, -1, Tk)
