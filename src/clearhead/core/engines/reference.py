@@ -110,8 +110,7 @@ class Steps(Engine):
 
 def too_large(problem: Problem) -> list[str]:
     """Return why the matrices of all steps would take too much memory; empty if they fit."""
-    width = torch.empty((), dtype=problem.wide).element_size()
-    need = 6 * width * problem.all_pairs
+    need = 6 * problem.wide.itemsize * problem.all_pairs
     if need <= MOST_STEPS_BYTES:
         return []
     return [

@@ -61,8 +61,8 @@ class Sdpa(Engine):
             if need > policy_of(p.device).mask_bytes:
                 reasons.append(f"would store the mask as a matrix of {need / 1e9:.1f} GB")
         if _on_gpu(p) and not _bias_is_exact(p):
-            dtype = str(p.dtype).removeprefix("torch.")
-            reasons.append(f"on a GPU torch requires a bias in {dtype}, which would round this one")
+            needed = f"on a GPU torch requires a bias in {p.dtype_name}"
+            reasons.append(f"{needed}, which would round this one")
         if _on_gpu(p) and not reasons:
             reasons += self.forms_weights(p, gpu_of(p.device))
         return reasons

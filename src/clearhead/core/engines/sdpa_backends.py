@@ -137,11 +137,10 @@ def backends_decline(problem: Problem, gpu: Gpu, matrix: bool) -> dict[str, list
 
 def _declines(name: str, p: Problem, gpu: Gpu, matrix: bool) -> list[str]:
     reasons = []
-    dtype = str(p.dtype).removeprefix("torch.")
     if name not in gpu.enabled:
         reasons.append("is disabled by torch.backends.cuda or sdpa_kernel")
     if p.dtype not in (HALF if name != "efficient" else (*HALF, torch.float32)):
-        reasons.append(f"does not support {dtype}")
+        reasons.append(f"does not support {p.dtype_name}")
     least = (5, 0) if name == "efficient" and p.dtype != torch.bfloat16 else (8, 0)
     if not least <= gpu.capability <= LATEST:
         span = " to ".join(f"{major}.{minor}" for major, minor in (least, LATEST))

@@ -133,6 +133,11 @@ class Problem:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     @property
+    def dtype_name(self) -> str:
+        """The name of the dtype, such as "float32"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def all_pairs(self) -> int:
         """The number of (query, key) pairs, including masked ones: B H Tq Tk."""
         return self.B * self.H * self.Tq * self.Tk
@@ -155,21 +160,20 @@ class Problem:
 
         It counts the queries, the keys and values that at least one query sees, and the output.
         """
-        width = torch.empty((), dtype=self.dtype).element_size()
         keys = self.B * self.G * self.Tk
         if self.masked:
             seen = self.key_ranges.keys_seen()
             if seen.shape[1] > 1:  # a key is read once for all heads of its group
                 seen = seen.unflatten(1, (self.G, -1)).any(2)
             keys = int(seen.expand(self.B, self.G, self.Tk).sum())
-        return width * (keys + self.B * self.H * self.Tq) * (self.D + self.Dv)
+        return self.dtype.itemsize * (keys + self.B * self.H * self.Tq) * (self.D + self.Dv)
 
     def describe(self) -> str:
         """Describe the problem in a line."""
         heads = f"H={self.H}" if self.G == self.H else f"H={self.H} G={self.G}"
         size = f"D={self.D}" if self.D == self.Dv else f"D={self.D} Dv={self.Dv}"
-        kind = str(self.dtype).removeprefix("torch.")
-        parts = [f"B={self.B} {heads} Tq={self.Tq} Tk={self.Tk} {size}, {kind} on {self.device}"]
+        sizes = f"B={self.B} {heads} Tq={self.Tq} Tk={self.Tk} {size}"
+        parts = [f"{sizes}, {self.dtype_name} on {self.device}"]
         if self.masked:
             mask = repr(self.mask)
             parts.append(f"mask {mask if len(mask) <= 80 else mask[:77] + '...'}")

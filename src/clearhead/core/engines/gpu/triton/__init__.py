@@ -57,8 +57,7 @@ class Triton(Engine):
         elif p.device.type == "cuda" and gpu_of(p.device).capability < (8, 0):
             reasons.append("the Triton kernels need a GPU of compute capability 8.0 or later")
         if p.dtype not in DTYPES:
-            dtype = str(p.dtype).removeprefix("torch.")
-            reasons.append(f"the Triton kernels do not support {dtype}")
+            reasons.append(f"the Triton kernels do not support {p.dtype_name}")
         if max(p.D, p.Dv) > LARGEST_HEAD:
             reasons.append(f"the Triton kernels support head sizes up to {LARGEST_HEAD}")
         return reasons + why_not_operator(p, "the Triton kernels")
