@@ -73,7 +73,14 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         four = _four_dimensions(attn_mask, (*lead, heads[0], q.shape[2], k.shape[2])[-rank:])
         four = four if dtype is None else _cast(four, dtype)
-        _check_mask_dtype(four, query.dtype)
+        if four.dtype not in (torch.bool, torch.float32, query.dtype):
+            raise BadType(
+                f"attn_mask has dtype {four.dtype} and query {query.dtype}.",
+                "a mask is boolean (True means may look), or has the dtype of query or float32 and "
+                "is added to the scores.",
+                "pass attn_mask.bool() if 1 means may look, or attn_mask.to(query.dtype) to add "
+                "it.",
+            )
         if four.dtype == torch.bool:
             mask = intersect(mask, dense(keep=four))
         else:
@@ -225,13 +232,3 @@ def _check(query: object, key: object, value: object, attn_mask: object) -> None
                 "query, key and value have at least two dimensions, (..., T, E).",
                 f"pass {name}.unsqueeze(0) if it is a single position.",
             )
-
-
-def _check_mask_dtype(attn_mask: Tensor, dtype: torch.dtype) -> None:
-    if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
-        raise BadType(
-            f"attn_mask has dtype {attn_mask.dtype} and query {dtype}.",
-            "a mask is boolean (True means may look), or has the dtype of query or float32 and is "
-            "added to the scores.",
-            "pass attn_mask.bool() if 1 means may look, or attn_mask.to(query.dtype) to add it.",
-        )

@@ -140,7 +140,8 @@ class KeyRanges:
         """
         strips = -(-self.Tq // width)
         if self.bits is not None:
-            counts = [self._count_in_bits(i * width, width) for i in range(strips)]
+            tiles = (self.tiles(slice(i * width, (i + 1) * width), width) for i in range(strips))
+            counts = [(int(some.sum()), int((some & full).sum())) for some, full in tiles]
         elif self.lo.shape[2] == 1:  # one row of ranges for all queries
             counts = strips * [self._count_in_ranges(slice(0, width), 1, width)]
         else:
@@ -155,10 +156,6 @@ class KeyRanges:
                 for start, end, rows in parts
             ]
         return sum(some for some, _ in counts), sum(full for _, full in counts)
-
-    def _count_in_bits(self, start: int, width: int) -> tuple[int, int]:
-        some, full = self.tiles(slice(start, start + width), width)
-        return int(some.sum()), int((some & full).sum())
 
     def _count_in_ranges(self, queries: slice, strips: int, width: int) -> tuple[int, int]:
         """Count tiles as `count_tiles` does, in `strips` strips of equally many queries."""

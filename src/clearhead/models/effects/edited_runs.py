@@ -94,7 +94,8 @@ class EditedRuns:
             return "dropout with a seed drops different weights in different rows"
         if len(sizes) > 1:
             return f"its attention calls have batches of {', '.join(map(str, sorted(sizes)))}"
-        rows = {len(x.value) for x in leaves(self.inputs) if _has_rows(x.value)}
+        tensors = (x.value for x in leaves(self.inputs) if isinstance(x.value, Tensor))
+        rows = {len(x) for x in tensors if x.dim()}
         return "" if sizes <= rows else f"no input has the {max(sizes)} rows of its attention calls"
 
     def _next(self, rest: Mapping[str, Sequence[Edit]]) -> tuple[list[str], bool]:
@@ -180,7 +181,3 @@ def _agree(a: float, b: float, tolerance: float) -> bool:
 
 class _Inseparable(Exception):
     """The reason why copies that ran together cannot be separated."""
-
-
-def _has_rows(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 0

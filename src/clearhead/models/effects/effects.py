@@ -113,7 +113,11 @@ def effects(
         hint = f"pass a whole number, or None for up to {TOKENS_AT_ONCE} tokens."
         at_once = as_count("effects got at_once", at_once, rule, hint, least=1)
     if not callable(metric) and metric != "loss":
-        raise _no_metric(metric)
+        raise BadValue(
+            f"effects got metric={metric!r}.",
+            'a metric is "loss", logit_difference(...) or a function of the output.',
+            'pass metric="loss", or a function that returns a tensor of one number.',
+        )
     estimate = bool(estimate)  # torch accepts nothing else
     recorder = Recorder(grad=estimate)
     with torch.set_grad_enabled(estimate), editing(recorder), no_random_numbers(model):
@@ -232,14 +236,6 @@ def checked_inputs(inputs: object) -> Any:
             "pass for example ids of shape (B, T).",
         )
     return dict(inputs) if isinstance(inputs, Mapping) else as_batch(inputs)
-
-
-def _no_metric(metric: object) -> BadValue:
-    return BadValue(
-        f"effects got metric={metric!r}.",
-        'a metric is "loss", logit_difference(...) or a function of the output.',
-        'pass metric="loss", or a function that returns a tensor of one number.',
-    )
 
 
 def _number(value: object, name: str) -> Tensor:

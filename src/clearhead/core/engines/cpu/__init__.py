@@ -52,9 +52,10 @@ class Cpu(Engine):
         if self.name not in policy_of(p.device).engines:
             reasons.append(f"the C++ core computes on the CPU, not on {p.device}")
         if p.dtype not in DTYPES:
-            dtype = str(p.dtype).removeprefix("torch.")
-            reasons.append(f"the C++ core does not support {dtype}")
-        if p.dropout and p.seed is None and _few_weights(p):
+            reasons.append(f"the C++ core does not support {p.dtype_name}")
+        # A compiled graph does not depend on the sizes.
+        is_drawn = p.dropout and p.seed is None and not torch.compiler.is_compiling()
+        if is_drawn and p.all_pairs <= FEW_WEIGHTS:  # as `nn.Dropout` draws it
             reasons.append("for so few weights, dropout without a seed uses torch's generator")
         return reasons + why_not_operator(p, "the C++ core")
 
@@ -93,12 +94,6 @@ class Cpu(Engine):
             return super().answer(p, inputs, statistics)
         both, stats = core_results(p, readable(inputs, True), args_of(p), statistics, True)
         return Results(cast(Tensor, both), stats)
-
-
-def _few_weights(p: Problem) -> bool:
-    """Return whether dropout without a seed is drawn as `nn.Dropout` draws it. It is not in a
-    compiled graph, which does not depend on the sizes."""
-    return not torch.compiler.is_compiling() and p.all_pairs <= FEW_WEIGHTS
 
 
 def can_count(problem: Problem, inputs: Inputs, statistics: Statistics) -> bool:

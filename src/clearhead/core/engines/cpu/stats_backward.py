@@ -106,10 +106,8 @@ class _CoreStats(torch.autograd.Function):
                 learning=[x for x, needs_grad in zip(tensors, needed, strict=True) if needs_grad],
             )
             remaining = iter(recomputed)
-            result = _sum(
-                result,
-                InputGrads(*(next(remaining) if needs_grad else None for needs_grad in needed)),
-            )
+            more = InputGrads(*(next(remaining) if needs_grad else None for needs_grad in needed))
+            result = _sum(result, more)
         # Without a visible key nothing was computed, and the gradient is 0.
         finished = (
             (torch.zeros_like(of) if x is None else x) if needs_grad else None
