@@ -7,7 +7,6 @@ compares its result with the output of the model.
 Letters: B batch, T tokens, H query heads, Dv value size, d model size.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -65,9 +64,8 @@ class OutputProjection:
         tokens = torch.linspace(0, B * T - 1, min(B * T, _TOKENS_CHECKED)).long().to(z.device)
         heads = z.detach().transpose(1, 2).reshape(B * T, H, Dv)[tokens].double()
         weight = self.weight.double()
-        wanted, most = (
-            torch.einsum("thv,hvd->td", f(heads), f(weight)) for f in (Tensor.clone, Tensor.abs)
-        )
+        wanted = torch.einsum("thv,hvd->td", heads, weight)
+        most = torch.einsum("thv,hvd->td", heads.abs(), weight.abs())
         if self.bias is not None:
             wanted, most = wanted + self.bias.double(), most + self.bias.double().abs()
         actual = returned.detach()
@@ -115,8 +113,8 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
         device = next((p.device for p in module.parameters()), None)
         identity = torch.eye(size, device=device)[None]
         return OutputProjection(identity, None, name, identity)
-    path, linear = next(iter(_candidates(model, name, heads * size)), (None, None))
-    if path is None or linear is None:
+    path, linear = _find(model, name, heads * size)
+    if linear is None:
         raise BadValue(
             f"No output projection was found for {name or 'the model'}, {kind_of(module)}.",
             f"it is a linear module with {heads} x {size} = {heads * size} input features, inside "
@@ -131,7 +129,7 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
 
 def projection_parameter(model: nn.Module, name: str, heads: int, size: int) -> Tensor | None:
     """Return the tensor that `output_projection` reads now; None for a layer without projection."""
-    _, linear = next(iter(_candidates(model, name, heads * size)), (None, None))
+    _, linear = _find(model, name, heads * size)
     weight = getattr(linear, "weight", None)
     return weight.detach() if isinstance(weight, Tensor) else None
 
@@ -145,7 +143,7 @@ def without_projection(model: nn.Module) -> str | None:
         if not calls_interface(type(module)):
             continue
         kind = type(module).__name__
-        _, linear = next(iter(_candidates(model, name, None)), (None, None))
+        _, linear = _find(model, name, None)
         if linear is None:
             return f"{kind} has no output projection with a known name"
         if obstacle := _obstacle(linear):
@@ -199,11 +197,9 @@ def is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 
-def _candidates(model: nn.Module, name: str, width: int | None) -> Iterator[tuple[str, nn.Module]]:
-    """Yield linear modules of this input width (None: any) with the name of an output projection.
-
-    First those inside the module itself, then those that its parent runs after it.
-    """
+def _find(model: nn.Module, name: str, width: int | None) -> tuple[str, nn.Module | None]:
+    """Return the first linear module of this input width (None: any) with the name of an output
+    projection, inside the module `name` or among those that its parent runs after it; else None."""
     module = model.get_submodule(name)
     scopes = [(name, module)]
     if name:
@@ -218,9 +214,10 @@ def _candidates(model: nn.Module, name: str, width: int | None) -> Iterator[tupl
             if (x is not module) and input_width(x) is not None and width in (None, input_width(x))
         }
         for wanted in NAMES:
-            yield from (
-                (path, x) for path, x in linears.items() if _last_word(path).lower() == wanted
-            )
+            for path, linear in linears.items():
+                if _last_word(path).lower() == wanted:
+                    return path, linear
+    return "", None
 
 
 def _last_word(path: str) -> str:
