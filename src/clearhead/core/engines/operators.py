@@ -176,14 +176,6 @@ def savable(x: Any) -> Any:
     return x.clone() if refused else x
 
 
-def _save(ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
-    """Save a call for its gradient: tensors by autograd, other arguments on `ctx`."""
-    ctx.set_materialize_grads(False)
-    ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
-    ctx.tensors = [isinstance(x, Tensor) for x in arguments]
-    ctx.save_for_backward(*output, *tensors_of(arguments))
-
-
 def _saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
     """Return the saved outputs, of which there are `outputs`, and the saved arguments."""
     all_saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them
@@ -377,8 +369,12 @@ def define_operator(
         return operator_backward(*arguments)
 
     def save(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        """Save a call for its gradient: tensors by autograd, other arguments on `ctx`."""
         ctx.mark_non_differentiable(*output[differentiable:])
-        _save(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.tensors = [isinstance(x, Tensor) for x in inputs]
+        ctx.save_for_backward(*output, *tensors_of(inputs))
 
     @with_own_buffers
     def back(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
