@@ -139,21 +139,23 @@ def labels_of(
     """Return the labels of queries and keys, after the checks of `explain`."""
     if key_tokens is None and tokens is not None and Tq == Tk:
         key_tokens = tokens
-    for name, labels, size in (("tokens", tokens, Tq), ("key_tokens", key_tokens, Tk)):
-        if isinstance(labels, str) or not (
-            labels is None or (hasattr(labels, "__len__") and is_iterable(labels))
-        ):
-            raise BadType(
-                f"{name} is {'one string, ' * isinstance(labels, str)}{labels!r}.",
-                "tokens are a list of strings, one for each position.",
-                f"split it first, for example {name}=text.split().",
-            )
-        if labels is not None and len(labels) != size:
-            raise wrong_count(name, len(labels), size)
-    return (
-        None if tokens is None else tuple(map(label, tokens)),
-        None if key_tokens is None else tuple(map(label, key_tokens)),
-    )
+    return _labels("tokens", tokens, Tq), _labels("key_tokens", key_tokens, Tk)
+
+
+def _labels(name: str, tokens: Sequence[str] | None, size: int) -> tuple[str, ...] | None:
+    if tokens is None:
+        return None
+    is_text = isinstance(tokens, str)
+    is_list = hasattr(tokens, "__len__") and is_iterable(tokens) and not is_text
+    if not is_list:
+        raise BadType(
+            f"{name} is {'one string, ' * is_text}{tokens!r}.",
+            "tokens are a list of strings, one for each position.",
+            f"split it first, for example {name}=text.split().",
+        )
+    if len(tokens) != size:
+        raise wrong_count(name, len(tokens), size)
+    return tuple(map(label, tokens))
 
 
 def label(token: object) -> str:

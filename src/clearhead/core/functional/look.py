@@ -105,8 +105,7 @@ def look(
 
 
 def _look(problem: Problem, inputs: Inputs, engine: str, statistics: Statistics) -> "Look":
-    computed = compute(problem, inputs, engine, ambient(), statistics)
-    return Look(computed.problem, computed.out, computed.stats)
+    return Look(*compute(problem, inputs, engine, ambient(), statistics))
 
 
 class NotRequested(BadValue, AttributeError):
