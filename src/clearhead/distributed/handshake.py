@@ -213,10 +213,7 @@ def digest_of_text(x: Tensor) -> bytes:
     if x.is_floating_point() or x.is_complex():
         x = x[tuple(slice(None, None, n // 10 + 1) for n in x.shape)]
         x = (x.real if x.is_complex() else x) > 0
-    digest = hashlib.blake2b(digest_size=len(UNKNOWN))
-    for part in _content(x):
-        digest.update(part)
-    return digest.digest()
+    return _digest(x, len(UNKNOWN))
 
 
 def _parts(text: str) -> dict[str, str]:
@@ -237,19 +234,19 @@ def _description(what: object) -> str:
         digest = _digest_of_rule(Unchanged(what) if isinstance(what, Mask) else what)
     else:
         digest = _digest(what)
-    return f"{text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'} ({digest})"
+    return f"{text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'} ({digest.hex()})"
 
 
-def _digest(what: object) -> str:
-    """Return a digest of a value's contents, of eight letters."""
-    digest = hashlib.blake2b(digest_size=4)
+def _digest(what: object, size: int = 4) -> bytes:
+    """Return a digest of a value's contents, of this many bytes."""
+    digest = hashlib.blake2b(digest_size=size)
     for part in _content(what):
         digest.update(part)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 @lru_cache(maxsize=8)
-def _digest_of_rule(rule: Unchanged | Layout) -> str:
+def _digest_of_rule(rule: Unchanged | Layout) -> bytes:
     return _digest(rule.mask if isinstance(rule, Unchanged) else rule)
 
 
