@@ -180,13 +180,13 @@ def _cuts_patches(module: nn.Module) -> bool:
 def _pooled(picture: Picture | None, at: Tensor, tokens: int) -> Picture | None:
     """Return an image in a text of which the tokens `at` are its patches, or squares of them; None
     if they cannot be."""
-    if picture is None or not len(at) or int(at[-1] - at[0]) + 1 != len(at):
+    count = len(at)
+    if picture is None or not count or int(at[-1] - at[0]) + 1 != count:
         return None
-    side = math.isqrt(picture.rows * picture.columns // len(at))
+    side = math.isqrt(picture.rows * picture.columns // count)
     rows, columns = picture.rows // max(side, 1), picture.columns // max(side, 1)
-    if (rows * side, columns * side) != (picture.rows, picture.columns) or rows * columns != len(
-        at
-    ):
+    is_cut = (rows * side, columns * side) == (picture.rows, picture.columns)
+    if not is_cut or rows * columns != count:
         return None
     before, after = (None,) * int(at[0]), (None,) * (tokens - int(at[-1]) - 1)
     return Picture(before, rows, columns, picture.pixels, after)
