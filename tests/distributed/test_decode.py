@@ -7,7 +7,7 @@ import torch
 import clearhead as ch
 from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout, sharded
-from clearhead.distributed.block import Block
+from clearhead.distributed.block import OpenBlock
 from clearhead.distributed.decode import TURN, Decoding, decode_step
 from clearhead.distributed.layouts import layout_of
 from tests.distributed.processes import on_processes
@@ -77,7 +77,7 @@ def test_the_bytes_of_a_step_do_not_depend_on_the_cache():
 
 def test_ranks_store_new_tokens_in_turns():
     layout = Layout([[range(5)], [range(5, 9)]])
-    step = Decoding(layout, None, 1.0, 1, 9 + TURN - 1, Block())
+    step = Decoding(layout, None, 1.0, 1, 9 + TURN - 1, OpenBlock())
     assert step.layout_after(2) == Layout(
         [[range(5), range(9, 9 + TURN)], [range(5, 9), range(9 + TURN, 10 + TURN)]]
     )

@@ -111,7 +111,7 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
 
 
 @dataclass(eq=False)
-class Block:
+class OpenBlock:
     """The state of one `sharded` block on this rank."""
 
     frame: FrameType | None = None  # the one that entered the block; None after it
@@ -177,7 +177,7 @@ def _no_call() -> BadValue:
 class InBlock:
     """Ranks that compute the calls of a `sharded` block."""
 
-    block: Block
+    block: OpenBlock
     group: Group
     timeout: float
 

@@ -22,7 +22,7 @@ from ..core.problem.check import Options, make_problem
 from ..core.problem.online_softmax import State, merge
 from ..core.problem.problem import Inputs
 from .attention import TIMEOUT, check_on_all_positions, must_be_eager
-from .block import Block, InBlock
+from .block import InBlock, OpenBlock
 from .cut import Routes
 from .eager import eagerly
 from .handshake import agree, reporting_errors, written
@@ -200,7 +200,7 @@ class Decoding(InBlock):
     timeout: float
     rank: int
     tokens_before: int
-    block: Block
+    block: OpenBlock
     compared: bool = False  # whether the ranks have compared their calls
 
     def layout_after(self, count: int) -> Layout:

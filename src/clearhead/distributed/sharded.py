@@ -15,7 +15,7 @@ from ..core.problem.check import Options
 from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Result, Statistic, parse_stats
 from .attention import TIMEOUT, Call, agreed_ring, dim_of, gathered, must_be_eager, output
-from .block import Block, InBlock
+from .block import InBlock, OpenBlock
 from .cut import routes
 from .decode import Decoding, must_be_computed_together
 from .handshake import agree, reporting_errors
@@ -35,7 +35,7 @@ class Shard(InBlock):
     timeout: float
     rank: int
     heads: int = 1
-    block: Block = field(default_factory=Block)
+    block: OpenBlock = field(default_factory=OpenBlock)
 
     @property
     def positions(self) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.models.report.findings import Role
 from clearhead.models.roles.role_keys import RoleKeys, columns, word_numbers
-from clearhead.models.roles.roles import HeadWeights, find_roles
+from clearhead.models.roles.roles import RoleWeights, find_roles
 
 KINDS = ("words", "pairs", "both", "none")
 WINDOW = 8
@@ -82,6 +82,6 @@ def planted(weights: Tensor, keys: RoleKeys, names: tuple[str, ...], mass: float
 
 def roles_of(weights: Tensor, keys: RoleKeys) -> list[tuple[Role, ...]]:
     top = weights.topk(min(8, weights.shape[-1]))
-    found = HeadWeights(top.indices.masked_fill(top.values <= 0, -1))
+    found = RoleWeights(top.indices.masked_fill(top.values <= 0, -1))
     found.add(weights, keys, slice(0, weights.shape[1]))
     return find_roles(found, keys)[0]

@@ -116,7 +116,7 @@ def _output(problem: Problem, inputs: Inputs, engine: str, around: Ambient) -> T
     return compute(problem, inputs, engine, around).out
 
 
-class Computed(NamedTuple):
+class Answer(NamedTuple):
     """The edited problem, its output (B, H, Tq, Dv), and its statistics by name."""
 
     problem: Problem
@@ -126,7 +126,7 @@ class Computed(NamedTuple):
 
 def compute(
     problem: Problem, inputs: Inputs, engine: str, around: Ambient, statistics: Statistics = ()
-) -> Computed:
+) -> Answer:
     """Apply the editors of `around`, choose an engine, compute, and call the followers.
 
     The statistics of one follower are computed in the sweep of the output, if no other statistics
@@ -136,7 +136,7 @@ def compute(
         with no_autocast(problem.device):
             return compute(problem, inputs, engine, around, statistics)
     if not around.is_hooked and (kind := kind_of(problem, engine, statistics)) is not None:
-        return Computed(problem, *replay(kind, problem, inputs, engine, statistics))
+        return Answer(problem, *replay(kind, problem, inputs, engine, statistics))
     edits: list[EditedCall] = []
     for editor in around.editors:
         edits.append(editor.edit(problem, inputs))
@@ -158,4 +158,4 @@ def compute(
     for number, follower in enumerate(around.followers):
         own = stats if number == swept else None
         follower.receive(FollowedCall(*seen, out, inputs, own))
-    return Computed(problem, out, stats if swept is None else {})
+    return Answer(problem, out, stats if swept is None else {})

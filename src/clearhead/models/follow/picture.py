@@ -117,7 +117,7 @@ class PictureTracker:
         return tuple(tokens)
 
 
-class _Reached(BaseException):
+class _AtPatches(BaseException):
     """Ends a run at the first call on patches."""
 
 
@@ -130,14 +130,14 @@ class _FirstCall(ModelFollower):
     def __init__(self, model: nn.Module, start: Callable[[], object]) -> None:
         super().__init__(model)
         self.running.texts.pictures = self.tracker = PictureTracker(model)
-        with contextlib.suppress(_Reached), torch.no_grad(), self.followed(attention_only=False):
+        with contextlib.suppress(_AtPatches), torch.no_grad(), self.followed(attention_only=False):
             start()
 
     def begin(self, problem: Problem, inputs: Inputs) -> Statistics:
         running = self.running.texts.running
         if running and (picture := self.tracker.of_call(running[0], problem.Tq, problem.Tk)):
             self.picture, self.inputs = picture, inputs
-            raise _Reached
+            raise _AtPatches
         return ()
 
     def receive(self, call: FollowedCall) -> None:

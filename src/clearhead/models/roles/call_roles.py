@@ -14,7 +14,7 @@ from ...core.problem.problem import Inputs, Problem
 from ..follow.cross_attention import CallSite
 from .role import Role
 from .role_keys import RoleKeys, columns, repeated, word_numbers
-from .roles import HeadWeights, find_roles
+from .roles import RoleWeights, find_roles
 from .table import REPEATS
 
 
@@ -69,7 +69,7 @@ def roles_of(
     """Find the roles of the heads of a call; `top`, (H, Tq, n), has the keys of the top weights."""
     queries, H = masks[0].queries, problem.H
     heads = [slice(h, h + 1) for h in range(H)] if len(masks) > 1 else [slice(0, H)]
-    weights = [HeadWeights(top[part][:, queries].long()) for part in heads]
+    weights = [RoleWeights(top[part][:, queries].long()) for part in heads]
     for rows in torch.arange(len(queries)).split(max(1, ROLE_CELLS // (H * problem.Tk))):
         exact = rows_of(problem, inputs, queries[rows].to(problem.device))[0].float().cpu()
         part = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -89,7 +89,7 @@ def roles_of(
     return CallRoles(roles, nearest, shares)
 
 
-def _mean(weights: HeadWeights, keys: RoleKeys, name: str) -> Tensor:
+def _mean(weights: RoleWeights, keys: RoleKeys, name: str) -> Tensor:
     sees = keys.voted[name].any(-1)
     mass = torch.cat(weights.mass[name], 1)[:, sees]
     few = int(sees.sum()) < LEAST_REPEAT_QUERIES

@@ -35,7 +35,7 @@ NEARLY_ALL = 0.9  # the fraction of the mass of a larger window that selects a s
 
 
 @dataclass
-class HeadWeights:
+class RoleWeights:
     """The weights from which the roles of heads are found.
 
     `mass[role]` is the weight of each query on the keys of a role, (H, n). `received[""]` is the
@@ -66,7 +66,7 @@ class HeadWeights:
             self.received[name] = self.received.get(name, 0) + part
 
 
-def find_roles(weights: HeadWeights, keys: RoleKeys) -> tuple[list[tuple[Role, ...]], list[str]]:
+def find_roles(weights: RoleWeights, keys: RoleKeys) -> tuple[list[tuple[Role, ...]], list[str]]:
     """Find the roles of each head, the leading one first, and the nearest role that it lacks.
 
     The latter is a text, or "" if no other role has the mass.
@@ -75,7 +75,7 @@ def find_roles(weights: HeadWeights, keys: RoleKeys) -> tuple[list[tuple[Role, .
 
 
 class _Search:
-    def __init__(self, weights: HeadWeights, keys: RoleKeys) -> None:
+    def __init__(self, weights: RoleWeights, keys: RoleKeys) -> None:
         self.keys, self.top = keys, weights.top
         self.mass = {name: torch.cat(parts, 1) for name, parts in weights.mass.items()}
         self.received = weights.received

@@ -37,7 +37,7 @@ class Compiled(NamedTuple):
     stream: Callable[[], int | None]
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """A line of a record: a call of torch, or the start of a kernel. `writes`: perhaps to its
     arguments, so it is needed even if no later step uses its results."""
 
@@ -58,7 +58,7 @@ class Recorder(OwnMode):
         super().__init__()
         self.complete = True
         self.stream: Callable[[], int | None] | None = None
-        self.steps: list[Step] = []
+        self.steps: list[RecordedStep] = []
         self.constants: dict[str, Any] = {}
         self.tensors = list(arguments)  # kept, so that no two have the same id
         self.names = {id(x): f"t{i}" for i, x in enumerate(arguments)}
@@ -92,7 +92,7 @@ class Recorder(OwnMode):
             self.stream = launch.stream
             launch, args = launch.call, launch.args
         texts = ", ".join(self._text(x, uses, addresses=compiled) for x in args)
-        self.steps.append(Step([], f"{self._constant(launch)}({texts})", uses, True))
+        self.steps.append(RecordedStep([], f"{self._constant(launch)}({texts})", uses, True))
 
     def add(
         self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any
@@ -111,7 +111,7 @@ class Recorder(OwnMode):
             call = f"({', '.join(results)},) = {call}"
         elif result is not None:
             call = f"{results[0]} = {call}"
-        self.steps.append(Step(results, call, uses, writes))
+        self.steps.append(RecordedStep(results, call, uses, writes))
 
     def record(self, result: Any) -> Callable[..., Any] | None:
         """Return a function that repeats the call, which returned `result`, or None if it cannot be

@@ -50,7 +50,7 @@ class Backward(NamedTuple):
     causal: bool
 
 
-class Fused(NamedTuple):
+class Kernel(NamedTuple):
     """A fused kernel of torch and its gradient. `forward` returns the output, and the log-sum-exp
     in contiguous memory."""
 
@@ -109,7 +109,7 @@ def gradients(
 # ---------------------------------------------------------------------------------- torch's kernels
 
 
-def kernel_for(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Fused:
+def kernel_for(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Kernel:
     """Return the preferred kernel that torch accepts for these tensors.
 
     Raises `BadValue` if it accepts none; its warnings then have the reasons.
@@ -211,11 +211,11 @@ def _on_cpu_backward(of: Backward) -> tuple[Tensor, Tensor, Tensor]:
 
 
 FOR_GPU = {
-    "cudnn": Fused(_cudnn, _cudnn_backward),
-    "flash": Fused(_flash, _flash_backward),
-    "efficient": Fused(_efficient, _efficient_backward),
+    "cudnn": Kernel(_cudnn, _cudnn_backward),
+    "flash": Kernel(_flash, _flash_backward),
+    "efficient": Kernel(_efficient, _efficient_backward),
 }
-FOR_CPU = Fused(_on_cpu, _on_cpu_backward)  # for the tests
+FOR_CPU = Kernel(_on_cpu, _on_cpu_backward)  # for the tests
 
 
 # ------------------------------------------------------------------------------------ the operator
