@@ -41,11 +41,13 @@ def read_text(words: list[str] | None) -> str:
 def _read_file(typed: str) -> str:
     """Return the content of the file `typed`, or `typed` itself if it is not a path."""
     from clearhead.core.errors import BadValue
+    from clearhead.hf.images import SUFFIXES
 
     path = Path(typed)
     if len(typed) > 1024 or "\0" in typed or "\n" in typed:
         return typed
-    looks_like_path = path.suffix in (".txt", ".md") or ("/" in typed and path.parent.is_dir())
+    is_named = path.suffix.lower() in (".txt", ".md", *SUFFIXES)
+    looks_like_path = is_named or ("/" in typed and path.parent.is_dir())
     try:
         is_folder = path.is_dir()
         if path.exists() and not is_folder:

@@ -296,6 +296,9 @@ def test_dropout_and_seed_are_reproducible(run):
     (["explain", "nowhere.txt"], "The file 'nowhere.txt' does not exist.\n  Rule: a text "
      "without spaces that looks like a path is the name of a file.\n  Hint: check the path; to use "
      "these characters as the text, pipe them in."),
+    (["look", "photo.JPG"], "The file 'photo.JPG' does not exist.\n  Rule: a text "
+     "without spaces that looks like a path is the name of a file.\n  Hint: check the path; to use "
+     "these characters as the text, pipe them in."),
     (["explain", "word " * 3000], "The text has 3000 tokens.\n  Rule: explain_text holds every "
      "matrix, for at most 2048 tokens.\n  Hint: pass a shorter text."),
     (["explain", "a b", "--head", "2"], "Head 2 was requested.\n  Rule: this trace has 2, "
@@ -313,7 +316,7 @@ def test_dropout_and_seed_are_reproducible(run):
       "there is no folder '/nowhere'.\n  Rule: a result is written to a file, in an existing "
       "folder with write permission.\n  Hint: create the folder first, or name another file.")
       for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"))),
-    (["explain", "a b", "--model", "/nowhere"], "'/nowhere' is not a checkpoint folder.\n  Rule: a "
+    (["explain", "a b", "--model", "/nowhere"], "'/nowhere' does not exist.\n  Rule: a "
      "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
      "files; a GGUF file is also accepted.\n  Hint: check the path; a model on the hub must be "
      "downloaded first."),

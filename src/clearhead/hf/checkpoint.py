@@ -49,8 +49,9 @@ class Checkpoint:
         self.path = as_path("Checkpoint", path)
         self.folder = converted(self.path) if is_gguf(path) else self.path
         if not (self.folder / "config.json").is_file():
+            what = "is not a checkpoint folder" if self.path.exists() else "does not exist"
             raise BadValue(
-                f"{str(path)!r} is not a checkpoint folder.",
+                f"{str(path)!r} {what}.",
                 "a Hugging Face checkpoint is a folder with config.json, model.safetensors and "
                 "tokenizer files; a GGUF file is also accepted.",
                 "check the path; a model on the hub must be downloaded first.",

@@ -456,7 +456,7 @@ def test_the_answers_do_not_change():
             r"AttentionCalls made no attention call through clearhead(.|\n)*compat\.patched",
         ),
         ((AttentionCalls((torch.ones(2, 1, 3, 2), torch.ones(2, 1, 3, 2), {})), 1), "batch of 2"),
-        (("nowhere", "a text"), "not a checkpoint folder"),
+        (("nowhere", "a text"), "'nowhere' does not exist"),
         ((3, "a text"), "got an int for a model"),
         ((AttentionCalls(), [1, 2]), r"got a list for the module(.|\n)*torch\.tensor\(\[ids\]\)"),
     ],
