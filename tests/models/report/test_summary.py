@@ -47,6 +47,24 @@ def test_the_clearest_example_query_is_shown_in_its_sentence():
     assert f"[w{example.key % 20}]" in flat and f"[w{example.query % 20}]" in flat
 
 
+def test_the_example_query_is_a_word_if_one_shows_the_role():
+    result = many_heads()
+    [layer], first = result.layers, opening(result)
+
+    def begin_with(text_of):
+        tokens = [text_of(token) for token in layer.key_tokens]
+        renamed = replace(layer, query_tokens=tokens, key_tokens=tokens)
+        return opening(replace(result, layers=(renamed,)))
+
+    word = layer.key_tokens[first.query]
+    assert word[0].isalpha()
+    other = begin_with(lambda it: "." if it == word else it)
+    assert (other.head.layer, other.head.head) == (first.head.layer, first.head.head)
+    assert layer.key_tokens[other.query] != word
+    assert 0.9 < other.weight <= first.weight
+    assert begin_with(lambda it: f"#{it}").query == first.query
+
+
 def test_the_sentence_marks_the_words_of_the_query_and_the_key_only():
     """A line break is written out. A query after stored keys is at its position among the keys,
     and one of another text is not marked."""

@@ -91,14 +91,16 @@ def _clearest_role(report: Report) -> Opening | None:
 
 
 def _query_of_role(layer: Layer, head: Head, name: str) -> Opening | None:
-    """Return the query with the largest weight among those whose largest weight fits the role."""
+    """Return the query with the largest weight among those whose largest weight fits the role, if
+    possible between words."""
     tokens = layer.key_tokens
     keys = layer.top_keys[head.head, :, 0].tolist()
-    best = None
+    best, most = None, 0.0
     shift = layer.received.shape[-1] - layer.queries
     for i, (query, key) in enumerate(zip(layer.kept_queries, keys, strict=True)):
         at, weight = query + shift, float(layer.top_weights[head.head, i, 0])
-        if key <= 0 or not weight > 0 or (best is not None and weight <= best.weight):
+        words = tokens is not None and all(tokens[x].strip("▁Ġ␣ ")[:1].isalpha() for x in (at, key))
+        if key <= 0 or not weight > 0 or weight + words <= most:
             continue
         if name in OFFSETS:
             fits = key - at == OFFSETS[name]
@@ -108,5 +110,5 @@ def _query_of_role(layer: Layer, head: Head, name: str) -> Opening | None:
         else:
             fits = abs(key - at) < WINDOWS.get(name, math.inf)
         if fits:
-            best = Opening(head, query, key, weight)
+            best, most = Opening(head, query, key, weight), weight + words
     return best
