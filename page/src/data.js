@@ -366,10 +366,11 @@ export class Snapshot {
     return { stored: image.stored, values: numbersOf(image) };
   }
 
-  // Every step of a layer, in place of what the page had of it.
+  // Every step of a layer, in place of what the page had of it except for maps, which are quick to draw.
   addSteps(number, data) {
-    const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld, picture } = this.data.layers[number];
-    this.read[number] = new Trace({ ...data, module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld,
+    const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld, picture, steps: old } = this.data.layers[number];
+    const steps = data.steps.map((step) => ({ map: step.computed ? old.find((it) => it.name === step.name)?.map : undefined, ...step }));
+    this.read[number] = new Trace({ ...data, steps, module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld,
       picture }, this.tokens);
   }
 

@@ -34,10 +34,9 @@ def write(
     stem = file_stem(report.name)
     if _folder_of(out / f"{stem}-report.json") not in (None, report.folder):
         stem += f"-{crc32(report.folder.encode()):08x}"
+    page = html.write_report(report, out / f"{stem}.html", beside=beside, ahead=ahead, why=why)
     paths = {
-        "page": html.write_report(
-            report, out / f"{stem}.html", beside=beside, ahead=ahead, why=why
-        ),
+        "page": page,
         # Not {stem}.json: beside the weights of a storyteller this is the table of `measure`.
         "numbers": out / f"{stem}-report.json",
     }

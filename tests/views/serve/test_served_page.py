@@ -189,6 +189,25 @@ def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
         assert any(f"{x:.3f}"[:5] in shown for x in right)
 
 
+def test_steps_of_a_long_text_have_every_query(browser, tmp_path, monkeypatch):
+    from clearhead.views.html import report
+
+    none = report.SMALL._replace(all_steps=0, steps=0)
+    monkeypatch.setitem(report.report_page.__kwdefaults__, "budget", none)
+    reader, text = Reader(save_gpt2(tmp_path, heads=5, longest=512)), words(300)
+    right = reader.model.explain(text, 1)
+    with served_page(browser, reader, text) as opened:
+        opened.goto(f"{opened.url.split('#')[0]}#layer=1&head=2&query=41&view=numbers")
+        opened.reload()
+        opened.wait_for_function("() => shownTrace().step('scores')?.isExact(2)")
+        assert opened.evaluate("shownTrace().stored(2).length") == 300
+        for step in "scores", "weights":
+            row = opened.evaluate(f"shownTrace().row(shownTrace().step('{step}'), 2, 41)")
+            assert row == pytest.approx(right[step][0, 2, 41].tolist(), rel=1e-4, abs=1e-6)
+        assert "L1H2: " in opened.locator("#sentence").inner_text()
+        assert "does not have" not in opened.locator("#app").inner_text()
+
+
 def test_a_layer_of_steps_is_that_of_explain(tmp_path):
     reader = Reader(save_gpt2(tmp_path))
     found = answer(reader, "steps", {"text": words(9), "layer": 1}, lambda *_: None)["layer"]

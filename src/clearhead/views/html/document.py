@@ -52,14 +52,8 @@ def document(
         "host": host,
         **data,
     }
-    if model is not None:
-        content["model"] = model
-    if folder:
-        content["folder"] = folder
-    if ahead is not None:
-        content["ahead"] = ahead
-    if beside is not None:
-        content["beside"] = beside
+    more = {"model": model, "folder": folder or None, "ahead": ahead, "beside": beside}
+    content |= cast(Page, {name: value for name, value in more.items() if value is not None})
     texts = {"title": title, "about": about, "note": note, "caption": caption}
     return filled("page", ("page.css",), content, texts, fallback, host)
 

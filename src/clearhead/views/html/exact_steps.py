@@ -12,14 +12,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.functional.trace import Step, steps_at
+from ...core.functional.trace import Step, Trace, steps_at
 from ...models.report import Head, Layer, Report
 from ...models.report.opening import Opening, best_heads
 from . import schema
 from .document import encoded
-from .steps import number_settings, step_data
+from .steps import number_settings, step_data, trace_data
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # errors of float32 sums, of a number and of the largest one
+
+
+class Traced(NamedTuple):
+    """Every step of a layer, as a layer of a report has them of some heads."""
+
+    trace: Trace
+    heads: range
+    key_heads: int
+    traced_heads: range
 
 
 class ExactHeads(NamedTuple):
@@ -70,12 +79,12 @@ def _bytes(layer: Layer, computed: set[str]) -> tuple[int, int]:
     return sizes["h"], sizes["g"]
 
 
-def _group(layer: Layer, head: int) -> int:
+def _group(layer: Layer | Traced, head: int) -> int:
     """Return the key head that a head reads."""
     return head // (len(layer.heads) // layer.key_heads)
 
 
-def computed_steps(layer: Layer) -> set[str]:
+def computed_steps(layer: Layer | Traced) -> set[str]:
     """Return the names of the steps of a layer that the script can compute.
 
     They are those that come out the same, up to the rounding of float32.
@@ -124,7 +133,7 @@ def _spans(masked: Step) -> Tensor | None:
     return torch.stack([first, after]) if bool((allowed == spans).all()) else None
 
 
-def steps_of_heads(layer: Layer, exact: ExactHeads) -> list[schema.Step]:
+def steps_of_heads(layer: Layer | Traced, exact: ExactHeads) -> list[schema.Step]:
     """Return the steps of some of the traced heads as data for the script."""
     assert layer.trace is not None
     heads, computed = exact
@@ -146,3 +155,14 @@ def steps_of_heads(layer: Layer, exact: ExactHeads) -> list[schema.Step]:
                 data["spans"] = encoded(_spans(step), "u4")  # type: ignore[arg-type]  # because it is computed
         steps.append(data)
     return steps
+
+
+def every_step(trace: Trace) -> schema.Layer:
+    """Return a trace as data for the script, with every step of every head and query, however long
+    the text is."""
+    data, heads = trace_data(trace), range(trace.step("weights").tensor.shape[-3])
+    if data["block"] is None:
+        return data
+    layer = Traced(trace, heads, data["size"].get("g", len(heads)), heads)
+    steps = steps_of_heads(layer, ExactHeads([*heads], computed_steps(layer)))
+    return {**data, "block": None, "kept": [*range(data["size"]["q"])], "steps": steps}

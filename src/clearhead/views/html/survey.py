@@ -42,12 +42,8 @@ def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | Non
                 "pass the result of survey(...), or Survey.open(folder).",
             )
     data = page_data(survey, other, host)
-    about = repr(survey).split(": ", 1)[1]
-    texts = {
-        "title": f"Survey of {name_of(survey)}",
-        "about": about,
-        "caption": "The mean of the first metric over all queries.",
-    }
+    texts = {"title": f"Survey of {name_of(survey)}", "about": repr(survey).split(": ", 1)[1]}
+    texts["caption"] = "The mean of the first metric over all queries."
     rows = [
         [
             f"L{of['layer']}H{of['head']}",

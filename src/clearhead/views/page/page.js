@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 14c4955e61029448ad3ac29a65354b75b79fbd7b0fe5987bf8873905118028a5; do not edit.
+// Made by `make page` from the sources ce54d42c5e8747bf1ecd90a3aaf4e7772b9adb3399bf95ec4140067346c0d675; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -361,11 +361,13 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       const image = this.data.images[index];
       return { stored: image.stored, values: numbersOf(image) };
     }
-    // Every step of a layer, in place of what the page had of it.
+    // Every step of a layer, in place of what the page had of it except for maps, which are quick to draw.
     addSteps(number2, data) {
-      const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld, picture } = this.data.layers[number2];
+      const { module, cross_attention, part, max_entropy, queries, keys, norms, norms_withheld, picture, steps: old } = this.data.layers[number2];
+      const steps = data.steps.map((step) => ({ map: step.computed ? old.find((it) => it.name === step.name)?.map : void 0, ...step }));
       this.read[number2] = new Trace({
         ...data,
+        steps,
         module,
         cross_attention,
         part,

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 14c4955e61029448ad3ac29a65354b75b79fbd7b0fe5987bf8873905118028a5; do not edit.
+// Made by `make page` from the sources ce54d42c5e8747bf1ecd90a3aaf4e7772b9adb3399bf95ec4140067346c0d675; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

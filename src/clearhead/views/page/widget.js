@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6adb6647ac8389f50458279d36714adcfa5c420d9c6670827d2042886848d7d2; do not edit.
+// Made by `make page` from the sources 9c2cd1ea78b15ff2fa304ba2cfa32a7401b60781ae01c899d5100e3a0340b715; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");

@@ -159,9 +159,8 @@ def model(
             if h >= len(layer.heads):
                 continue
             subplot.imshow(maps[h], norm=scale, cmap=ink, interpolation="antialiased")
-            subplot.set_title(
-                f"{h} {drawable(layer.heads[h].label.split(' (')[0])}", fontsize=5, pad=2
-            )
+            label = drawable(layer.heads[h].label.split(" (")[0])
+            subplot.set_title(f"{h} {label}", fontsize=5, pad=2)
             if blocked.any():
                 subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ...core.errors import AttentionError, BadType, BadValue, as_count, kind_of
+from ..html.exact_steps import every_step
 from ..html.steps import trace_data
 from ..html.why import why_data
 from .reader import OnProgress, Reader
@@ -65,7 +66,7 @@ def _steps(reader: Reader, request: Mapping[str, object], on_progress: OnProgres
     rule, hint = "a layer is numbered from 0.", 'send "layer": 0.'
     layer = as_count("layer", request.get("layer"), rule, hint)
     trace = reader.steps(request.get("text"), layer, request.get("edits"), on_progress)  # type: ignore[arg-type]  # as above
-    return {"layer": trace_data(trace)}
+    return {"layer": every_step(trace)}
 
 
 def _why(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:

@@ -79,14 +79,9 @@ def _settings(request: Mapping[str, object]) -> list[edit.Edit]:
     )
     if temperature not in (None, 1.0):
         edits.append(edit.temperature(temperature))
-    seed = request.get("seed")
-    seed = as_count(
-        "seed",
-        0 if seed is None else seed,
-        f"the seed of dropout is {EDITS['seed']['rule']}.",
-        "send for example 0.",
-        most=MOST_SEED,
-    )
+    rule = f"the seed of dropout is {EDITS['seed']['rule']}."
+    seed = 0 if request.get("seed") is None else request["seed"]
+    seed = as_count("seed", seed, rule, "send for example 0.", most=MOST_SEED)
     if scale is not None or softcap is not None or dropout:
         edits.append(settings(scale, softcap, dropout or 0.0, seed))
     return edits
