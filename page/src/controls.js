@@ -43,8 +43,7 @@ export function buildControls() {
   const form = byId("controls");
   form.addEventListener("submit", (event) => event.preventDefault());
   byId("whatif").addEventListener("click", () => {
-    form.hidden = !form.hidden;
-    byId("whatif").setAttribute("aria-expanded", !form.hidden);
+    openControls(form.hidden);
     screen.drawPicture();
   });
   const disabled = !can("off");
@@ -71,6 +70,11 @@ export function buildControls() {
   });
   byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value) ?? ""));
   byId("stop").addEventListener("click", stop);
+}
+
+export function openControls(isOpen = true) {
+  byId("controls").hidden = !isOpen;
+  byId("whatif").setAttribute("aria-expanded", isOpen);
 }
 
 // In a file without the model: the command that reads the typed text in a page that can.

@@ -51,7 +51,7 @@ export function outcome() {
   }));
   const most = changes.reduce((best, it) => (it.change > best.change ? it : best), changes[0]);
   if (!most || most.change < LEAST_CHANGE) return { words: "No prediction changes by 1 % or more." };
-  const after = most.after === undefined ? `at most ${percent(most.least)}` : percent(most.after);
+  const least = percent(most.least), after = most.after !== undefined ? percent(most.after) : least.startsWith("<") ? least : `at most ${least}`;
   const { position, token, word } = most;
   const ends = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends;
   const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));

@@ -8,7 +8,7 @@ export const MANY_HEADS = 64; // more are grouped by label
 const LEAST_TILE = 14, LEAST_TARGET = 40, LARGEST_TILE = 150; // pixels; a target of a finger
 const LABEL_HEIGHT = 22, LEAST_LABELLED = 50, ROLE = 1.7; // a tile with a role is larger
 const AXIS = 30, COLUMN_NAME = 26; // pixels, of the name of a layer and of a head
-const HEADING = 180, GROUP_GAP = 8; // pixels, of a group
+const GROUP_GAP = 8; // pixels, beside and below the name of a group
 const gapOf = () => (store.tiles.length > MANY_HEADS ? 3 : 6);
 
 export const tileSize = (tile) => Math.round(parseFloat(getComputedStyle(tile).getPropertyValue("--tile")));
@@ -28,7 +28,7 @@ const leastTile = () => (narrow.matches ? LEAST_TARGET : LEAST_TILE);
 
 // A row or more for each group; the tiles of roles are larger.
 function layOutGroups(grid, groups, width, height) {
-  const gap = gapOf(), room = narrow.matches ? width : width - HEADING;
+  const gap = gapOf(), heading = grid.firstElementChild.offsetWidth + GROUP_GAP, room = narrow.matches ? width : width - heading;
   const heightOf = (group, size) => {
     const tile = sizeIn(group, size), columns = Math.max(1, Math.floor((room + gap) / (tile + gap)));
     return Math.ceil(group.children.length / columns) * (tile + gap) + GROUP_GAP;

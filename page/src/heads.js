@@ -220,14 +220,17 @@ export function drawHeadLine() {
   byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
 }
 
-// A link to the token that shows the role of the head, if the selected one does not.
+// A link to the token that shows the role of the head, if the selected one does not: the last one, if it writes the
+// predicted token.
 function drawExample(layer, head, it) {
-  const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "";
-  const isShown = query !== null && shownWeight(trace, head, query, label)[0] > 0;
-  const best = isShown || !trace.isOneText || trace.size.k > MANY_WORDS || isOff(layer, head) ? null : exampleOf(trace, head, label);
+  const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "", last = trace.size.q - 1;
+  const writer = snapshot().writers(trace, last).find((x) => x.layer === layer && x.head === head);
+  const isShown = writer ? query === last : query !== null && shownWeight(trace, head, query, label)[0] > 0;
+  const isLeftOut = isShown || !trace.isOneText || trace.size.k > MANY_WORDS || isOff(layer, head);
+  const best = isLeftOut ? null : writer ? last : exampleOf(trace, head, label);
   byId("example").hidden = best === null;
   if (best === null) return;
-  const [, key] = shownWeight(trace, head, best, label);
+  const key = writer ? writer.key : shownWeight(trace, head, best, label)[1];
   byId("example").textContent = `seen at “${clip(trace.queries[best], 10)}” → “${clip(trace.keys[key], 10)}”`;
   byId("example").query = best;
 }

@@ -1,7 +1,7 @@
 // The entry point of the page. esbuild bundles this file and its imports.
 
 import { compute, keep, keepLabels } from "./compute.js";
-import { buildControls, drawControls } from "./controls.js";
+import { buildControls, drawControls, openControls } from "./controls.js";
 import { Snapshot } from "./data.js";
 import { changedEdits, readEdits } from "./edits.js";
 import { buildSave } from "./export.js";
@@ -64,6 +64,7 @@ function start() {
   if (pageData.beside && before === "model") keep();
   else if (store.source?.can.text && before) store.source.compute(before, NO_EDITS).then((data) => { store.kept = new Snapshot(keepLabels(data)); go({}); }, () => {});
   if (isOther) {
+    openControls(changedEdits(edits).length > 0); // they say what was edited
     compute(text ?? store.current.text, edits).then(() => {
       const after = readAddress(hash);
       go(after.changes, after.misread);

@@ -88,6 +88,54 @@ def test_a_file_has_the_run_without_the_heads_that_write_the_next_token(tab, rep
     assert "one edit of it" in tab.locator("#edit-said").text_content()
 
 
+def test_a_head_that_writes_the_next_token_has_a_link_to_the_last_token(tab, reports):
+    (writer, *_), last = reports[0].next_token.writers, len(reports[0].tokens) - 1
+    token, key = (reports[0].tokens[i].strip() for i in (last, writer.key))
+    place = f"[data-place='{writer.layer}.{writer.head}']"
+    tab.evaluate("go({ query: 2, key: null })")
+    tab.locator(place).click()
+    assert tab.evaluate("chosen.query") == 2
+    shown = tab.locator("#example").text_content()
+    assert shown == f"seen at “{token}” → “{key}”"
+    tab.locator("#example").click()
+    assert tab.evaluate("chosen.query") == last and tab.locator("#example").is_hidden()
+    texts = tab.evaluate("picture.shapes.map((it) => it.text ?? '')")
+    assert f"L{writer.layer}H{writer.head} from {key}" in texts
+
+
+def test_a_link_to_an_edit_shows_the_edit(tab):
+    tab.locator("#whatif").click()
+    tab.locator("#edit-first").click()
+    tab.wait_for_function("() => edited !== null")
+    outcome, address = tab.locator("#edit-outcome").text_content(), tab.url
+    assert outcome
+    tab.goto("about:blank")
+    tab.goto(address)
+    tab.wait_for_function("() => edited !== null")
+    assert tab.locator("#edit-outcome").text_content() == outcome
+    assert tab.locator("#edit-outcome").is_visible()
+    assert tab.locator("#whatif").get_attribute("aria-expanded") == "true"
+
+
+def test_the_name_of_a_row_of_heads_is_complete(tab):
+    tab.locator("#order").select_option("label")
+    name = tab.locator("#grid .label span").first
+    is_cut = "(it) => it.scrollWidth > it.clientWidth"
+    for words, expected in ("first token (sink) 128 + 21", False), ("a name " * 9, True):
+        name.evaluate("(it, words) => { it.textContent = words; }", words)
+        assert name.evaluate(is_cut) == expected
+
+
+@pytest.mark.parametrize("size", [(1400, 1000), (1280, 720), (390, 844)], ids=str)
+def test_the_field_shows_complete_lines(tab, size):
+    tab.set_viewport_size({"width": size[0], "height": size[1]})
+    tab.locator("#text").fill("\n".join(["some words of one line"] * 9))
+    lines = tab.locator("#text").evaluate(
+        "(it) => it.clientHeight / parseFloat(getComputedStyle(it).lineHeight)"
+    )
+    assert lines == {1400: 4, 1280: 1, 390: 2}[size[0]]
+
+
 def test_a_command_computes_it_ahead(reports, tmp_path):
     from clearhead_cli.look import _without_writers
 

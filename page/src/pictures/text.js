@@ -372,9 +372,12 @@ export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, 
     scene.text(title, left, y + 8, { bold: true, room: wide });
     if (!lines.length) scene.text("no weight of 1 % or more", left, y + 32, { size: 13, fill: "soft" });
     const pair = 6 + Math.max(...lines.map((it) => widthOf(it[4] ?? "")));
+    const longest = Math.max(...lines.map(([word]) => widthOf(word, { size: 14, serif: true })));
     lines.forEach(([word, weight, changes, titled, amount, earlier], j) => {
-      const at = y + 32 + j * 23, isPair = earlier !== undefined, room = wide * (isPair ? 0.32 : amount ? 0.55 : 0.42);
-      const bar = Math.max(0, wide - (isPair ? pair : 50) - room - 6);
+      const at = y + 32 + j * 23, isPair = earlier !== undefined, after = isPair ? pair : 50;
+      // A long word has the room of its bar, of which a part is left.
+      const room = Math.max(wide * (isPair ? 0.32 : amount ? 0.55 : 0.42), Math.min(longest, wide - after - 6 - LEAST_BAR));
+      const bar = Math.max(0, wide - after - room - 6);
       scene.text(word, left, at, { size: 14, serif: true, room });
       scene.rect(left + room + 6, at - 5, bar, 10, { fill: "rule", radius: 2 });
       if (isPair) [earlier, weight].forEach((part, i) => scene.rect(left + room + 6, at - 5 + 5 * i, bar * part, 5, { fill: sideColour(i) }));
@@ -407,7 +410,7 @@ function writersList(/** @type {Snapshot} */ from, trace, writers) {
       `+${number(from_key, 2)}`])];
 }
 
-const MOST_LISTED = 6;
+const MOST_LISTED = 6, LEAST_BAR = 32; // pixels
 
 // The positions of the `most` largest weights of at least one percent.
 const heaviest = (weights, most) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST)

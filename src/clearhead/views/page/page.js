@@ -1,4 +1,4 @@
-// Made by `make page` from the sources ce54d42c5e8747bf1ecd90a3aaf4e7772b9adb3399bf95ec4140067346c0d675; do not edit.
+// Made by `make page` from the sources 14727268f56a5ee07bb4d40c73857ce6910b5a04d0ddc430a01c5faec46dcb65; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1182,12 +1182,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (!before || !edited) return { words: "" };
     if (!a || !b) return { words: "It changes what is drawn. The page has no predictions to compare." };
     const changes = a.flatMap((guesses, i) => guesses.map(([word2, p]) => {
-      const after2 = b[i].find(([other]) => other === word2)?.[1], least = b[i].at(-1)?.[1] ?? 0;
-      return { word: word2, p, after: after2, least, change: Math.abs(p - (after2 ?? least)), position: i, token: before.tokens[i] };
+      const after2 = b[i].find(([other]) => other === word2)?.[1], least2 = b[i].at(-1)?.[1] ?? 0;
+      return { word: word2, p, after: after2, least: least2, change: Math.abs(p - (after2 ?? least2)), position: i, token: before.tokens[i] };
     }));
     const most = changes.reduce((best, it) => it.change > best.change ? it : best, changes[0]);
     if (!most || most.change < LEAST_CHANGE) return { words: "No prediction changes by 1 % or more." };
-    const after = most.after === void 0 ? `at most ${percent(most.least)}` : percent(most.after);
+    const least = percent(most.least), after = most.after !== void 0 ? percent(most.after) : least.startsWith("<") ? least : `at most ${least}`;
     const { position, token: token2, word } = most;
     const ends2 = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends2;
     const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there2 = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
@@ -1228,8 +1228,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const form = byId("controls");
     form.addEventListener("submit", (event) => event.preventDefault());
     byId("whatif").addEventListener("click", () => {
-      form.hidden = !form.hidden;
-      byId("whatif").setAttribute("aria-expanded", !form.hidden);
+      openControls(form.hidden);
       screen.drawPicture();
     });
     const disabled = !can("off");
@@ -1257,6 +1256,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     });
     byId("command").addEventListener("click", () => copy(byId("command"), commandFor(byId("text").value) ?? ""));
     byId("stop").addEventListener("click", stop);
+  }
+  function openControls(isOpen = true) {
+    byId("controls").hidden = !isOpen;
+    byId("whatif").setAttribute("aria-expanded", isOpen);
   }
   function showCommand() {
     const text = byId("text").value, isOther = text !== store.current.text && text.trim() !== "";
@@ -2081,9 +2084,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       scene.text(title, left, y2 + 8, { bold: true, room: wide });
       if (!lines.length) scene.text("no weight of 1 % or more", left, y2 + 32, { size: 13, fill: "soft" });
       const pair = 6 + Math.max(...lines.map((it) => widthOf(it[4] ?? "")));
+      const longest = Math.max(...lines.map(([word]) => widthOf(word, { size: 14, serif: true })));
       lines.forEach(([word, weight, changes, titled, amount, earlier2], j) => {
-        const at = y2 + 32 + j * 23, isPair = earlier2 !== void 0, room = wide * (isPair ? 0.32 : amount ? 0.55 : 0.42);
-        const bar3 = Math.max(0, wide - (isPair ? pair : 50) - room - 6);
+        const at = y2 + 32 + j * 23, isPair = earlier2 !== void 0, after2 = isPair ? pair : 50;
+        const room = Math.max(wide * (isPair ? 0.32 : amount ? 0.55 : 0.42), Math.min(longest, wide - after2 - 6 - LEAST_BAR));
+        const bar3 = Math.max(0, wide - after2 - room - 6);
         scene.text(word, left, at, { size: 14, serif: true, room });
         scene.rect(left + room + 6, at - 5, bar3, 10, { fill: "rule", radius: 2 });
         if (isPair) [earlier2, weight].forEach((part, i2) => scene.rect(left + room + 6, at - 5 + 5 * i2, bar3 * part, 5, { fill: sideColour(i2) }));
@@ -2115,6 +2120,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     ])];
   }
   var MOST_LISTED = 6;
+  var LEAST_BAR = 32;
   var heaviest = (weights, most) => weights.map((_, i) => i).filter((i) => weights[i] >= LEAST).sort((a, b) => weights[b] - weights[a]).slice(0, most);
   var LEAST_SIZE = WORD_SIZES[WORD_SIZES.length - 1];
   var LEAST_SIZES_AND_LISTS = [[18, 6], [16, 6], [16, 4], [14, 3], [LEAST_SIZE, 2], [LEAST_SIZE, 0]];
@@ -2358,7 +2364,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var ROLE = 1.7;
   var AXIS = 30;
   var COLUMN_NAME = 26;
-  var HEADING = 180;
   var GROUP_GAP = 8;
   var gapOf = () => store.tiles.length > MANY_HEADS ? 3 : 6;
   var tileSize = (tile2) => Math.round(parseFloat(getComputedStyle(tile2).getPropertyValue("--tile")));
@@ -2373,7 +2378,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   }
   var leastTile = () => narrow.matches ? LEAST_TARGET : LEAST_TILE;
   function layOutGroups(grid, groups, width, height) {
-    const gap = gapOf(), room = narrow.matches ? width : width - HEADING;
+    const gap = gapOf(), heading = grid.firstElementChild.offsetWidth + GROUP_GAP, room = narrow.matches ? width : width - heading;
     const heightOf = (group, size2) => {
       const tile2 = sizeIn(group, size2), columns = Math.max(1, Math.floor((room + gap) / (tile2 + gap)));
       return Math.ceil(group.children.length / columns) * (tile2 + gap) + GROUP_GAP;
@@ -2751,12 +2756,14 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
   }
   function drawExample(layer, head, it) {
-    const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "";
-    const isShown = query !== null && shownWeight(trace, head, query, label)[0] > 0;
-    const best = isShown || !trace.isOneText || trace.size.k > MANY_WORDS || isOff(layer, head) ? null : exampleOf(trace, head, label);
+    const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "", last = trace.size.q - 1;
+    const writer2 = snapshot().writers(trace, last).find((x) => x.layer === layer && x.head === head);
+    const isShown = writer2 ? query === last : query !== null && shownWeight(trace, head, query, label)[0] > 0;
+    const isLeftOut = isShown || !trace.isOneText || trace.size.k > MANY_WORDS || isOff(layer, head);
+    const best = isLeftOut ? null : writer2 ? last : exampleOf(trace, head, label);
     byId("example").hidden = best === null;
     if (best === null) return;
-    const [, key] = shownWeight(trace, head, best, label);
+    const key = writer2 ? writer2.key : shownWeight(trace, head, best, label)[1];
     byId("example").textContent = `seen at “${clip(trace.queries[best], 10)}” → “${clip(trace.keys[key], 10)}”`;
     byId("example").query = best;
   }
@@ -3227,7 +3234,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     "output"
   ];
   var SECONDS = 2;
-  var HEADING2 = 54;
+  var HEADING = 54;
   var STRIP_ROW = 34;
   var LEGEND2 = 34;
   var LEAST_WALK_ROW = 17;
@@ -3255,13 +3262,13 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     scene.text(step.formula, after, 13, { size: 16, serif: true, italic: true });
     scene.text(step.why, 0, 38, { size: 14, serif: true, fill: "soft", room: width });
     const used = trace.row(trace.used, head, query);
-    const room = height - HEADING2 - 2 * STRIP_ROW - 12 - LEGEND2;
+    const room = height - HEADING - 2 * STRIP_ROW - 12 - LEGEND2;
     const most = Math.max(3, Math.floor(room / LEAST_WALK_ROW));
     const keys = keysOfWalk(trace, used, trace.blocked(head, query), key, most).filter(held);
     const high = Math.min(MOST_WALK_ROW, Math.max(LEAST_WALK_ROW, room / keys.length)), size = Math.min(14, high - 4);
     const label = Math.min(120, width * 0.18), strip = (width - label) * (width < 520 ? 0.34 : 0.42);
     const bars = { x: label + strip + 18, width: width - label - strip - 18 - 66 };
-    const rowY = (i) => HEADING2 + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
+    const rowY = (i) => HEADING + STRIP_ROW + i * high, cellHeight = Math.round(high * 0.7);
     const endY = rowY(keys.length) + 10;
     const byNorm = trace.normWeighted(head, query), largest2 = Math.max(1e-30, ...byNorm ?? []);
     const q = vector("query", "d", key), vectors = keys.map(held), values = keys.map((k) => vector("value", "v", k));
@@ -3271,13 +3278,13 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       /** @type {const} */
       { serif: true, align: "right", room: label - 12 }
     );
-    scene.text(trace.queries[query], label - 10, HEADING2 + 12, { ...named, size: 15, bold: true });
+    scene.text(trace.queries[query], label - 10, HEADING + 12, { ...named, size: 15, bold: true });
     const shownOfQuery = isNow("query") ? progress : 1;
-    vectorCells(scene, q, label, HEADING2 + 3, strip, 18, most1([q]), {
+    vectorCells(scene, q, label, HEADING + 3, strip, 18, most1([q]), {
       until: shownOfQuery,
       opacity: is("value") ? 0.25 : 1
     });
-    if (isNow("query")) scene.text(`its ${count(q.length, "feature")}`, label + strip + 18, HEADING2 + 12, { fill: "soft" });
+    if (isNow("query")) scene.text(`its ${count(q.length, "feature")}`, label + strip + 18, HEADING + 12, { fill: "soft" });
     keys.forEach((k, i) => {
       const y = rowY(i), isChosen = k === key;
       if (isChosen) scene.rect(0, y - 2, width, cellHeight + 4, { fill: "tint", radius: 3 });
@@ -4652,6 +4659,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }, () => {
     });
     if (isOther) {
+      openControls(changedEdits(edits).length > 0);
       compute(text ?? store.current.text, edits).then(() => {
         const after = readAddress(hash);
         go(after.changes, after.misread);

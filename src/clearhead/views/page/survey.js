@@ -1,4 +1,4 @@
-// Made by `make page` from the sources ce54d42c5e8747bf1ecd90a3aaf4e7772b9adb3399bf95ec4140067346c0d675; do not edit.
+// Made by `make page` from the sources 14727268f56a5ee07bb4d40c73857ce6910b5a04d0ddc430a01c5faec46dcb65; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 9c2cd1ea78b15ff2fa304ba2cfa32a7401b60781ae01c899d5100e3a0340b715; do not edit.
+// Made by `make page` from the sources b8e0f00e75d55eb39a0ada0a184d1d96a9b43bb69ae5a440069a2604c8a89a40; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
