@@ -29,6 +29,13 @@ export const TABS = {
 };
 
 export function draw() {
+  // First, because a narrow page hides the strip beside the picture of the text.
+  for (const tab of byId("views").children) {
+    const isChosen = tab.dataset.view === chosen.view;
+    if (tab.dataset.view === "text") tab.textContent = hasImage() ? "Image" : TABS.text.word;
+    tab.setAttribute("aria-selected", isChosen);
+    tab.tabIndex = isChosen ? 0 : -1;
+  }
   drawStrip();
   drawSentence();
   drawShading();
@@ -36,12 +43,6 @@ export function draw() {
   drawHeads();
   drawHeadLine();
   screen.drawControls();
-  for (const tab of byId("views").children) {
-    const isChosen = tab.dataset.view === chosen.view;
-    if (tab.dataset.view === "text") tab.textContent = hasImage() ? "Image" : TABS.text.word;
-    tab.setAttribute("aria-selected", isChosen);
-    tab.tabIndex = isChosen ? 0 : -1;
-  }
   byId("beside").setAttribute("aria-pressed", store.isAdding);
   byId("beside").textContent = store.isAdding ? "Done" : "Compare";
   drawKeep();

@@ -136,6 +136,14 @@ def test_the_field_shows_complete_lines(tab, size):
     assert lines == {1400: 4, 1280: 1, 390: 2}[size[0]]
 
 
+def test_the_selected_word_is_in_sight_where_one_line_is_shown(tab):
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.evaluate("go({ view: 'map', query: 20, key: null })")
+    at = "(id) => [byId(id).getBoundingClientRect()].map((it) => [it.top, it.bottom])[0]"
+    (top, bottom), word = (tab.evaluate(at, name) for name in ("strip", "word-20"))
+    assert bottom - top < 60 and top - 1 <= word[0] and word[1] <= bottom + 1
+
+
 def test_a_command_computes_it_ahead(reports, tmp_path):
     from clearhead_cli.look import _without_writers
 

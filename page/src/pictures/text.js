@@ -127,7 +127,8 @@ function keepInSight(word, strip) {
   if (!word) return;
   const top = word.offsetTop, line = word.offsetHeight + 2, visible = strip.clientHeight - line;
   if (top < strip.scrollTop || top > strip.scrollTop + visible) {
-    strip.scrollTop = Math.max(0, Math.floor(top / line) - 1) * line;
+    const before = visible >= line ? 1 : 0; // the line above it, if there is room for two
+    strip.scrollTop = Math.max(0, Math.floor(top / line) - before) * line;
   }
 }
 

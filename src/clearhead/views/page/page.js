@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 14727268f56a5ee07bb4d40c73857ce6910b5a04d0ddc430a01c5faec46dcb65; do not edit.
+// Made by `make page` from the sources 44c0ab8c2abb82c6a57dbabfe5549a68bea456f371559fdfaf3ada74e83255c4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1848,7 +1848,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (!word) return;
     const top = word.offsetTop, line2 = word.offsetHeight + 2, visible = strip.clientHeight - line2;
     if (top < strip.scrollTop || top > strip.scrollTop + visible) {
-      strip.scrollTop = Math.max(0, Math.floor(top / line2) - 1) * line2;
+      const before = visible >= line2 ? 1 : 0;
+      strip.scrollTop = Math.max(0, Math.floor(top / line2) - before) * line2;
     }
   }
   function drawSentence() {
@@ -3715,6 +3716,12 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     // no picture
   };
   function draw() {
+    for (const tab of byId("views").children) {
+      const isChosen = tab.dataset.view === chosen.view;
+      if (tab.dataset.view === "text") tab.textContent = hasImage() ? "Image" : TABS.text.word;
+      tab.setAttribute("aria-selected", isChosen);
+      tab.tabIndex = isChosen ? 0 : -1;
+    }
     drawStrip();
     drawSentence();
     drawShading();
@@ -3722,12 +3729,6 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     drawHeads();
     drawHeadLine();
     screen.drawControls();
-    for (const tab of byId("views").children) {
-      const isChosen = tab.dataset.view === chosen.view;
-      if (tab.dataset.view === "text") tab.textContent = hasImage() ? "Image" : TABS.text.word;
-      tab.setAttribute("aria-selected", isChosen);
-      tab.tabIndex = isChosen ? 0 : -1;
-    }
     byId("beside").setAttribute("aria-pressed", store.isAdding);
     byId("beside").textContent = store.isAdding ? "Done" : "Compare";
     drawKeep();

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 14727268f56a5ee07bb4d40c73857ce6910b5a04d0ddc430a01c5faec46dcb65; do not edit.
+// Made by `make page` from the sources 44c0ab8c2abb82c6a57dbabfe5549a68bea456f371559fdfaf3ada74e83255c4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b8e0f00e75d55eb39a0ada0a184d1d96a9b43bb69ae5a440069a2604c8a89a40; do not edit.
+// Made by `make page` from the sources a4f75874be0da818374be5e251d97dafa0923838bede0408d59f1bceb043b03c; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
