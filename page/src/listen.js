@@ -3,7 +3,7 @@
 import { keep } from "./compute.js";
 import { button, byId } from "./marks.js";
 import { stepArticle, turnStage } from "./pictures/numbers.js";
-import { pauseWalk, playWalk, stagesOf, stepWalk, toggleWalk } from "./pictures/walk.js";
+import { beginWalk, pauseWalk, stagesOf, stepWalk, toggleWalk } from "./pictures/walk.js";
 import { VIEWS, go, keyOr, letGo, point, queryOr, readAddress, shownTrace } from "./state.js";
 import { chosen, screen, stillOnly, store, walk } from "./store.js";
 import { buildThemeButton } from "./theme.js";
@@ -107,7 +107,7 @@ export function chooseView(view) {
   if (view === "walk") walk.at = walk.at || stagesOf(shownTrace()).length;
   byId("view").setAttribute("aria-labelledby", `view-${view}`);
   go({ view });
-  if (view === "walk" && !stillOnly.matches) { walk.at = 0; playWalk(); }
+  if (view === "walk" && !stillOnly.matches) beginWalk();
 }
 
 export function buildTheme() {

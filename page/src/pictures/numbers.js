@@ -5,6 +5,7 @@ import { MINUS, bar, button, byId, count, elide, ends, gapRow, largest, make, nu
 import { answered } from "../compute.js";
 import { go, isBeside, keyOr, placeName, queryOr, shownTrace, snapshot, state } from "../state.js";
 import { chosen, screen, store } from "../store.js";
+import { beginWalk } from "./walk.js";
 
 /** @import { Step, Trace } from "../data.js" */
 
@@ -64,6 +65,7 @@ async function computeSteps() {
     requested = null;
     screen.fillAll();
     screen.draw();
+    if (chosen.view === "walk") beginWalk(); // it had nothing to play
   });
 }
 

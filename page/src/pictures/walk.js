@@ -256,6 +256,13 @@ export function playWalk() {
   screen.drawPicture();
 }
 
+// Plays from the beginning, or shows the end where nothing is to move.
+export function beginWalk() {
+  walk.at = stillOnly.matches ? stagesOf(shownTrace()).length : 0;
+  if (stillOnly.matches) screen.drawPicture();
+  else playWalk();
+}
+
 export function pauseWalk() {
   walk.isPlaying = false;
   cancelAnimationFrame(walk.frame);

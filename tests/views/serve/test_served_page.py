@@ -208,6 +208,25 @@ def test_steps_of_a_long_text_have_every_query(browser, tmp_path, monkeypatch):
         assert "does not have" not in opened.locator("#app").inner_text()
 
 
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_a_walk_begins_when_its_steps_arrive(browser, tmp_path, monkeypatch, motion):
+    from clearhead.views.html import report
+
+    none = report.SMALL._replace(all_steps=0, steps=0)
+    monkeypatch.setitem(report.report_page.__kwdefaults__, "budget", none)
+    with served_page(browser, Reader(save_gpt2(tmp_path)), words(9)) as opened:
+        opened.emulate_media(reduced_motion=motion)
+        assert not opened.evaluate("shownTrace().step('scores').isExact(chosen.head)")
+        opened.locator("#view-walk").click()
+        opened.wait_for_function("() => shownTrace().step('scores').isExact(chosen.head)")
+        if motion == "reduce":
+            opened.wait_for_function("() => picture !== null")
+            stages = opened.evaluate("Number(byId('scrub').max)")
+            assert stages >= 6 and opened.evaluate("walk.at") == stages
+        else:
+            opened.wait_for_function("() => walk.isPlaying && walk.at > 0.05")
+
+
 def test_a_layer_of_steps_is_that_of_explain(tmp_path):
     reader = Reader(save_gpt2(tmp_path))
     found = answer(reader, "steps", {"text": words(9), "layer": 1}, lambda *_: None)["layer"]

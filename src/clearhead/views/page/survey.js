@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 44c0ab8c2abb82c6a57dbabfe5549a68bea456f371559fdfaf3ada74e83255c4; do not edit.
+// Made by `make page` from the sources 1f2823b5fd274f86f1cc8fa9c7db2ffd5bf037374e26271751409c01d26e2016; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a4f75874be0da818374be5e251d97dafa0923838bede0408d59f1bceb043b03c; do not edit.
+// Made by `make page` from the sources 0fc49b81f6750cf0b7630a73f254550011ea5f180551e3b0d3422848f5fc59a8; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
