@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --quiet --durations 10
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 SEED := $(shell date +%s)
-.PHONY: look real images survey unit test slow setup check lint page coverage bench pictures docs clean help
+.PHONY: look real images survey unit test slow setup check lint page coverage bench pictures screens docs clean help
 
 look: .venv/look  ## Show a trained model reading a story: in the terminal, as pictures, as a page.
 	$(BIN)/clearhead look "$(STORY)" --out out
@@ -71,6 +71,10 @@ bench: .venv/bench  ## Time clearhead, its peers and the hardware's ceilings in 
 
 pictures: .venv/look .venv/test  ## Draw the pictures of the README and the documentation again.
 	$(BIN)/python -m docs.pictures
+
+screens: .venv/look .venv/test  ## Photograph every view of a page, to look at after a change; PAGE=... names another page.
+	$(BIN)/clearhead look "$(STORY)" --out out
+	$(BIN)/python page/screens.py "$(or $(PAGE),out/storyteller.html)" out/screens
 
 docs: .venv/docs  ## Run the lessons and write the documentation to out/docs.
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html -c docs . out/docs

@@ -223,6 +223,10 @@ export function drawHeadLine() {
 // A link to the token that shows the role of the head, if the selected one does not: the last one, if it writes the
 // predicted token.
 function drawExample(layer, head, it) {
+  // A head that is pointed at has none, and leaves its room, so that nothing moves.
+  const isOther = layer !== chosen.layer || head !== chosen.head;
+  byId("example").style.visibility = isOther ? "hidden" : "";
+  if (isOther) return;
   const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "", last = trace.size.q - 1;
   const writer = snapshot().writers(trace, last).find((x) => x.layer === layer && x.head === head);
   const isShown = writer ? query === last : query !== null && shownWeight(trace, head, query, label)[0] > 0;

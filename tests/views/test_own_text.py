@@ -121,8 +121,8 @@ def test_the_name_of_a_row_of_heads_is_complete(tab):
     tab.locator("#order").select_option("label")
     name = tab.locator("#grid .label span").first
     is_cut = "(it) => it.scrollWidth > it.clientWidth"
-    for words, expected in ("first token (sink) 128 + 21", False), ("a name " * 9, True):
-        name.evaluate("(it, words) => { it.textContent = words; }", words)
+    for label, expected in ("first token (sink) 128 + 21", False), ("a name " * 9, True):
+        name.evaluate("(it, label) => { it.textContent = label; }", label)
         assert name.evaluate(is_cut) == expected
 
 

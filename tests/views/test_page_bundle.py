@@ -53,6 +53,33 @@ def test_another_source_is_another_digest(entry, name, monkeypatch):
     assert build.first_line(entry) != line
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.outside
+def test_the_screens_of_a_page_are_photographed(tmp_path):
+    from matplotlib.image import imread
+
+    screens = types.SimpleNamespace(**runpy.run_path(str(FOLDER / "screens.py")))
+    report = ch.report(
+        storyteller.load(), "Once upon a time there was a queen. She", progress=False
+    )
+    page = html.write_report(report, tmp_path / "page.html")
+    pictures = screens.photograph(str(page), tmp_path / "screens")
+    names = {path.stem.split("-", 3)[3] for path in pictures}
+    views = {"text", "lines", "map", "numbers", "walk", "why"}
+    assert names == views | {
+        "opening",
+        "heads",
+        "another-head",
+        "compare",
+        "what-if",
+        "what-if-after",
+    }
+    sizes = {path.name.split("-")[0] for path in pictures}
+    assert sizes == {"1400", "1280", "390"} and len(pictures) == 2 * (11 + 11 + 12)
+    assert all(imread(path).std() > 0.01 for path in pictures)
+
+
 def test_no_circle_between_modules():
     imports = {
         path: {

@@ -57,15 +57,16 @@ def box_center(tab, selector):
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-@pytest.mark.timeout(120)
-def test_pointing_at_a_head_moves_nothing_and_a_click_selects_it(tab):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_pointing_at_a_head_moves_nothing_and_a_click_selects_it(tab, every):
     def show_heads():
         tab.evaluate("byId('panes').scrollTo(9999, 0)")  # on a narrow screen
 
     show_heads()
     places = tab.evaluate(IN_SIGHT, ".tile")
     assert len(places) >= 10
-    for place in places[::11]:
+    for place in places[::every]:
         tab.mouse.move(2, 2)
         show_heads()
         before = tab.evaluate(BOXES)
@@ -76,6 +77,24 @@ def test_pointing_at_a_head_moves_nothing_and_a_click_selects_it(tab):
         tab.mouse.down()
         tab.mouse.up()
         assert tab.evaluate("`${chosen.layer}.${chosen.head}`") == place
+
+
+def test_compare_adds_the_head_that_is_clicked_and_no_other(tab):
+    tab.evaluate("go({ layer: 0, head: 0 })")
+    tab.locator("#beside").click()
+    tab.evaluate("byId('panes').scrollTo(9999, 0)")
+    places = [x for x in tab.evaluate(IN_SIGHT, ".tile") if x != "0.0"][::17][:4]
+    assert len(places) >= 1
+    for number, place in enumerate(places, 1):
+        tab.evaluate("byId('panes').scrollTo(9999, 0)")
+        tab.mouse.move(*box_center(tab, f"[data-place='{place}']"))
+        tab.mouse.down()
+        tab.mouse.up()
+        added = tab.evaluate("chosen.others.map((it) => it.join('.'))")
+        assert (
+            added == places[:number] and tab.evaluate("`${chosen.layer}.${chosen.head}`") == "0.0"
+        )
+    tab.locator("#beside").click()
 
 
 @pytest.mark.timeout(120)

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 1f2823b5fd274f86f1cc8fa9c7db2ffd5bf037374e26271751409c01d26e2016; do not edit.
+// Made by `make page` from the sources 759204c7163bbb8a99898004df1792d00bfee0ba2a19281232ca0f7078ae13ae; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -2757,6 +2757,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("head-lead").title = it && !isHeadOff ? [it.evidence, it.withheld, sharesInWords(it)].filter(Boolean).join("\n") : "";
   }
   function drawExample(layer, head, it) {
+    const isOther = layer !== chosen.layer || head !== chosen.head;
+    byId("example").style.visibility = isOther ? "hidden" : "";
+    if (isOther) return;
     const trace = snapshot().layer(layer), { query } = chosen, label = it ? rowOf(it) : "", last = trace.size.q - 1;
     const writer2 = snapshot().writers(trace, last).find((x) => x.layer === layer && x.head === head);
     const isShown = writer2 ? query === last : query !== null && shownWeight(trace, head, query, label)[0] > 0;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 1f2823b5fd274f86f1cc8fa9c7db2ffd5bf037374e26271751409c01d26e2016; do not edit.
+// Made by `make page` from the sources 759204c7163bbb8a99898004df1792d00bfee0ba2a19281232ca0f7078ae13ae; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

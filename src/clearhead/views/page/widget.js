@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 0fc49b81f6750cf0b7630a73f254550011ea5f180551e3b0d3422848f5fc59a8; do not edit.
+// Made by `make page` from the sources 06c995a9946e859d169ff11a1605addcc0b1188afea3073f0655526fcdb2e6f9; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
