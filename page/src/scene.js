@@ -18,7 +18,7 @@ export class Scene {
   /** @type {number} */ width;
   /** @type {number} */ height;
   /** @type {number} */ bottom;
-  /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Values}} */ map;
+  /** @type {{x: number, y: number, cell: number, tall: number, rows: number, columns: number, values: Values}} */ map;
 
   constructor(width, height) {
     Object.assign(this, { width, height, bottom: height, shapes: [], targets: [] });

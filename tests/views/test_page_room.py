@@ -1,6 +1,7 @@
 """The page in a browser: drawings have room, and do not overlap."""
 
 import pytest
+import torch
 
 import clearhead as ch
 from clearhead import demo as storyteller
@@ -270,3 +271,22 @@ def test_a_narrow_page_is_as_high_as_the_pane_that_it_shows(browser, tmp_path):
             "(id) => Math.abs(byId('panes').clientHeight - byId(id).offsetHeight) < 20", arg=pane
         )
     put_back(page)
+
+
+@pytest.mark.parametrize("viewport", [(1280, 720), (390, 844)], ids=str)
+def test_a_map_of_few_queries_and_many_keys_is_legible(visit, viewport):
+    """As that of cross attention: its rows have room for labels, and labels of late keys fit."""
+    torch.manual_seed(0)
+    trace = ch.explain(torch.randn(7, 8), torch.randn(1013, 8), torch.randn(1013, 8))
+    tab = visit(
+        trace, hash="#view=map", viewport=dict(zip(("width", "height"), viewport, strict=True))
+    )
+    rows, columns, cell, tall = tab.evaluate(
+        "[picture.map.rows, picture.map.columns, picture.map.cell, picture.map.tall]"
+    )
+    assert rows == 7 < columns and tall >= 13 > cell
+    labels = tab.evaluate("picture.shapes.filter((it) => it.turn === -90).map((it) => it.text)")
+    assert len(labels) > 8 and all(label.isdecimal() for label in labels)
+    assert any(len(label) == 4 for label in labels) or int(labels[-1]) > 900
+    right = tab.evaluate("picture.map.x + picture.map.columns * picture.map.cell")
+    assert right <= tab.evaluate("picture.width")

@@ -99,8 +99,8 @@ function arrangement(all, stepOf, width, height) {
 function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
   const { trace, query } = side, key = keyOf(side);
   const size = 13, above = title ? TITLE : 0;
-  const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) =>
-    widthOf(it.slice(0, 20), { size }))));
+  const some = (labels) => labels.filter((_, i) => i % Math.ceil(labels.length / 200) === 0 || i === labels.length - 1);
+  const longest = (labels) => Math.min(110, 12 + Math.max(...some(labels).map((it) => widthOf(it.slice(0, 20), { size, bold: true }))));
   const bare = Math.min(width / columns, (height - above) / rows);
   let left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
   // Beside small maps, labels would take much of the room: the title has the query and the key.
@@ -115,52 +115,55 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
   const plain = cellFor(1, 1), pairs = plain < LABEL ? [[2, 2], [2, 1], [1, 2]] : [];
   const [rowRanks, columnRanks] = pairs.map(([down, across]) => [down, across, cellFor(down, across)])
     .find(([, , size]) => 2 * size >= LABEL && size >= 0.8 * plain) ?? [1, 1];
-  const wide = cellFor(rowRanks, columnRanks);
+  const cell = cellFor(rowRanks, columnRanks), isStrip = Math.max(rows, columns) > 2 * Math.min(rows, columns);
+  // Cells are squares, but for a map that is much longer one way, whose lines would be thin.
+  const stretched = (room, cells) => (isStrip ? Math.max(cell, Math.min(LABEL, room / cells)) : cell);
+  const wide = stretched(width - rowRanks * left - LABEL / 2, columns), tall = stretched(height - columnRanks * head - above, rows);
   const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
   const pair = isBare && query !== null && key !== null ? `  ${trace.queries[query]} → ${trace.keys[key]}` : "";
   if (title) {
     scene.text(title + pair, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour), room: width });
   }
-  scene.cells(x0, y0, wide, wide, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
-  scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
+  scene.cells(x0, y0, wide, tall, rows, columns, (at) => (isBlocked(at) ? null : colourOf(values[at])));
+  scene.rect(x0, y0, wide * columns, tall * rows, { stroke: "rule" });
   const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
   // The label under the pointer is always drawn, and replaces labels that it overlaps.
-  const labelled = (cells, ranks, here, draw) => {
-    const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / wide));
+  const labelled = (cells, ranks, here, pixels, draw) => {
+    const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / pixels));
     for (let cell = 0; cell < cells; cell++) {
       const isHere = cell === here, rank = ranks === 2 ? cell % 2 : 0;
-      const gives = here !== null && (ranks === 1 || (cell - here) % 2 === 0) && Math.abs(cell - here) * wide < LABEL;
+      const gives = here !== null && (ranks === 1 || (cell - here) % 2 === 0) && Math.abs(cell - here) * pixels < LABEL;
       if (isHere || (cell % every === 0 && !gives)) draw(cell, rank, isHere);
     }
   };
-  if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, (row, rank, bold) => {
-    const middle = y0 + (row + 0.5) * wide;
+  if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, tall, (row, rank, bold) => {
+    const middle = y0 + (row + 0.5) * tall;
     if (rank) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
     const position = bold && query !== null ? query : trace.rowSpan(row, rows)[0];
     scene.text(trace.queries[position], x0 - 6 - rank * left, middle, { size, align: "right", bold, room: left - 8 });
   });
-  if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank, bold) => {
+  if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, wide, (column, rank, bold) => {
     const middle = x0 + (column + 0.5) * wide;
     if (rank) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
     const position = bold && key !== null ? key : trace.columnSpan(column, columns)[0];
     scene.text(trace.keys[position], middle, y0 - 6 - rank * head, { size, turn: -90, bold, room: head - 8 });
   });
-  if (wide >= DIGITS_FROM) {
+  if (Math.min(wide, tall) >= DIGITS_FROM) {
     for (let cell = 0; cell < values.length; cell++) {
       if (isBlocked(cell) || Math.abs(values[cell]) < LEAST) continue;
       scene.text(Number.isNaN(values[cell]) ? "NaN" : short(values[cell]), x0 + (cell % columns + 0.5) * wide,
-        y0 + (Math.floor(cell / columns) + 0.5) * wide, { size: 12, align: "center", fill: inkOn(colourOf(values[cell])) });
+        y0 + (Math.floor(cell / columns) + 0.5) * tall, { size: 12, align: "center", fill: inkOn(colourOf(values[cell])) });
     }
   }
   // The crosshair: the row of the query, the column of the key.
-  if (query !== null) scene.rect(x0, y0 + at.row * wide, wide * columns, wide, { stroke: "mark", line: 2 });
-  if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
-  scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
+  if (query !== null) scene.rect(x0, y0 + at.row * tall, wide * columns, tall, { stroke: "mark", line: 2 });
+  if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, tall * rows, { stroke: "mark", line: 1, dash: [3, 2] });
+  scene.map = { x: x0, y: y0, cell: wide, tall, rows, columns, values };
   const stored = trace.stored(side.head);
   for (let row = 0; row < rows; row++) {
     const [first, last] = trace.rowSpan(row, rows), queryAt = stored.find((query) => query >= first && query <= last) ?? first;
     const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
-    scene.targets.push({ x: x0, y: y0 + row * wide, width: wide * columns, height: wide,
+    scene.targets.push({ x: x0, y: y0 + row * tall, width: wide * columns, height: tall,
       of: (px) => side.back({ query: queryAt, key: keyAt(px) }),
       titleAt: (px) => `query ${side.from.title(trace.queries, queryAt)}\nkey ${side.from.title(trace.keys, keyAt(px))}` });
   }

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 759204c7163bbb8a99898004df1792d00bfee0ba2a19281232ca0f7078ae13ae; do not edit.
+// Made by `make page` from the sources 6dd560ee8b40464429e61470051fccb674abb8c556e7f777b3bae1d3e16ccfa5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1351,7 +1351,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     height;
     /** @type {number} */
     bottom;
-    /** @type {{x: number, y: number, cell: number, rows: number, columns: number, values: Values}} */
+    /** @type {{x: number, y: number, cell: number, tall: number, rows: number, columns: number, values: Values}} */
     map;
     constructor(width, height) {
       Object.assign(this, { width, height, bottom: height, shapes: [], targets: [] });
@@ -2279,69 +2279,72 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function mapPanel(scene, side, { rows, columns, values }, isBlocked, colourOf, x, y, width, height, title) {
     const { trace, query } = side, key = keyOf(side);
     const size = 13, above = title ? TITLE : 0;
-    const longest = (labels) => Math.min(110, 12 + Math.max(...labels.slice(0, 200).map((it) => widthOf(it.slice(0, 20), { size }))));
+    const some = (labels) => labels.filter((_, i) => i % Math.ceil(labels.length / 200) === 0 || i === labels.length - 1);
+    const longest = (labels) => Math.min(110, 12 + Math.max(...some(labels).map((it) => widthOf(it.slice(0, 20), { size, bold: true }))));
     const bare2 = Math.min(width / columns, (height - above) / rows);
     let left = Math.min(longest(trace.queries), width * 0.25), head = Math.min(longest(trace.keys), height * 0.25);
     const isBare = title && bare2 < LABEL && Math.min((width - left) / columns, (height - above - head) / rows) < 0.8 * bare2;
     if (isBare) [left, head] = [0, 0];
     const cellFor = (rowRanks2, columnRanks2) => {
-      const cell = Math.min(LARGEST_CELL, (width - rowRanks2 * left) / columns, (height - columnRanks2 * head - above) / rows);
-      return cell >= 2 ? Math.floor(2 * cell) / 2 : cell;
+      const cell2 = Math.min(LARGEST_CELL, (width - rowRanks2 * left) / columns, (height - columnRanks2 * head - above) / rows);
+      return cell2 >= 2 ? Math.floor(2 * cell2) / 2 : cell2;
     };
     const plain = cellFor(1, 1), pairs = plain < LABEL ? [[2, 2], [2, 1], [1, 2]] : [];
     const [rowRanks, columnRanks] = pairs.map(([down, across]) => [down, across, cellFor(down, across)]).find(([, , size2]) => 2 * size2 >= LABEL && size2 >= 0.8 * plain) ?? [1, 1];
-    const wide = cellFor(rowRanks, columnRanks);
+    const cell = cellFor(rowRanks, columnRanks), isStrip = Math.max(rows, columns) > 2 * Math.min(rows, columns);
+    const stretched = (room, cells) => isStrip ? Math.max(cell, Math.min(LABEL, room / cells)) : cell;
+    const wide = stretched(width - rowRanks * left - LABEL / 2, columns), tall = stretched(height - columnRanks * head - above, rows);
     const [x0, y0] = [x + left * rowRanks, y + above + head * columnRanks];
     const pair = isBare && query !== null && key !== null ? `  ${trace.queries[query]} → ${trace.keys[key]}` : "";
     if (title) {
       scene.text(title + pair, x, y + 8, { bold: true, fill: chosen.difference ? "ink" : sideColour(side.colour), room: width });
     }
-    scene.cells(x0, y0, wide, wide, rows, columns, (at2) => isBlocked(at2) ? null : colourOf(values[at2]));
-    scene.rect(x0, y0, wide * columns, wide * rows, { stroke: "rule" });
+    scene.cells(x0, y0, wide, tall, rows, columns, (at2) => isBlocked(at2) ? null : colourOf(values[at2]));
+    scene.rect(x0, y0, wide * columns, tall * rows, { stroke: "rule" });
     const at = trace.cellOf(query ?? 0, key ?? 0, { rows, columns });
-    const labelled = (cells, ranks, here, draw2) => {
-      const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / wide));
-      for (let cell = 0; cell < cells; cell++) {
-        const isHere = cell === here, rank = ranks === 2 ? cell % 2 : 0;
-        const gives = here !== null && (ranks === 1 || (cell - here) % 2 === 0) && Math.abs(cell - here) * wide < LABEL;
-        if (isHere || cell % every === 0 && !gives) draw2(cell, rank, isHere);
+    const labelled = (cells, ranks, here, pixels, draw2) => {
+      const every = ranks === 2 ? 1 : Math.max(1, Math.ceil(LABEL / pixels));
+      for (let cell2 = 0; cell2 < cells; cell2++) {
+        const isHere = cell2 === here, rank = ranks === 2 ? cell2 % 2 : 0;
+        const gives = here !== null && (ranks === 1 || (cell2 - here) % 2 === 0) && Math.abs(cell2 - here) * pixels < LABEL;
+        if (isHere || cell2 % every === 0 && !gives) draw2(cell2, rank, isHere);
       }
     };
-    if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, (row, rank, bold) => {
-      const middle = y0 + (row + 0.5) * wide;
+    if (!isBare) labelled(rows, rowRanks, query === null ? null : at.row, tall, (row, rank, bold) => {
+      const middle = y0 + (row + 0.5) * tall;
       if (rank) scene.rect(x0 - left - 2, middle - 0.5, left - 2, 1, { fill: "rule" });
       const position = bold && query !== null ? query : trace.rowSpan(row, rows)[0];
       scene.text(trace.queries[position], x0 - 6 - rank * left, middle, { size, align: "right", bold, room: left - 8 });
     });
-    if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, (column, rank, bold) => {
+    if (!isBare) labelled(columns, columnRanks, key === null ? null : at.column, wide, (column, rank, bold) => {
       const middle = x0 + (column + 0.5) * wide;
       if (rank) scene.rect(middle - 0.5, y0 - head - 2, 1, head - 2, { fill: "rule" });
       const position = bold && key !== null ? key : trace.columnSpan(column, columns)[0];
       scene.text(trace.keys[position], middle, y0 - 6 - rank * head, { size, turn: -90, bold, room: head - 8 });
     });
-    if (wide >= DIGITS_FROM) {
-      for (let cell = 0; cell < values.length; cell++) {
-        if (isBlocked(cell) || Math.abs(values[cell]) < LEAST) continue;
+    if (Math.min(wide, tall) >= DIGITS_FROM) {
+      for (let cell2 = 0; cell2 < values.length; cell2++) {
+        if (isBlocked(cell2) || Math.abs(values[cell2]) < LEAST) continue;
         scene.text(
-          Number.isNaN(values[cell]) ? "NaN" : short(values[cell]),
-          x0 + (cell % columns + 0.5) * wide,
-          y0 + (Math.floor(cell / columns) + 0.5) * wide,
-          { size: 12, align: "center", fill: inkOn(colourOf(values[cell])) }
+          Number.isNaN(values[cell2]) ? "NaN" : short(values[cell2]),
+          x0 + (cell2 % columns + 0.5) * wide,
+          y0 + (Math.floor(cell2 / columns) + 0.5) * tall,
+          { size: 12, align: "center", fill: inkOn(colourOf(values[cell2])) }
         );
       }
     }
-    if (query !== null) scene.rect(x0, y0 + at.row * wide, wide * columns, wide, { stroke: "mark", line: 2 });
-    if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, wide * rows, { stroke: "mark", line: 1, dash: [3, 2] });
-    scene.map = { x: x0, y: y0, cell: wide, rows, columns, values };
+    if (query !== null) scene.rect(x0, y0 + at.row * tall, wide * columns, tall, { stroke: "mark", line: 2 });
+    if (key !== null) scene.rect(x0 + at.column * wide, y0, wide, tall * rows, { stroke: "mark", line: 1, dash: [3, 2] });
+    scene.map = { x: x0, y: y0, cell: wide, tall, rows, columns, values };
     const stored = trace.stored(side.head);
     for (let row = 0; row < rows; row++) {
       const [first, last] = trace.rowSpan(row, rows), queryAt = stored.find((query2) => query2 >= first && query2 <= last) ?? first;
       const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
       scene.targets.push({
         x: x0,
-        y: y0 + row * wide,
+        y: y0 + row * tall,
         width: wide * columns,
-        height: wide,
+        height: tall,
         of: (px) => side.back({ query: queryAt, key: keyAt(px) }),
         titleAt: (px) => `query ${side.from.title(trace.queries, queryAt)}
 key ${side.from.title(trace.keys, keyAt(px))}`

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 759204c7163bbb8a99898004df1792d00bfee0ba2a19281232ca0f7078ae13ae; do not edit.
+// Made by `make page` from the sources 6dd560ee8b40464429e61470051fccb674abb8c556e7f777b3bae1d3e16ccfa5; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

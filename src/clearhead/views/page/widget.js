@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 06c995a9946e859d169ff11a1605addcc0b1188afea3073f0655526fcdb2e6f9; do not edit.
+// Made by `make page` from the sources c907decb6f2033a75c732bf3856a0c59e0e2449c9a74c7222e5c325a647f551f; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
