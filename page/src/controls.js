@@ -7,6 +7,7 @@ import { firstEdit, isOffered, outcome } from "./first_edit.js";
 import { button, byId, copy, make, number, percent } from "./marks.js";
 import { besideName, go, isAt, placeName, toggled } from "./state.js";
 import { NO_EDITS, chosen, pageData, screen, store } from "./store.js";
+import { isolated } from "./words.js";
 
 /** @import { NumberEdit } from "./schema.d.ts" */
 
@@ -145,7 +146,7 @@ function drawOutcome() {
   if (line.shown === shown) return;
   line.shown = shown;
   line.replaceChildren(...(position === undefined ? [words] : [next, "After ",
-    button({ class: "link", title: "Go to this token" }, () => go({ query: position, key: null }), `“${token}” (${position})`), words]));
+    button({ class: "link", title: "Go to this token" }, () => go({ query: position, key: null }), `“${isolated(token ?? "")}” (${position})`), words]));
 }
 
 const MOST_ROWS = 4; // of the text field

@@ -3,7 +3,7 @@
 import { percent } from "./marks.js";
 import { keyOr, placeName, queryOr, state } from "./state.js";
 import { pageData, store } from "./store.js";
-import { writtenApart } from "./words.js";
+import { isolated, writtenApart } from "./words.js";
 
 /** @import { Snapshot } from "./data.js" */
 /** @import { Place } from "./store.js" */
@@ -24,14 +24,14 @@ export function headsThatLook(/** @type {Snapshot} */ from, query, key) {
 export function firstEdit() {
   if (store.source?.can.ahead) {
     const { off } = /** @type {import("./schema.d.ts").Ahead} */ (pageData.ahead);
-    return { off, words: `Switch off ${namesOf(off)}, which write “${store.current.nextToken.token}”` };
+    return { off, words: `Switch off ${namesOf(off)}, which write “${isolated(store.current.nextToken.token)}”` };
   }
   const from = store.before ?? store.current, { layer, head } = state(), query = queryOr(), key = keyOr();
   // All heads look from the first token at itself, and switching off most of a model shows nothing.
   const all = headsThatLook(from, query, key), looking = 2 * all.length < [...from.places()].length ? all : [], off = looking.length ? looking : [/** @type {Place} */ ([layer, head])];
   const { tokens } = from, names = namesOf(off);
   return { off, words: looking.length && tokens[query] !== undefined
-    ? `Switch off ${names}, which look from “${tokens[query]}” at “${tokens[key]}”` : `Switch off ${names}` };
+    ? `Switch off ${names}, which look from “${isolated(tokens[query])}” at “${isolated(tokens[key])}”` : `Switch off ${names}` };
 }
 
 function namesOf(/** @type {Place[]} */ off) {
@@ -54,7 +54,7 @@ export function outcome() {
   const least = percent(most.least), after = most.after !== undefined ? percent(most.after) : least.startsWith("<") ? least : `at most ${least}`;
   const { position, token, word } = most;
   const ends = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends;
-  const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
+  const named = (all, it) => `“${isolated(writtenApart(all)[all.indexOf(it)])}”`, there = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
   const inWords = ([word, p]) => `${named(ends.map(([it]) => it), word)} (${percent(p)})`;
   const next = then[0] === now[0] ? `The next token is still ${named(ends.map(([it]) => it), now[0])} (${percent(now[1])}, before ${percent(then[1])}). ` : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
   return { next, words: `, ${named([...new Set(there)], word)} goes from ${percent(most.p)} to ${after}: the largest change.`, token, position };

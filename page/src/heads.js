@@ -14,6 +14,7 @@ import { fillCells } from "./scene.js";
 import { MOST_OTHERS, go, isAt, isOff, keyOr, placeInWords, placeName, point, shownTrace, snapshot, state, toggled, without } from "./state.js";
 import { chosen, sheet, store } from "./store.js";
 import { exampleOf, shownWeight } from "./telling.js";
+import { isolated } from "./words.js";
 
 /** @import { Trace } from "./data.js" */
 
@@ -30,7 +31,7 @@ const ORDERS = {
 const isByEntropy = (it) => isEvenness(it.labels[0]);
 const amountOf = (it) => (isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` : percent(it.number));
 // The label of the heads that write the predicted token; null if these are unknown.
-const writingLabel = () => (snapshot().nextToken.writers.length ? `writes “${clip(snapshot().nextToken.token, 12)}”` : null);
+const writingLabel = () => (snapshot().nextToken.writers.length ? `writes “${isolated(clip(snapshot().nextToken.token, 12))}”` : null);
 const writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
 const writes = (it) => writerAt(it) >= 0;
 const writerRank = (it) => (writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER);
@@ -235,7 +236,7 @@ function drawExample(layer, head, it) {
   byId("example").hidden = best === null;
   if (best === null) return;
   const key = writer ? writer.key : shownWeight(trace, head, best, label)[1];
-  byId("example").textContent = `seen at “${clip(trace.queries[best], 10)}” → “${clip(trace.keys[key], 10)}”`;
+  byId("example").textContent = `seen at “${isolated(clip(trace.queries[best], 10))}” → “${isolated(clip(trace.keys[key], 10))}”`;
   byId("example").query = best;
 }
 

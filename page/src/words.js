@@ -8,8 +8,11 @@ export const bare = (word) => word.replace(/^[▁Ġ␣ ]|^##|[␣ ]$/g, "").toLo
 export const isWord = (token) => /^\p{L}/u.test(bare(token)); // not "." or "[CLS]"
 export const isPronoun = (word) => PRONOUNS.has(bare(word));
 const FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
-// Whether a text is written from right to left: whether its first letter is. ⟨D8⟩ is not a letter.
-const isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
+// Whether a text is written from right to left: whether its first letter is. ⟨D8⟩ is not a letter, nor are <bos> and [CLS] words.
+const isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩|<[^<>\s]+>|\[[A-Z]+\]/g, ""))?.[0] ?? "");
+
+/** A token inside a sentence: the direction of one from right to left does not change that of the words beside it. */
+export const isolated = (/** @type {string} */ token) => (/[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(token) ? `\u2068${token}\u2069` : token);
 export const isLineEnd = (token) => token?.includes("↵") ?? false; // as labels show it
 
 /** How predicted tokens are written: with the space before a word only if two would look the same without it.

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 import torch
 
 import clearhead as ch
@@ -82,6 +83,17 @@ def test_a_text_that_is_written_from_the_right(browser, tmp_path):
     tab.locator("#strip").focus()
     tab.keyboard.press("ArrowRight")  # to the word at the right, which is the one before
     assert tab.evaluate("clearhead.chosen.query") == 2
+    tab.close()
+
+
+@pytest.mark.parametrize("first", ["<bos>", "[CLS]", "<|im_start|>"])
+def test_a_special_token_does_not_turn_a_text_from_the_right(browser, tmp_path, first):
+    tokens = [Token(first, first, 2), *ARABIC[1:]]
+    tab = opened(browser, tmp_path, tokens)
+    words = tab.locator("#strip .word")
+    boxes = [words.nth(i).bounding_box() for i in range(len(tokens))]
+    assert all(b["x"] + b["width"] < a["x"] + 9 for a, b in pairwise(boxes))
+    assert boxes[0]["x"] > 1000
     tab.close()
 
 

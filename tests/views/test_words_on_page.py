@@ -176,3 +176,11 @@ def test_encoder_decoder_and_cross_attention_are_named(visit, kind):
             .text_content()
             .startswith(f"{place}: {'st'[layer.in_decoder]}2")
         )
+
+
+def test_a_token_from_the_right_does_not_turn_the_sentence_around_it(visit):
+    tab = visit(ch.explain_text("the cat sat"))
+    turned = "(it) => isolated(it)"
+    assert tab.evaluate(turned, "cat") == "cat"
+    for token in "؟", "كان", "שלום":
+        assert tab.evaluate(turned, token) == f"\u2068{token}\u2069"

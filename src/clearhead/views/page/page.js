@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6dd560ee8b40464429e61470051fccb674abb8c556e7f777b3bae1d3e16ccfa5; do not edit.
+// Made by `make page` from the sources 9de06a23cb3849c2f5f09b7319a3964dec55e61e0fe29c3c73ff933f582f1aa8; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -36,6 +36,7 @@ var clearhead = (() => {
     inkOn: () => inkOn,
     inked: () => inked,
     isZoomed: () => isZoomed,
+    isolated: () => isolated,
     largestAt: () => largestAt,
     liveSource: () => liveSource,
     pageData: () => pageData,
@@ -714,7 +715,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var isWord = (token2) => /^\p{L}/u.test(bare(token2));
   var isPronoun = (word) => PRONOUNS.has(bare(word));
   var FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
-  var isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩/g, ""))?.[0] ?? "");
+  var isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩|<[^<>\s]+>|\[[A-Z]+\]/g, ""))?.[0] ?? "");
+  var isolated = (token2) => /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(token2) ? `⁨${token2}⁩` : token2;
   var isLineEnd = (token2) => token2?.includes("↵") ?? false;
   function writtenApart(words) {
     const short2 = words.map((it) => it.replace(/^␣(?=[^␣])/u, ""));
@@ -1163,7 +1165,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
         /** @type {import("./schema.d.ts").Ahead} */
         pageData.ahead
       );
-      return { off: off2, words: `Switch off ${namesOf(off2)}, which write “${store.current.nextToken.token}”` };
+      return { off: off2, words: `Switch off ${namesOf(off2)}, which write “${isolated(store.current.nextToken.token)}”` };
     }
     const from = store.before ?? store.current, { layer, head } = state(), query = queryOr(), key = keyOr();
     const all = headsThatLook(from, query, key), looking = 2 * all.length < [...from.places()].length ? all : [], off = looking.length ? looking : [
@@ -1171,7 +1173,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       [layer, head]
     ];
     const { tokens } = from, names = namesOf(off);
-    return { off, words: looking.length && tokens[query] !== void 0 ? `Switch off ${names}, which look from “${tokens[query]}” at “${tokens[key]}”` : `Switch off ${names}` };
+    return { off, words: looking.length && tokens[query] !== void 0 ? `Switch off ${names}, which look from “${isolated(tokens[query])}” at “${isolated(tokens[key])}”` : `Switch off ${names}` };
   }
   function namesOf(off) {
     const named = off.slice(0, MOST_NAMED).map((it) => placeName(...it)).join(", ");
@@ -1190,7 +1192,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const least = percent(most.least), after = most.after !== void 0 ? percent(most.after) : least.startsWith("<") ? least : `at most ${least}`;
     const { position, token: token2, word } = most;
     const ends2 = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends2;
-    const named = (all, it) => `“${writtenApart(all)[all.indexOf(it)]}”`, there2 = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
+    const named = (all, it) => `“${isolated(writtenApart(all)[all.indexOf(it)])}”`, there2 = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
     const inWords = ([word2, p]) => `${named(ends2.map(([it]) => it), word2)} (${percent(p)})`;
     const next = then[0] === now[0] ? `The next token is still ${named(ends2.map(([it]) => it), now[0])} (${percent(now[1])}, before ${percent(then[1])}). ` : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
     return { next, words: `, ${named([...new Set(there2)], word)} goes from ${percent(most.p)} to ${after}: the largest change.`, token: token2, position };
@@ -1315,7 +1317,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     line2.replaceChildren(...position === void 0 ? [words] : [
       next,
       "After ",
-      button({ class: "link", title: "Go to this token" }, () => go({ query: position, key: null }), `“${token2}” (${position})`),
+      button({ class: "link", title: "Go to this token" }, () => go({ query: position, key: null }), `“${isolated(token2 ?? "")}” (${position})`),
       words
     ]);
   }
@@ -2579,7 +2581,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   };
   var isByEntropy = (it) => isEvenness(it.labels[0]);
   var amountOf = (it) => isByEntropy(it) ? `${it.effective.toFixed(1)} tokens` : percent(it.number);
-  var writingLabel = () => snapshot().nextToken.writers.length ? `writes “${clip(snapshot().nextToken.token, 12)}”` : null;
+  var writingLabel = () => snapshot().nextToken.writers.length ? `writes “${isolated(clip(snapshot().nextToken.token, 12))}”` : null;
   var writerAt = (it) => snapshot().nextToken.writers.findIndex((x) => x.layer === it.layer && x.head === it.head);
   var writes = (it) => writerAt(it) >= 0;
   var writerRank = (it) => writes(it) ? writerAt(it) : Number.MAX_SAFE_INTEGER;
@@ -2771,7 +2773,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     byId("example").hidden = best === null;
     if (best === null) return;
     const key = writer2 ? writer2.key : shownWeight(trace, head, best, label)[1];
-    byId("example").textContent = `seen at “${clip(trace.queries[best], 10)}” → “${clip(trace.keys[key], 10)}”`;
+    byId("example").textContent = `seen at “${isolated(clip(trace.queries[best], 10))}” → “${isolated(clip(trace.keys[key], 10))}”`;
     byId("example").query = best;
   }
   function namedWithPart(layer, name) {

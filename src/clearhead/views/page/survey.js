@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 6dd560ee8b40464429e61470051fccb674abb8c556e7f777b3bae1d3e16ccfa5; do not edit.
+// Made by `make page` from the sources 9de06a23cb3849c2f5f09b7319a3964dec55e61e0fe29c3c73ff933f582f1aa8; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c907decb6f2033a75c732bf3856a0c59e0e2449c9a74c7222e5c325a647f551f; do not edit.
+// Made by `make page` from the sources f096772fd18b9f04854a85f7656c36fec938f9ea71a8a8f59019179e3bf4a738; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
