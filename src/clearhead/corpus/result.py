@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..core.errors import BadType, BadValue, as_count, as_path, did_you_mean, kind_of
+from ..core.errors import BadValue, as_count, as_path, did_you_mean, must_be
 from ..core.formatting import quantity
 from . import corpus, forgetting
 from .compare import Comparison, compare
@@ -249,12 +249,7 @@ class Survey:
 
         Raises `BadType` for anything but a survey, and what `clearhead.corpus.compare` raises.
         """
-        if not isinstance(other, Survey):
-            raise BadType(
-                f"compare got {kind_of(other)}.",
-                "a survey is compared with another one.",
-                "open it with clearhead.Survey.open(folder).",
-            )
+        must_be("compare", other, Survey, "survey(...), or of Survey.open(folder)")
         comparison = compare(self.folder, other.folder)
         if comparison.warning:
             warnings.warn(comparison.warning, stacklevel=2)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.errors import BadType, BadValue, kind_of, must_be
+from ...core.errors import BadValue, must_be
 from ...core.formatting import AXES, evenly, joined_text, visible_in_browser
 from ...models.report import Layer, Report
 from ...models.report.opening import Opening, opening
@@ -75,12 +75,7 @@ def report_page(
     Raises `BadValue` for a report without layers or tokens, and if `beside` has another text;
     `BadType` for anything but a report.
     """
-    if not isinstance(report, Report):
-        raise BadType(
-            f"report_page got {kind_of(report)}.",
-            "it shows every layer and head of a model.",
-            "pass the result of report(...); for a trace, use write_page.",
-        )
+    must_be("report_page", report, Report, "report(...); for a trace, use write_page")
     if not report.layers or any(not layer.pooled.numel() for layer in report.layers):
         raise BadValue(
             f"The report has {report.about}.",

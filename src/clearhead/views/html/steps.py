@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.errors import BadType, BadValue, as_index, kind_of
+from ...core.errors import BadValue, as_index, must_be
 from ...core.formatting import AXES, MAP_SIDE, ends, evenly, spelled, visible_in_browser
 from ...core.functional.trace import Step, Trace
 from ..panels import panels
@@ -40,12 +40,7 @@ def page(
     numbers, which the page states. Raises `BadValue` for a trace without weights or with an empty
     step, and for a query beyond the text; `BadType` for anything but a `Trace`.
     """
-    if not isinstance(trace, Trace):
-        raise BadType(
-            f"page got {kind_of(trace)}.",
-            "it shows the steps of a Trace.",
-            "pass the result of explain(...); for a report, use write_report.",
-        )
+    must_be("page", trace, Trace, "explain(...); for a report, use write_report")
     for step in (trace.step("weights"), *trace):
         if step.tensor.numel() == 0:
             raise BadValue(

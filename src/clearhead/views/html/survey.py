@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import BadType, kind_of
+from ...core.errors import must_be
 from ...core.formatting import visible_in_browser
 from ...corpus import Bins, Survey
 from ...corpus.basic import KINDS
@@ -35,12 +35,7 @@ def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | Non
     Raises `BadType` for anything else, and `BadValue` for surveys that cannot be compared.
     """
     for value in (survey,) if other is None else (survey, other):
-        if not isinstance(value, Survey):
-            raise BadType(
-                f"survey_page got {kind_of(value)}.",
-                "it shows a survey of all heads.",
-                "pass the result of survey(...), or Survey.open(folder).",
-            )
+        must_be("survey_page", value, Survey, "survey(...), or of Survey.open(folder)")
     data = page_data(survey, other, host)
     texts = {"title": f"Survey of {name_of(survey)}", "about": repr(survey).split(": ", 1)[1]}
     texts["caption"] = "The mean of the first metric over all queries."

@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
-from ...core.errors import BadType, as_count, kind_of
+from ...core.errors import as_count, must_be
 from ...core.formatting import axis_size, ends, number, visible
 from ...core.functional.trace import Step, Trace
 from ..colours import viridis
@@ -141,12 +141,7 @@ def check_trace(trace: object, decimals: int) -> None:
 
     Called before anything is printed.
     """
-    if not isinstance(trace, Trace):
-        raise BadType(
-            f"A view got {kind_of(trace)}.",
-            "views show the steps of a Trace.",
-            "pass the result of explain(...).",
-        )
+    must_be("A view", trace, Trace, "explain(...)")
     rule = f"decimals are the digits after the point, from 0 to {MOST_DECIMALS}."
     as_count("decimals", decimals, rule, "pass for example decimals=4.", most=MOST_DECIMALS)
 
