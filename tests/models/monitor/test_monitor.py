@@ -388,6 +388,9 @@ def test_alarms():
     assert "L5H1" in logit.sentence
     assert not alarms.check(5, numbers(max=[3.0, 22.0]))  # it lasts
     assert not alarms.check(6, numbers())
+    for step in range(50, 53):  # a NaN is reported once, and is in no median
+        raised = alarms.check(step, numbers(max=[math.nan, 4.0]))
+        assert [(x.rule, x.head, x.value) for x in raised] == [("nan", None, 1)] * (step == 50)
     raised = alarms.check(7, numbers(
         max=[101.0, 4.0], output=[1.4, 1e-4], entropy_fraction=[0.05, 0.1], first=[0.95, 0.93],
     ))  # fmt: skip
@@ -513,6 +516,43 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
     with pytest.raises(ch.BadValue, match="steps 0 to 4 of a run"):
         train(llama(), tmp_path, range(2))
     assert ch.monitor.read(tmp_path).steps == [0, 1, 2, 3, 4]
+
+
+def test_a_run_with_other_heads_is_refused(tmp_path):
+    ch.monitor.parquet(tmp_path)({f"attention/L0/H{h}/max": 1.0 for h in range(3)}, 0)
+    write = ch.monitor.parquet(tmp_path)
+    with pytest.raises(ch.BadValue, match="3 heads of layer 0, and this run has 2"):
+        write({f"attention/L0/H{h}/max": 1.0 for h in range(2)}, 50)
+    assert ch.monitor.read(tmp_path).steps == [0]
+
+
+def test_a_second_run_in_a_folder_is_reported(tmp_path):
+    one, two = ch.monitor.parquet(tmp_path), ch.monitor.parquet(tmp_path)
+    one({"attention/L0/H0/max": 1.0}, 0)
+    two({"attention/L0/H0/max": 2.0}, 1)
+    with pytest.warns(UserWarning, match="step 1 is not in .*: another run wrote it"):
+        one({"attention/L0/H0/max": 3.0}, 1)
+    assert ch.monitor.read(tmp_path).values["max"].tolist() == [[1.0], [2.0]]
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_nan_is_not_a_missing_number(tmp_path):
+    write = ch.monitor.parquet(tmp_path)
+    write({}, 0)
+    write({"attention/L0/H0/antecedent": 0.25}, 1)  # without the numbers of monitor
+    for step, largest in (2, 3.0), (3, math.nan):
+        write({"attention/L0/H0/max": largest, "attention/L1/H0/entropy": 1.0}, step)
+    history = ch.monitor.read(tmp_path)
+    assert history.steps == [1, 2, 3] and math.isnan(history.values["max"][0, 0])
+    assert history.logged["max"].tolist() == [[False, False], [True, False], [True, False]]
+    assert [(x.step, x.rule, x.layer, x.head) for x in history.alarms()] == [(3, "nan", 0, None)]
+    assert "Some steps lack 1 of 2 heads; L1H0 is in 2 of 3." in repr(history)
+
+
+def test_the_name_of_a_number_is_that_of_a_column(tmp_path):
+    for name in ("attention/L0/H0/previous word", "attention/L0/H0/layer", "loss"):
+        with pytest.raises(ch.BadValue, match=f"called '{name}'"):
+            ch.monitor.parquet(tmp_path)({name: 1.0}, 0)
 
 
 def test_a_step_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):

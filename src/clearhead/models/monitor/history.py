@@ -4,19 +4,28 @@ import math
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.errors import BadValue, needs, writable_folder
 from ...core.files.atomic_io import temporary_for
 from ...core.formatting import number, quantity
-from .alarms import Alarm, Alarms
+from .alarms import DEAD, METRIC_OF, SINK, Alarm, Alarms
 from .metrics import METRICS
 
 _FILE = re.compile(r"step-(\d+)\.parquet")
-_NAME = re.compile(r"attention/L(\d+)/H(\d+)/(\w+)")
+_NAME = re.compile(r"attention/L(\d+)/H(\d+)/(?!(?:step|layer|head)$)([a-zA-Z]\w*)")
+_NAMED = 3  # heads in a finding
+# What a head is at the end, by metric.
+_ENDS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "output": ("Dead heads, which write less than a thousandth of others", lambda x: x < DEAD),
+    "first": ("Sinks, with over 0.9 of their weight on the first token", lambda x: x > SINK),
+}
 
 
 def parquet(folder: str | Path) -> Callable[[dict[str, float], int], None]:
@@ -24,16 +33,19 @@ def parquet(folder: str | Path) -> Callable[[dict[str, float], int], None]:
 
     >>> ch.monitor(model, log=ch.monitor.parquet("run/attention"))  # doctest: +SKIP
 
-    Each file has a row for each head, with the columns step, layer, head and the metrics; NaN for a
-    metric that the layer lacks. DuckDB, pandas and polars read such a folder as one table. A file
+    Each file has a row for each head, with the columns step, layer, head and the metrics; NULL for
+    a metric that the layer lacks. DuckDB, pandas and polars read such a folder as one table. A file
     is written under another name and then moved, so a process that is killed loses at most the step
-    that it was writing. A step that cannot be written is lost with a warning; the training goes on.
+    that it was writing. A step that cannot be written is lost with a warning, and so is one that
+    another run wrote meanwhile; the training goes on. Over ranks, pass it to one of them alone.
 
     A resumed run goes on in the folder of the run that was stopped: steps from its first logged one
-    on are replaced.
+    on are replaced. The dict may have metrics of your own, such as the rate of a role at a
+    checkpoint: ``attention/L0/H7/antecedent``.
 
     Raises `Missing` without DuckDB, and `BadValue` for a folder that cannot be written to. The
-    first step raises `BadValue` if the folder has no earlier step: its run is another one.
+    first step raises `BadValue` if the folder has no earlier step, or other numbers of heads: its
+    run is another one.
     """
     with needs("survey", "Parquet files are written with DuckDB."):
         import duckdb
@@ -41,15 +53,18 @@ def parquet(folder: str | Path) -> Callable[[dict[str, float], int], None]:
 
     def log(numbers: dict[str, float], step: int) -> None:
         nonlocal begun
+        columns = _columns(numbers, step)
         if not begun:
-            _go_on(target, step)
+            _go_on(target, step, Counter(columns["layer"]))
             begun = True
         path = target / f"step-{step:09d}.parquet"
         temporary = temporary_for(path)
+        query = "select " + ", ".join(f'unnest(${name}) as "{name}"' for name in columns)
         try:
             with duckdb.connect(config={"threads": 1}) as connection:
-                connection.register("rows", _columns(numbers, step))
-                connection.table("rows").write_parquet(str(temporary))
+                connection.sql(query, params=columns).write_parquet(str(temporary))
+            if path.exists():
+                raise FileExistsError("another run wrote it")
             os.replace(temporary, path)
         except (OSError, duckdb.Error) as error:
             temporary.unlink(missing_ok=True)
@@ -58,19 +73,37 @@ def parquet(folder: str | Path) -> Callable[[dict[str, float], int], None]:
     return log
 
 
-def _go_on(folder: Path, step: int) -> None:
-    """Remove the steps that a stopped run logged from this one on."""
-    files = _files(folder)
-    if files and min(files) >= step:
+def _go_on(folder: Path, step: int, heads: Counter[int]) -> None:
+    """Remove the steps that a stopped run logged from this one on; `heads` are numbers by layer."""
+    import duckdb
+
+    files, wrong = _files(folder), ""
+    earlier = [path for logged, path in files.items() if logged < step]
+    if earlier:
+        query = "select layer from read_parquet($1)"
+        rows = duckdb.execute(query, [_pattern(earlier[-1])]).fetchall()
+        before = Counter(layer for (layer,) in rows)
+        for layer in before.keys() & heads.keys():
+            if before[layer] != heads[layer]:
+                wrong = f"has {quantity(before[layer], 'head')} of layer {layer}, and this run "
+                wrong += f"has {heads[layer]}"
+    elif files:
+        wrong = f"has the steps {min(files)} to {max(files)} of a run, and this one begins at step "
+        wrong += str(step)
+    if wrong:
         raise BadValue(
-            f"{str(folder)!r} has the steps {min(files)} to {max(files)} of a run, and this one "
-            f"begins at step {step}.",
+            f"{str(folder)!r} {wrong}.",
             "a resumed run goes on in its folder; another run has another folder.",
             "pass another folder, or remove that one.",
         )
-    for later, path in files.items():
-        if later >= step:
+    for path in files.values():
+        if path not in earlier:
             path.unlink()
+
+
+def _pattern(path: Path) -> str:
+    """Return a path for DuckDB, which takes each for a pattern."""
+    return re.sub(r"([*?\[])", r"[\1]", str(path.absolute()))
 
 
 def _files(folder: Path) -> dict[int, Path]:
@@ -78,20 +111,37 @@ def _files(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(name[1]), path) for name, path in named if name is not None))
 
 
-def _columns(numbers: dict[str, float], step: int) -> dict[str, np.ndarray]:
+def _columns(numbers: dict[str, float], step: int) -> dict[str, list[Any]]:
     rows: dict[tuple[int, int], dict[str, float]] = {}
     for name, value in numbers.items():
         parts = _NAME.fullmatch(name)
-        assert parts is not None, name
+        if parts is None:
+            raise BadValue(
+                f"A number is called {name!r}.",
+                "a column of the file is a name in letters, digits and underscores.",
+                "call it for example attention/L0/H7/antecedent.",
+            )
         rows.setdefault((int(parts[1]), int(parts[2])), {})[parts[3]] = value
-    layers, heads = np.array(list(rows), dtype=np.int32).reshape(-1, 2).T
-    columns = {"step": np.full(len(rows), step), "layer": layers, "head": heads}
-    for name in METRICS:
-        if any(name in row for row in rows.values()):
-            columns[name] = np.array([row.get(name, math.nan) for row in rows.values()])
-    return columns
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    metrics = {name: [row.get(name) for row in rows.values()] for name in names}
+    return {
+        "step": [step] * len(rows),
+        "layer": [x for x, _ in rows],
+        "head": [x for _, x in rows],
+        **metrics,
+    }
 
 
+class Finding(NamedTuple):
+    """What became of heads: a sentence, and a head of it with a step, as numbers in `History`."""
+
+    sentence: str
+    metric: str
+    head: int | None
+    step: int | None
+
+
+@dataclass(repr=False, eq=False)
 class History:
     """The numbers of a training, read from the folder of `monitor.parquet`.
 
@@ -99,12 +149,13 @@ class History:
         steps: the logged steps, in order.
         heads: (layer, head) of each head, in order.
         values: the numbers of each metric, (steps, heads); NaN where a head has none.
+        logged: whether a head has a number of each metric, (steps, heads); it may be NaN.
     """
 
-    def __init__(
-        self, steps: list[int], heads: list[tuple[int, int]], values: dict[str, np.ndarray]
-    ) -> None:
-        self.steps, self.heads, self.values = steps, heads, values
+    steps: list[int]
+    heads: list[tuple[int, int]]
+    values: dict[str, np.ndarray]
+    logged: dict[str, np.ndarray]
 
     @classmethod
     def read(cls, folder: str | Path) -> "History":
@@ -121,20 +172,25 @@ class History:
                 "the folder is that of ch.monitor(model, log=ch.monitor.parquet(folder)).",
                 "look at its name, or wait for the first logged step.",
             )
-        # DuckDB takes each path for a pattern.
-        patterns = [re.sub(r"([*?\[])", r"[\1]", str(file.absolute())) for file in files.values()]
         connection = duckdb.connect(config={"threads": 1})
-        table = connection.read_parquet(patterns, union_by_name=True).order("step, layer, head")
-        columns = {
-            name: np.ma.filled(x.astype(float), math.nan) for name, x in table.fetchnumpy().items()
-        }
+        columns = connection.read_parquet(
+            [*map(_pattern, files.values())], union_by_name=True
+        ).fetchnumpy()
         places = np.stack([columns.pop("layer"), columns.pop("head")], 1).astype(int)
         heads, at = np.unique(places, axis=0, return_inverse=True)
         steps, row = np.unique(columns.pop("step").astype(int), return_inverse=True)
         values = {name: np.full((len(steps), len(heads)), math.nan) for name in columns}
+        logged = {name: np.zeros(x.shape, dtype=bool) for name, x in values.items()}
         for name, x in columns.items():
-            values[name][row, at.ravel()] = x
-        return cls(steps.tolist(), [(int(layer), int(head)) for layer, head in heads], values)
+            values[name][row, at.ravel()] = np.ma.filled(x.astype(float), math.nan)
+            logged[name][row, at.ravel()] = ~np.ma.getmaskarray(x)
+        return cls(
+            steps.tolist(), [(layer, head) for layer, head in heads.tolist()], values, logged
+        )
+
+    def name(self, head: int) -> str:
+        """Return the name of a head by its number in `heads`, such as L0H7."""
+        return "L{}H{}".format(*self.heads[head])
 
     def alarms(self) -> list[Alarm]:
         """Return the alarms that begin at each step, by the rules of `monitor`."""
@@ -142,10 +198,60 @@ class History:
         for i, step in enumerate(self.steps):
             layers: dict[int, dict[str, list[float]]] = {}
             for name, x in self.values.items():
-                for (layer, _), value in zip(self.heads, x[i].tolist(), strict=True):
-                    layers.setdefault(layer, {}).setdefault(name, []).append(value)
+                for head in np.flatnonzero(self.logged[name][i]).tolist():
+                    of_layer = layers.setdefault(self.heads[head][0], {})
+                    of_layer.setdefault(name, []).append(float(x[i, head]))
             raised += rules.check(step, layers)
         return raised
+
+    def findings(self) -> list[Finding]:
+        """Return what became of the heads, as sentences.
+
+        - The head whose largest logit rose most from the first logged step to the last, and the
+          step since which it has been past half of that. The same for each metric of your own: for
+          the rate of a role, this is when the role appeared.
+        - The heads that are dead at the last step, by the rule of `Alarms`, and those that are
+          sinks; and since which step.
+        - The heads that some logged steps lack, and the alarms.
+        """
+        findings, of = list[Finding](), f"of {quantity(len(self.heads), 'head')}"
+        for metric in self.values:
+            steps, x = self._finite(metric)
+            if metric in _ENDS and steps:
+                words, applies = _ENDS[metric]
+                ends = [(_since(steps, y), h) for h, y in enumerate(applies(x).T) if y[-1]]
+                ends.sort()
+                parts = [f"{words}, at step {steps[-1]}: {len(ends) or 'none'} {of}"]
+                parts += [f"{self.name(head)} since step {step}" for step, head in ends[:_NAMED]]
+                parts += ["and so on"] * (len(ends) > _NAMED)
+                step, head = ends[0] if ends else (None, None)
+                findings.append(Finding(f"{', '.join(parts)}.", metric, head, step))
+            elif steps and (metric == "max" or metric not in METRICS):
+                rise = np.nan_to_num(x[-1] - x[0])
+                head = int(rise.argmax())
+                first, last = x[[0, -1], head]
+                if rise[head] > 0:
+                    step = _since(steps, x[:, head] >= (first + last) / 2)
+                    words = f"{self.name(head)} rose most in {metric}: {first:.3g} at step "
+                    words += (
+                        f"{steps[0]}, {last:.3g} at step {steps[-1]}, more than half-way since "
+                    )
+                    findings.append(Finding(f"{words}step {step}.", metric, head, step))
+        has = np.any([*self.logged.values()], 0)
+        for head in np.flatnonzero(~has.all(0))[:1].tolist():
+            words = f"Some steps lack {(~has.all(0)).sum()} {of}; {self.name(head)} is in "
+            words += f"{has[:, head].sum()} of {len(has)}."
+            findings.append(Finding(words, next(iter(self.values)), head, None))
+        for step, rule, layer, of_layer, _, sentence in self.alarms():
+            which = None if of_layer is None else self.heads.index((layer, of_layer))
+            findings.append(Finding(f"Step {step}: {sentence}.", METRIC_OF[rule], which, step))
+        return findings
+
+    def _finite(self, metric: str) -> tuple[list[int], np.ndarray]:
+        """Return the steps with finite numbers of a metric, and these; NaN for others."""
+        x = np.where(np.isfinite(self.values[metric]), self.values[metric], math.nan)
+        has = ~np.isnan(x).all(1)
+        return np.array(self.steps)[has].tolist(), x[has]
 
     def __repr__(self) -> str:
         lines = [
@@ -153,16 +259,19 @@ class History:
             f"{quantity(len(self.heads), 'head')}",
             f"{'mean over heads':18}{'first':>10}{'last':>10}{'least':>10}{'most':>10}  of",
         ]
-        for name, x in self.values.items():
-            rows = x[~np.isnan(x).all(1)]
-            if not len(rows):
+        for metric in self.values:
+            steps, x = self._finite(metric)
+            if not steps:
                 continue
             at, head = np.unravel_index(np.nanargmax(x), x.shape)
-            cells = np.nanmean(rows[0]), np.nanmean(rows[-1]), np.nanmin(x), np.nanmax(x)
-            layer, of_layer = self.heads[head]
+            cells = np.nanmean(x[0]), np.nanmean(x[-1]), np.nanmin(x), np.nanmax(x)
             lines.append(
-                f"{name:18}{''.join(f'{number(float(c), 3):>10}' for c in cells)}"
-                f"  L{layer}H{of_layer}, step {self.steps[at]}"
+                f"{metric:18}{''.join(f'{number(float(c), 3):>10}' for c in cells)}"
+                f"  {self.name(int(head))}, step {steps[at]}"
             )
-        lines += [f"step {alarm.step}: {alarm.sentence}" for alarm in self.alarms()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(finding.sentence for finding in self.findings())])
+
+
+def _since(steps: list[int], holds: np.ndarray) -> int:
+    """Return the step from which something holds, as it does at the last one."""
+    return steps[0 if holds.all() else int(np.flatnonzero(~holds)[-1]) + 1]
