@@ -20,9 +20,11 @@ SCHEMA = FOLDER / "src" / "schema.d.ts"
 BUNDLES = {  # the entry point of each
     Path(str(PAGE)) / "page.js": "src/page.js",
     Path(str(PAGE)) / "survey.js": "src/survey/survey.js",
+    Path(str(PAGE)) / "training.js": "src/training/training.js",
     Path(str(PAGE)) / "widget.js": "src/hosts/widget.js",
     Path(str(PAGE)) / "page.css": "src/page.css",
     Path(str(PAGE)) / "survey.css": "src/survey/survey.css",
+    Path(str(PAGE)) / "training.css": "src/training/training.css",
 }
 ESBUILD = "node_modules/.bin/esbuild --bundle --target=es2022 --charset=utf8 --log-level=warning"
 

@@ -647,3 +647,17 @@ export interface SurveyPage {
   between: string;
   around: [number, number];
 }
+
+/**
+ * All data of the page of a training.
+ *
+ * `heads` are pairs (layer, head), and `values` has each metric, (steps, heads). A finding, or an
+ * alarm, is a sentence with its metric, an index of `heads` and a step.
+ */
+export interface TrainingPage {
+  inks: Record<string, Record<string, [number, number, number][]>>;
+  steps: number[];
+  heads: [number, number][];
+  values: Record<string, Numbers>;
+  findings: ([string, string, number | null, number | null])[];
+}

@@ -370,6 +370,21 @@ def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected)
         assert err == f"Error: {expected}\n"
 
 
+def test_monitor_prints_findings_and_writes_a_page_or_a_picture(run, tmp_path):
+    pytest.importorskip("duckdb", reason="the numbers of a training are in Parquet files")
+    write = ch.monitor.parquet(tmp_path / "run")
+    for step in range(2):
+        write({"attention/L0/H0/max": 2.0 + step}, step)
+    pictures = [".png"] * ch.views.plot.can_draw()
+    for suffix, begin in zip(
+        [".html", ".HTML", *pictures], [b"<!doc", b"<!doc", b"\x89PNG"], strict=False
+    ):
+        path = tmp_path / f"out{suffix}"
+        code, out, err = run("monitor", str(tmp_path / "run"), "--out", str(path))
+        assert code == 0 and "L0H0 rose most in max: 2 at step 0, 3 at step 1" in out
+        assert path.read_bytes().startswith(begin) and str(path) in err
+
+
 @pytest.mark.parametrize("arguments, gave, rule, command", [
     (["explan", "a b"], "'explan'", "the commands are explain, look, survey, serve, whatif, why, "
      "monitor, plan, doctor, train, measure, ablate, bench.", "clearhead"),

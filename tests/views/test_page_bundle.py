@@ -97,7 +97,11 @@ def test_no_circle_between_modules():
 
 def test_a_page_ships_without_its_sources():
     names = {path.name for path in next(iter(build.BUNDLES)).parent.iterdir()}
-    parts = {f"{page}.{kind}" for page in ("page", "survey") for kind in ("css", "html", "js")}
+    parts = {
+        f"{page}.{kind}"
+        for page in ("page", "survey", "training")
+        for kind in ("css", "html", "js")
+    }
     assert names == {*parts, "widget.js"}
 
 

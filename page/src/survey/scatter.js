@@ -2,6 +2,7 @@
 
 import { css, mixed } from "../colours.js";
 import { byId, make, makeSvg, number } from "../marks.js";
+import { end, rangeOf as endsOf, tick, ticksBetween } from "../ticks.js";
 import { go } from "./address.js";
 import { headName } from "./findings.js";
 import { listenToPoints, pointOf, showPoints } from "./points.js";
@@ -24,13 +25,8 @@ const valuesOn = (axis) => survey.heads.map((it) => valueOn(it, axis));
 
 /** Round numbers from below the least value of an axis to above the greatest. @returns {number[]} */
 export function ticksOf(axis) {
-  const values = valuesOn(axis).filter(Number.isFinite);
-  const low = Math.min(...values, Infinity), high = Math.max(...values, -Infinity);
-  if (low > high) return [0, 1];
-  const rough = (high - low || 1) / 4, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * (/** @type {number} */ ([1, 2, 5, 10].find((it) => it * power >= rough * (1 - 1e-9)))), first = Math.floor(low / step + 1e-9);
-  const last = Math.max(first + 1, Math.ceil(high / step - 1e-9));
-  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+  const [low, high] = endsOf(valuesOn(axis));
+  return ticksBetween(low, high);
 }
 
 const rangeOf = (axis) => {
@@ -40,7 +36,7 @@ const rangeOf = (axis) => {
 
 // The colours end at the values, because no axis shows them.
 const coloursOf = (axis) => {
-  const values = valuesOn(axis).filter(Number.isFinite), [low, high] = [Math.min(...values, Infinity), Math.max(...values, -Infinity)];
+  const [low, high] = endsOf(valuesOn(axis));
   return low < high ? [low, high] : rangeOf(axis);
 };
 
@@ -94,9 +90,6 @@ function isOver(a, b) {
   const [one, two] = [a, b].map((it) => it.getBoundingClientRect());
   return one.left < two.right && two.left < one.right && one.top < two.bottom && two.top < one.bottom;
 }
-
-const tick = (value) => String(value).replace("-", "−");
-const end = (value) => (Number.isInteger(value) ? String(value) : number(value, 3));
 
 export function drawScatter() {
   const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;

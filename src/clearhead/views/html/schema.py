@@ -555,3 +555,20 @@ class SurveyPage(TypedDict):
     spelling: list[str]
     between: str
     around: tuple[int, int]
+
+
+# ---- the page of a training ----------------------------------------------------------
+
+
+class TrainingPage(TypedDict):
+    """All data of the page of a training.
+
+    `heads` are pairs (layer, head), and `values` has each metric, (steps, heads). A finding, or an
+    alarm, is a sentence with its metric, an index of `heads` and a step.
+    """
+
+    inks: dict[str, dict[str, tuple[Colour, ...]]]
+    steps: list[int]
+    heads: list[tuple[int, int]]
+    values: dict[str, Numbers]
+    findings: list[tuple[str, str, int | None, int | None]]
