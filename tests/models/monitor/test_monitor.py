@@ -2,6 +2,7 @@
 
 import gc
 import math
+import struct
 import warnings
 import weakref
 
@@ -399,24 +400,47 @@ def test_alarms():
     ]  # fmt: skip
 
 
-def test_an_exploding_logit_is_reported_before_the_loss_moves():
-    model = llama(H)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    alarms, losses = [], []
-    with ch.monitor(model, every=1, on_alarm=lambda alarm: alarms.append(alarm) or True) as monitor:
-        for step in range(12):
-            loss = model(**batch(step % 2)).loss
-            losses.append(float(loss.detach()))
+def explosion(steps, limit=None):
+    """Train with a learning rate of W_Q and W_K that is ten times too high from step 20 on."""
+    model, alarms, losses, largest = llama(H), [], [], []
+    parts = ([], [])
+    for name, x in model.named_parameters():
+        parts["q_proj" in name or "k_proj" in name].append(x)
+        if parts[1] and x is parts[1][-1]:
+            x.data /= 5
+    optimizer = torch.optim.Adam([{"params": x} for x in parts], lr=1e-2)
+
+    def on_alarm(alarm):
+        alarms.append(alarm)
+        return True
+
+    with ch.monitor(model, every=1, stats=["max"], on_alarm=on_alarm) as monitor:
+        for step in range(steps):
+            assert monitor.stopped == bool(alarms)
+            optimizer.param_groups[1]["lr"] = 1e-2 if step < 20 else 1e-1
+            loss = model(**batch(step)).loss
             loss.backward()
             optimizer.step()
             monitor.step()
             optimizer.zero_grad()
-            with torch.no_grad():
-                model.model.layers[1].self_attn.q_proj.weight[:D] *= 1.8
-            if monitor.stopped:
-                break
-    assert [x.rule for x in alarms][:1] == ["logit"] and alarms[0].layer == 1
-    assert len(losses) < 12 and losses[-1] < 1.2 * losses[0]
+            losses.append(float(loss.detach()))
+            largest.append(max(max(x) for x in monitor.largest.values()))
+            if limit is not None:
+                ch.qk_clip(model, limit=limit)
+    return alarms, losses, largest
+
+
+def test_the_alarm_of_an_explosion_comes_before_the_loss_moves_and_a_clip_holds_it():
+    (alarm, *_), losses, largest = explosion(60)
+    assert alarm.rule == "logit" and 20 < alarm.step < 40
+    assert largest[-1] > 5 * largest[alarm.step] > 25 * largest[19]
+    loss = sum(losses[:20]) / 20
+    assert all(abs(x - loss) < 0.1 * loss for x in losses[: alarm.step + 10])
+    limit = 15.0
+    _, _, clipped = explosion(60, limit)
+    assert clipped[:20] == largest[:20]
+    # A step after a clip may exceed the limit again, and is clipped then.
+    assert limit < max(clipped) < 2.5 * limit < largest[-1] / 2
 
 
 def test_the_callback_of_trainer(tmp_path):
@@ -464,6 +488,42 @@ def test_the_callback_of_lightning(tmp_path):
     assert all(math.isfinite(x) and x > 0 for n, x in logged[-1][1].items() if "grad" in n)
 
 
+def records(path):
+    """Yield the records of a log of LevelDB, in blocks of 32 KiB, after a header of 7 bytes."""
+    data, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if kind:
+            record += data[at + 7 : at + 7 + size]
+            at += 7 + size
+        if not kind or 32768 - at % 32768 < 7:  # the rest of the block is empty
+            at += -at % 32768
+        if kind in (1, 4):  # all of a record, or its last part
+            yield record
+            record = b""
+
+
+def test_wandb(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(mode="offline", dir=tmp_path, project="heads") as run:
+        train(llama(), tmp_path / "run", range(2), log=run.log)
+    wandb.teardown()  # another process writes the file
+    (path,) = tmp_path.rglob("*.wandb")
+    logged = {}
+    for record in map(Record.FromString, records(path)):
+        items = {"/".join(x.nested_key) or x.key: x.value_json for x in record.history.item}
+        if items:
+            logged[int(items["_step"])] = items
+    history = ch.monitor.read(tmp_path / "run")
+    assert [*logged] == history.steps == [0, 1]
+    for i, step in enumerate(history.steps):
+        for (layer, head), value in zip(history.heads, history.values["max"][i], strict=True):
+            assert float(logged[step][f"attention/L{layer}/H{head}/max"]) == value
+
+
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -476,16 +536,17 @@ def test_tensorboard(tmp_path):
     assert (event.step, event.value) == (50, 2.5)
 
 
-def train(model, folder, steps, *, every=1):
-    """Return the rows that a run logged to a folder, by step."""
+def train(model, folder, steps, *, every=1, log=None):
+    """Return the rows that a run logged to a folder, by step, and to `log`."""
     optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.01), {}
-    write = ch.monitor.parquet(folder)
+    logs = [ch.monitor.parquet(folder), lambda row, step: rows.update({step: row})]
+    logs += [log] * (log is not None)
 
-    def log(row, step):
-        rows[step] = row
-        write(row, step)
+    def log_all(row, step):
+        for each in logs:
+            each(row, step)
 
-    with ch.monitor(model, every=every, log=log, start=steps[0]) as monitor:
+    with ch.monitor(model, every=every, log=log_all, start=steps[0]) as monitor:
         for step in steps:
             model(**batch(step)).loss.backward()
             optimizer.step()
