@@ -8,12 +8,14 @@ about 330 pixels, they have 11 pixels or more. `_` in a word writes what follows
 """
 
 import html
+import json
 import math
 import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 PICTURES = FOLDER / "pictures"
+FORMING = FOLDER.parent / "examples" / "storyteller" / "forming.json"
 SHOWN = re.compile(r"!\[([^]]+)\]\(pictures/([\w-]+)\.svg\)")  # in a lesson: title, name
 WIDTH, ON_SCREEN = 340, 1.2  # units; pixels for each, where the column is wide enough
 GAP = 20  # from a box to the next one
@@ -120,6 +122,38 @@ def path(first: str, second: str, last: str, colour: str) -> Diagram:
     parts += [arrow(62, 60, 168, 92, colour=colour), arrow(172, 120, 278, 152, colour=BLUE)]
     parts += [lines(178, 80, first, colour), lines(162, 136, second, BLUE, "end")]
     return 212, [*parts, box(280, 176, 100, last, BLUE)]
+
+
+def forming() -> Diagram:
+    """Return how often three heads of the storyteller are right, along its training."""
+    table = json.loads(FORMING.read_text("utf-8"))
+    steps, (left, right), (top, bottom) = table["steps"], (56, 312), (16, 176)
+    parts = []
+    for share in (0, 50, 100):
+        y = bottom - share / 100 * (bottom - top)
+        parts.append(f'<path class="ink" style="stroke-width:.4" d="M{left} {y}H{right}"/>')
+        parts.append(words(left - 6, y + 5, f"{share} %", anchor="end"))
+    for step in range(0, steps[-1] + 1, 1000):
+        x = left + step / steps[-1] * (right - left)
+        parts.append(words(x, bottom + 20, f"{step:,}"))
+    parts.append(words((left + right) / 2, bottom + 40, "step of the training"))
+    colours = {"previous word": INK, "subject": BLUE, "antecedent": ORANGE}
+    for row, (label, colour) in enumerate(colours.items()):
+        rates = table["rates"][label]
+        layer, head = max(
+            ((i, j) for i, heads in enumerate(rates[-1]) for j in range(len(heads))),
+            key=lambda place: rates[-1][place[0]][place[1]],
+        )
+        points = " ".join(
+            f"{left + step / steps[-1] * (right - left):.1f} "
+            f"{bottom - of[layer][head] * (bottom - top):.1f}"
+            for step, of in zip(steps, rates, strict=True)
+        )
+        parts.append(f'<path class="{colour}" d="M{points}"/>')
+        parts.append(
+            words(left + 6, bottom + 66 + 20 * row, f"L{layer}H{head}: {label}", colour, "start")
+        )
+    return bottom + 120, parts
 
 
 def each_way(x: float, y: float, end: float) -> str:
@@ -296,6 +330,7 @@ DIAGRAMS: dict[str, Diagram] = {
             each_way(170, 246, 270), box(170, 270, 100, "loss"),
             words(90, 324, "forward", BLUE), words(230, 324, "backward: gradients", ORANGE),
         ]),
+    "13-forming": forming(),
     "14-edge": path("layer 0, cut:\nheads 0, 3, 7", "layer 1", "next word", ORANGE),
     "15-sink": (196, [
             words(12, 22, "weight of the query", anchor="start"),
