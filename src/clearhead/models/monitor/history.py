@@ -193,7 +193,10 @@ class History:
         return "L{}H{}".format(*self.heads[head])
 
     def alarms(self) -> list[Alarm]:
-        """Return the alarms that begin at each step, by the rules of `monitor`."""
+        """Return the alarms that begin at each step, by the rules of `monitor`.
+
+        A run that was resumed counts as one run.
+        """
         rules, raised = Alarms(), []
         for i, step in enumerate(self.steps):
             layers: dict[int, dict[str, list[float]]] = {}

@@ -99,6 +99,7 @@ def sums_of_call(call: Call, followed: FollowedCall) -> HeadSums:
     for name, weight in cast(dict[str, Tensor], results.get("mass", {})).items():
         sums[name] = total(weight)
     if call.output is not None:
-        sums["output"] = total(call.output.double().square().sum(-1))
+        norms = torch.linalg.vector_norm(call.output, dim=-1, dtype=torch.float64)
+        sums["output"] = total(norms.square())
     columns = [sums.get(name, torch.zeros(H, dtype=torch.float64)).cpu() for name in SUMS]
     return HeadSums(largest.cpu(), torch.stack(columns, 1))

@@ -49,7 +49,8 @@ class HeadRows(NamedTuple):
         if grad is None:
             return None
         local, first, copies = _local(grad, self.dim)
-        squares = local.detach().double().square().sum(1 - self.dim) / copies
+        norms = torch.linalg.vector_norm(local.detach(), dim=1 - self.dim, dtype=torch.float64)
+        squares = norms.square() / copies
         rows = torch.zeros(self.weight.shape[self.dim], dtype=torch.float64, device=squares.device)
         rows[first : first + len(squares)] = squares
         return rows[self.outputs.to(rows.device)].sum(-1)
