@@ -25,7 +25,7 @@ HOUSE = {
     "views": 3640,
     "corpus": 3910,
     "demo": 375,
-    "models": 9310,
+    "models": 9300,
     "hf": 1890,
     "distributed": 2580,
     "nn": 1130,

@@ -587,6 +587,12 @@ def test_a_run_with_other_heads_is_refused(tmp_path):
     assert ch.monitor.read(tmp_path).steps == [0]
 
 
+def test_a_file_that_cannot_be_read_does_not_end_a_resumed_run(tmp_path):
+    (tmp_path / "step-000000000.parquet").write_bytes(b"")
+    ch.monitor.parquet(tmp_path)({"attention/L0/H0/max": 1.0}, 50)
+    assert len([*tmp_path.iterdir()]) == 2
+
+
 def test_a_second_run_in_a_folder_is_reported(tmp_path):
     one, two = ch.monitor.parquet(tmp_path), ch.monitor.parquet(tmp_path)
     one({"attention/L0/H0/max": 1.0}, 0)

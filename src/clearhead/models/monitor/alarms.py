@@ -13,9 +13,7 @@ _GROWTH, _GROWN = 4.0, 20.0
 _COLLAPSED, SINK, DEAD = 0.1, 0.9, 1e-3
 _EARLIER, _LEAST = 20, 3  # earlier logged steps whose median counts, and how many there must be
 
-METRIC_OF = {
-    "logit": "max", "nan": "max", "entropy": "entropy_fraction", "sink": "first", "dead": "output",
-}  # fmt: skip
+METRIC_OF = dict(logit="max", nan="max", entropy="entropy_fraction", sink="first", dead="output")
 
 # Numbers of a layer's heads, by metric.
 Layers = Mapping[int, Mapping[str, list[float]]]

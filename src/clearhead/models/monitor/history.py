@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,9 +81,10 @@ def _go_on(folder: Path, step: int, heads: Counter[int]) -> None:
     files, wrong = _files(folder), ""
     earlier = [path for logged, path in files.items() if logged < step]
     if earlier:
-        query = "select layer from read_parquet($1)"
-        rows = duckdb.execute(query, [_pattern(earlier[-1])]).fetchall()
-        before = Counter(layer for (layer,) in rows)
+        before = Counter[int]()
+        with suppress(duckdb.Error):  # a file that a crash of the machine left empty
+            query = "select layer from read_parquet($1)"
+            before.update(x for (x,) in duckdb.execute(query, [_pattern(earlier[-1])]).fetchall())
         for layer in before.keys() & heads.keys():
             if before[layer] != heads[layer]:
                 wrong = f"has {quantity(before[layer], 'head')} of layer {layer}, and this run "
@@ -124,12 +126,8 @@ def _columns(numbers: dict[str, float], step: int) -> dict[str, list[Any]]:
         rows.setdefault((int(parts[1]), int(parts[2])), {})[parts[3]] = value
     names = dict.fromkeys(name for row in rows.values() for name in row)
     metrics = {name: [row.get(name) for row in rows.values()] for name in names}
-    return {
-        "step": [step] * len(rows),
-        "layer": [x for x, _ in rows],
-        "head": [x for _, x in rows],
-        **metrics,
-    }
+    layers, heads = ([site[i] for site in rows] for i in range(2))
+    return {"step": [step] * len(rows), "layer": layers, "head": heads, **metrics}
 
 
 class Finding(NamedTuple):
@@ -172,10 +170,8 @@ class History:
                 "the folder is that of ch.monitor(model, log=ch.monitor.parquet(folder)).",
                 "look at its name, or wait for the first logged step.",
             )
-        connection = duckdb.connect(config={"threads": 1})
-        columns = connection.read_parquet(
-            [*map(_pattern, files.values())], union_by_name=True
-        ).fetchnumpy()
+        connection, paths = duckdb.connect(config={"threads": 1}), [*map(_pattern, files.values())]
+        columns = connection.read_parquet(paths, union_by_name=True).fetchnumpy()
         places = np.stack([columns.pop("layer"), columns.pop("head")], 1).astype(int)
         heads, at = np.unique(places, axis=0, return_inverse=True)
         steps, row = np.unique(columns.pop("step").astype(int), return_inverse=True)
@@ -184,9 +180,7 @@ class History:
         for name, x in columns.items():
             values[name][row, at.ravel()] = np.ma.filled(x.astype(float), math.nan)
             logged[name][row, at.ravel()] = ~np.ma.getmaskarray(x)
-        return cls(
-            steps.tolist(), [(layer, head) for layer, head in heads.tolist()], values, logged
-        )
+        return cls(steps.tolist(), [(x, y) for x, y in heads.tolist()], values, logged)
 
     def name(self, head: int) -> str:
         """Return the name of a head by its number in `heads`, such as L0H7."""
@@ -236,10 +230,9 @@ class History:
                 if rise[head] > 0:
                     step = _since(steps, x[:, head] >= (first + last) / 2)
                     words = f"{self.name(head)} rose most in {metric}: {first:.3g} at step "
-                    words += (
-                        f"{steps[0]}, {last:.3g} at step {steps[-1]}, more than half-way since "
-                    )
-                    findings.append(Finding(f"{words}step {step}.", metric, head, step))
+                    words += f"{steps[0]}, {last:.3g} at step {steps[-1]}, "
+                    words += f"more than half-way since step {step}."
+                    findings.append(Finding(words, metric, head, step))
         has = np.any([*self.logged.values()], 0)
         for head in np.flatnonzero(~has.all(0))[:1].tolist():
             words = f"Some steps lack {(~has.all(0)).sum()} {of}; {self.name(head)} is in "
