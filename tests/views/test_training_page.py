@@ -115,6 +115,14 @@ def test_the_page_in_a_browser(history, browser, tmp_path):
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + (box["height"] - 22) * 0.5)
     assert page.input_value("#head") == "2" and "head=L1H0&step=30" in page.url
     # Keys, and the film.
+    page.locator("#cell-2").focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")  # there is no further head in this layer
+    assert page.input_value("#head") == "1"
+    assert page.evaluate("document.activeElement.id") == "cell-1"
+    assert page.locator("#frame button[tabindex='0']").count() == 1
+    page.keyboard.press("l")
     page.locator("h1").click()
     page.keyboard.press("l")
     page.keyboard.press("m")

@@ -197,6 +197,15 @@ function buildFrame() {
         pointerenter: () => point({ head, step: chosen.step }), pointerleave: () => point(null),
         focus: () => point({ head, step: chosen.step }), blur: () => point(null) });
     })]));
+  frame.addEventListener("keydown", (event) => {
+    const [layer, number] = run.heads[chosen.head], at = layers.indexOf(layer);
+    const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [0, 0];
+    const head = run.heads.findIndex(([a, b]) => a === layers[at + down] && b === number + right);
+    if (!(down || right) || head < 0) return;
+    event.preventDefault();
+    go({ head });
+    byId(`cell-${head}`).focus();
+  });
 }
 
 /** Draws what changes with the step: all heads at this step, and the line at it. */
@@ -212,6 +221,7 @@ export function drawStep() {
     cell.setAttribute("aria-label", reading(head, step));
     cell.title = reading(head, step);
     cell.setAttribute("aria-pressed", String(head === chosen.head));
+    cell.tabIndex = head === chosen.head ? 0 : -1; // arrow keys reach the others
   }
   for (const line of document.querySelectorAll("line.now")) {
     const { clientWidth: width, clientHeight: height } = /** @type {Element} */ (line.closest("div"));

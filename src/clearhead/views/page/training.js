@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f0d7a35d4d4773ffc79845516585ae79a57c40973ab7734416d4f2b679049beb; do not edit.
+// Made by `make page` from the sources 5eab168faecc761bfd78c697a51a9718d45b3b886e364fd9f685a4a83674b57b; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -370,6 +370,15 @@ var clearhead = (() => {
         });
       })
     ]));
+    frame.addEventListener("keydown", (event) => {
+      const [layer, number2] = run.heads[chosen.head], at = layers.indexOf(layer);
+      const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [0, 0];
+      const head = run.heads.findIndex(([a, b]) => a === layers[at + down] && b === number2 + right);
+      if (!(down || right) || head < 0) return;
+      event.preventDefault();
+      go({ head });
+      byId(`cell-${head}`).focus();
+    });
   }
   function drawStep() {
     const { step } = chosen;
@@ -383,6 +392,7 @@ var clearhead = (() => {
       cell.setAttribute("aria-label", reading(head, step));
       cell.title = reading(head, step);
       cell.setAttribute("aria-pressed", String(head === chosen.head));
+      cell.tabIndex = head === chosen.head ? 0 : -1;
     }
     for (const line of document.querySelectorAll("line.now")) {
       const { clientWidth: width, clientHeight: height } = (
