@@ -7,6 +7,7 @@ import { chosen, findings, go, indexOf, names, range, run, screen, valueAt } fro
 
 const SPACE = { left: 48, right: 52, top: 16, bottom: 22 }, NEAR = 30; // pixels from a line to the pointer
 const FEW = 12; // layers whose heads have large cells
+const THIN = 6; // pixels of a row of the heat map
 const NAMED = 4; // lines with a name, besides the selected one
 const last = run.steps.length - 1;
 
@@ -176,7 +177,8 @@ function drawCells() {
   for (const { sentence, head, step } of marks()) {
     if (head !== null) picture.append(makeSvg("circle", { class: "mark", cx: xOf(step, width), cy: (head + 0.5) * tall, r: 4 }, makeSvg("title", {}, sentence)));
   }
-  picture.append(makeSvg("rect", { class: "row", x: SPACE.left, y: chosen.head * tall, width: width - SPACE.left - SPACE.right, height: tall }),
+  const [from, wide] = tall < THIN ? [SPACE.left - 4, 2] : [SPACE.left, width - SPACE.left - SPACE.right]; // a frame would cover a thin row
+  picture.append(makeSvg("rect", { class: "row", x: from, y: chosen.head * tall, width: wide, height: tall }),
     makeSvg("line", { class: "now" }), makeSvg("text", { class: "name", x: width - SPACE.right + 5, y: (chosen.head + 0.5) * tall + 4 }, names[chosen.head]));
   frame.replaceChildren(canvas, picture);
 }

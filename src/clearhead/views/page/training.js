@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5eab168faecc761bfd78c697a51a9718d45b3b886e364fd9f685a4a83674b57b; do not edit.
+// Made by `make page` from the sources e018fb4d75a58d60bbef4768c378b4f2cad0c5c91b8ed872f041e9d4ad31c303; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -186,6 +186,7 @@ var clearhead = (() => {
   var SPACE = { left: 48, right: 52, top: 16, bottom: 22 };
   var NEAR = 30;
   var FEW = 12;
+  var THIN = 6;
   var NAMED = 4;
   var last = run.steps.length - 1;
   var colourOf = (value) => {
@@ -340,8 +341,9 @@ var clearhead = (() => {
     for (const { sentence, head, step } of marks()) {
       if (head !== null) picture.append(makeSvg("circle", { class: "mark", cx: xOf(step, width), cy: (head + 0.5) * tall, r: 4 }, makeSvg("title", {}, sentence)));
     }
+    const [from, wide] = tall < THIN ? [SPACE.left - 4, 2] : [SPACE.left, width - SPACE.left - SPACE.right];
     picture.append(
-      makeSvg("rect", { class: "row", x: SPACE.left, y: chosen.head * tall, width: width - SPACE.left - SPACE.right, height: tall }),
+      makeSvg("rect", { class: "row", x: from, y: chosen.head * tall, width: wide, height: tall }),
       makeSvg("line", { class: "now" }),
       makeSvg("text", { class: "name", x: width - SPACE.right + 5, y: (chosen.head + 0.5) * tall + 4 }, names[chosen.head])
     );
