@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 9de06a23cb3849c2f5f09b7319a3964dec55e61e0fe29c3c73ff933f582f1aa8; do not edit.
+// Made by `make page` from the sources a8591e4fbc130182e5ae211187a91576b83b4af447702c9482f49adde2b642dd; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 9de06a23cb3849c2f5f09b7319a3964dec55e61e0fe29c3c73ff933f582f1aa8; do not edit.
+// Made by `make page` from the sources a8591e4fbc130182e5ae211187a91576b83b4af447702c9482f49adde2b642dd; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -562,6 +562,25 @@ var clearhead = (() => {
     return [...near].sort((a, b) => a - b);
   }
 
+  // src/ticks.js
+  function ticksBetween(low, high, most = 4) {
+    if (low > high) return [0, 1];
+    const rough = (high - low || 1) / most, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * /** @type {number} */
+    [1, 2, 5, 10].find((it) => it * power >= rough * (1 - 1e-9)), first = Math.floor(low / step + 1e-9);
+    const last = Math.max(first + 1, Math.ceil(high / step - 1e-9));
+    return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+  }
+  var rangeOf = (values) => {
+    let low = Infinity, high = -Infinity;
+    for (let i = 0; i < values.length; i++) {
+      if (Number.isFinite(values[i])) [low, high] = [Math.min(low, values[i]), Math.max(high, values[i])];
+    }
+    return [low, high];
+  };
+  var tick = (value) => String(value).replace("-", "−");
+  var end = (value) => Number.isInteger(value) ? String(value) : number(value, 3);
+
   // src/survey/points.js
   var FINGER = 20;
   var DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
@@ -652,22 +671,16 @@ var clearhead = (() => {
   }
   var valuesOn = (axis) => survey.heads.map((it) => valueOn(it, axis));
   function ticksOf(axis) {
-    const values = valuesOn(axis).filter(Number.isFinite);
-    const low = Math.min(...values, Infinity), high = Math.max(...values, -Infinity);
-    if (low > high) return [0, 1];
-    const rough = (high - low || 1) / 4, power = 10 ** Math.floor(Math.log10(rough));
-    const step = power * /** @type {number} */
-    [1, 2, 5, 10].find((it) => it * power >= rough * (1 - 1e-9)), first = Math.floor(low / step + 1e-9);
-    const last = Math.max(first + 1, Math.ceil(high / step - 1e-9));
-    return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+    const [low, high] = rangeOf(valuesOn(axis));
+    return ticksBetween(low, high);
   }
-  var rangeOf = (axis) => {
+  var rangeOf2 = (axis) => {
     const ticks = ticksOf(axis);
     return [ticks[0], ticks[ticks.length - 1]];
   };
   var coloursOf = (axis) => {
-    const values = valuesOn(axis).filter(Number.isFinite), [low, high] = [Math.min(...values, Infinity), Math.max(...values, -Infinity)];
-    return low < high ? [low, high] : rangeOf(axis);
+    const [low, high] = rangeOf(valuesOn(axis));
+    return low < high ? [low, high] : rangeOf2(axis);
   };
   var FAR = 3.5;
   var MOST_NAMED = 8;
@@ -717,13 +730,11 @@ var clearhead = (() => {
     const [one, two] = [a, b].map((it) => it.getBoundingClientRect());
     return one.left < two.right && two.left < one.right && one.top < two.bottom && two.top < one.bottom;
   }
-  var tick = (value) => String(value).replace("-", "−");
-  var end = (value) => Number.isInteger(value) ? String(value) : number(value, 3);
   function drawScatter() {
     const frame = byId("scatter"), { clientWidth: width, clientHeight: height } = frame;
     if (!width || !height) return;
     for (const axis of ["x", "y", "colour"]) byId(`axis-${axis}`).value = chosen[axis];
-    const [[left, right], [bottom, top], [pale, strong]] = [rangeOf(chosen.x), rangeOf(chosen.y), coloursOf(chosen.colour)];
+    const [[left, right], [bottom, top], [pale, strong]] = [rangeOf2(chosen.x), rangeOf2(chosen.y), coloursOf(chosen.colour)];
     const x = (value) => SPACE.left + (value - left) / (right - left) * (width - SPACE.left - SPACE.right);
     const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];

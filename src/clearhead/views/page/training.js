@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e018fb4d75a58d60bbef4768c378b4f2cad0c5c91b8ed872f041e9d4ad31c303; do not edit.
+// Made by `make page` from the sources a8591e4fbc130182e5ae211187a91576b83b4af447702c9482f49adde2b642dd; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f096772fd18b9f04854a85f7656c36fec938f9ea71a8a8f59019179e3bf4a738; do not edit.
+// Made by `make page` from the sources a425fef4d065880fe1a86e69b01dbd1b1a012e0b3df0556e0e7e927ab79dabe5; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
