@@ -97,7 +97,7 @@ def measure_host(rounds: int = ROUNDS, calls: int = CALLS) -> dict[str, float]:
     start._compiled = NothingStarts()  # type: ignore[assignment]  # a stub
     active = SimpleNamespace(get_current_stream=lambda device: 0)
     start.driver = SimpleNamespace(active=active)  # type: ignore[assignment]  # a stub
-    operator.FOR_CPU = operator.Fused(results_only, results_only)  # type: ignore[arg-type]  # both
+    operator.FOR_CPU = operator.Kernel(results_only, results_only)  # type: ignore[arg-type]  # both
     try:
         return {name: _least(run, rounds, calls) for name, run in calls_of_engines().items()}
     finally:

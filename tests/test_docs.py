@@ -158,7 +158,7 @@ def test_what_a_user_calls_states_its_errors():
 
 
 # Methods whose name or base class states it, and one with two choices, which its docstring lists.
-SILENT_METHODS = {"Intervention.must_have_applied", "temperature.edit_problem", "Effects.grid"}
+SILENT_METHODS = {"Intervention.must_have_applied", "temperature.edit_problem"}
 
 
 def test_a_method_that_raises_states_it():

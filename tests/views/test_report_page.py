@@ -534,7 +534,7 @@ def test_page_and_terminal_count_the_same_heads(visit):
     found = replace(found, next_token=NextToken("cat", 0.5, writers))
     tab = visit(found)
     printed = " ".join(summary(found).split())
-    assert 'several: 2 write "cat", 1 previous token' in printed
+    assert 'several): 2 write "cat", 1 previous token' in printed
     shown = dict(x.rsplit(" ", 1) for x in tab.locator("#grid .label").all_text_contents())
     assert shown.pop("writes “cat”") == "2" and shown.pop("previous token 0 +") == "1"
     plain = sum(int(shown.pop(label)) for label in EVENNESS if label in shown)
