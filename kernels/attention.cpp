@@ -244,13 +244,17 @@ Code check(const Problem& p) {
   for (int64_t size : {p.B, p.H, p.G, p.Tq, p.Tk, p.D, p.Dv})
     if (size < 0 || size > (int64_t(1) << 40)) return BAD_SIZES;
   if (p.H && (!p.G || p.H % p.G)) return BAD_GROUPS;
-  if (p.dtype < 0 || p.dtype >= DTYPES) return BAD_DTYPE;
+  if (p.dtype < 0 || p.dtype >= DTYPES || (p.stored && p.dtype != FLOAT32)) return BAD_DTYPE;
   if (p.bias.data && (p.bias_dtype < 0 || p.bias_dtype >= DTYPES)) return BAD_DTYPE;
   if (p.mask.lo.data && (!p.mask.hi.data || p.mask.ranges < 1)) return BAD_RANGES;
   return DONE;
 }
 
 }  // namespace
+
+int64_t block_rows() {
+  return level() ? std::min(DECODE_ROWS, level()->max_decode_rows) : 0;
+}
 
 bool (*interrupted)() = nullptr;
 
@@ -262,7 +266,7 @@ Code attend(const Problem& given) {
   if (!with) return NO_LEVEL;
   if (!p.B || !p.H || !p.Tq) return DONE;
   int64_t threads = threads_for(p);
-  if (!decodes(p, *with)) return prefill(p, *with, threads);
+  if (!decodes(p, *with)) return p.stored ? BAD_SIZES : prefill(p, *with, threads);
   // Decode computes no statistics, so prefill computes them for these rows, without output.
   if (p.out.data || p.lse.data || p.float_lse.data)
     if (Code code = decode(p, *with, threads)) return code;

@@ -13,6 +13,11 @@ namespace clearhead {
 // and store them (generic/dtype.h maps a Dtype to its C++ type).
 enum Dtype : int64_t { FLOAT32, BFLOAT16, FLOAT16, DTYPES };
 constexpr const char* DTYPE_NAMES[DTYPES] = {"float32", "bfloat16", "float16"};
+// How keys and values are stored: in the dtype of q, or, with float32 q, in blocks of ggml
+// (generic/blocks.h). Strides of blocks are in bytes.
+enum Stored : int64_t { STORED_AS_QUERIES, STORED_Q8_0, STORED_Q4_0, STORED };
+constexpr const char* STORED_NAMES[STORED] = {"", "q8_0", "q4_0"};
+constexpr int64_t BLOCK_NUMBERS = 32, BLOCK_BYTES[STORED] = {0, 34, 18};
 struct bf16 { uint16_t bits; };
 struct half { uint16_t bits; };
 
@@ -107,6 +112,7 @@ struct Gradients {
 struct Problem {
   int64_t B, H, G, Tq, Tk, D, Dv;
   int64_t dtype;            // of q, k, v and out
+  int64_t stored;           // a Stored: of k and v
   TensorView q, k, v, out;  // without `out` only statistics: v is not read, and Dv may be 0
   TensorView lse;           // float64 (b, h, q), see `log_unit`; null if not needed
   TensorView float_lse;     // the same, rounded to float32; null if not needed
@@ -199,6 +205,7 @@ enum Code {
 extern bool (*interrupted)();
 
 Code attend(const Problem& problem);
+int64_t block_rows();  // the most rows of a key head for `attend` with keys in blocks
 Code sum_weights(const Problem& problem, const WeightSums& sums);
 Code largest_parts(const Problem& problem, const LargestParts& parts);  // float32
 Code backward(const Problem& problem, const Gradients& gradients);

@@ -71,6 +71,18 @@ int attend_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb:
   });
 }
 
+// The same for keys and values in blocks, tensors of bytes.
+int attend_blocks(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+                  const std::string& format, nb::handle args) {
+  return call([&] {
+    int64_t stored = 1;
+    while (stored < STORED && format != STORED_NAMES[stored]) stored++;
+    if (stored == STORED) throw BAD_DTYPE;
+    Problem p = read_problem({q, k, v, out, lse, nb::none()}, args, Stored(stored));
+    return [p] { return attend(p); };
+  });
+}
+
 // torch's types and functions for reading and making tensors, referenced from the import of the
 // package on.
 struct Torch {
@@ -344,6 +356,9 @@ NB_MODULE(_kernels, m) {
   const auto optional = nb::arg().none();
   m.def("attend", &attend_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional, optional,
         nb::arg());
+  m.def("attend_blocks", &attend_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), optional,
+        nb::arg(), nb::arg());
+  m.def("block_rows", &block_rows);
   m.def("attend_with_stats", &attend_with_stats, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), optional, nb::arg(), nb::arg(), optional);
   m.def("logit_scale", &logit_scale);

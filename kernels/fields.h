@@ -136,7 +136,8 @@ class Members {
 struct Tensors { nanobind::handle q, k, v, out, lse, rounding; };
 
 // Reads a problem. q, k, v and out may lack leading dimensions, and a batch of 1 broadcasts.
-inline Problem read_problem(const Tensors& of, nanobind::handle kernel_args) {
+inline Problem read_problem(const Tensors& of, nanobind::handle kernel_args,
+                            Stored stored = STORED_AS_QUERIES) {
   Problem p{};
   Tensor q, k, v;
   for (auto [from, into] : {std::pair(of.q, &q), std::pair(of.k, &k), std::pair(of.v, &v)}) {
@@ -146,11 +147,17 @@ inline Problem read_problem(const Tensors& of, nanobind::handle kernel_args) {
   if (q.element >= DTYPES) throw BAD_DTYPE;
   p.B = q.sizes[0] != 1 ? q.sizes[0] : k.sizes[0] != 1 ? k.sizes[0] : v.sizes[0];
   p.H = q.sizes[1], p.G = k.sizes[1], p.Tq = q.sizes[2], p.Tk = k.sizes[2];
-  p.D = q.sizes[3], p.Dv = v.sizes[3], p.dtype = q.element;
+  p.D = q.sizes[3], p.Dv = v.sizes[3], p.dtype = q.element, p.stored = stored;
+  int64_t element = p.dtype, k_size = p.D, v_size = p.Dv;
+  if (stored) {
+    element = BYTE, v_size = p.Dv, p.Dv = v_size / BLOCK_BYTES[stored] * BLOCK_NUMBERS;
+    k_size = p.D / BLOCK_NUMBERS * BLOCK_BYTES[stored];
+    if (p.D % BLOCK_NUMBERS || v_size % BLOCK_BYTES[stored]) throw BAD_SIZES;
+  }
   Members args(kernel_args, p);
   p.q = args.vectors(of.q, p.dtype, p.H, p.Tq, p.D);
-  p.k = args.vectors(of.k, p.dtype, p.G, p.Tk, p.D);
-  p.v = args.vectors(of.v, p.dtype, p.G, p.Tk, p.Dv);
+  p.k = args.vectors(of.k, element, p.G, p.Tk, k_size);
+  p.v = args.vectors(of.v, element, p.G, p.Tk, v_size);
   p.out = args.vectors(of.out, p.dtype, p.H, p.Tq, p.Dv);
   p.rounding = args.vectors(of.rounding, p.dtype, p.H, p.Tq, p.Dv);
   p.lse = args.numbers(of.lse, FLOAT64, p.Tq);

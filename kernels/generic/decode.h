@@ -11,6 +11,7 @@
 #pragma once
 
 #include "arithmetic.h"
+#include "blocks.h"
 #include "epilogue.h"
 #include "logits.h"
 #include "mask.h"
@@ -23,9 +24,12 @@ namespace clearhead::CLEARHEAD_LEVEL {
 constexpr bool SHORT = W < 16;
 constexpr int D_UNROLL = SHORT ? 4 : 1;
 
-template <class A, int R> class Decode {
+// A is the arithmetic of the queries, and C the type of the stored keys and values.
+template <class A, int R, class C = typename A::Element> class Decode {
   using Unit = typename A::Unit;
   using E = typename A::Element;
+  static constexpr bool BLOCKED = Blocks<C>;
+  using Raw = typename Rows<C>::Raw;  // what strides of keys and values count
   // The arithmetic of the weighted sum. One row uses single values, because reading the values of
   // two keys together was 10 % slower from memory (bench/LOG.md, "two values at a time").
   using Values = std::conditional_t<R == 1, Singles<E>, A>;
@@ -35,12 +39,12 @@ template <class A, int R> class Decode {
   static_assert(R <= W && W % R == 0 && U % PER_WEIGHT == 0);
   // Keys whose products are computed together. A key of one row is one chain of additions. With
   // short vectors its latency would limit 16-bit types, so there a step has two keys.
-  static constexpr int KEYS_PER_STEP = R > 1 ? U : SHORT && sizeof(E) == 2 ? 2 : 1;
+  static constexpr int KEYS_PER_STEP = R > 1 ? U : SHORT && sizeof(Raw) < 4 ? 2 : 1;
   static constexpr int KEY_BLOCK = 1024;  // keys between two updates of the maximum
   static constexpr int EDGE_BLOCK = 64;   // the same, if some row does not see every key
   // Keys whose values stay in L1 across columns. Short vectors take more passes over them, and each
   // pass has instructions of its own, so with several rows a piece is longer.
-  static constexpr int PIECE = (SHORT && R > 1 ? 128 : 64) / sizeof(E);
+  static constexpr int PIECE = BLOCKED ? 64 : (SHORT && R > 1 ? 128 : 64) / sizeof(E);
   // The type of an index of keys that is divided by U. Unsigned division takes 5 instructions and
   // signed division 12, in a loop with 12 multiply-adds.
   using Index = std::conditional_t<R == 1, int, unsigned>;
@@ -53,7 +57,10 @@ template <class A, int R> class Decode {
   // In float32 the sum of each piece starts from 0, so that no sum is long. In 16-bit types the
   // output's rounding exceeds that of 1024 additions, and the additional additions would cost time.
   static constexpr bool SHORT_SUMS = sizeof(E) == 4;
-  static constexpr int COLUMNS = WIDE ? 8 : min(8, (REGISTERS - 1) / (R + 1));
+  static constexpr int FITTING = WIDE ? 8 : min(8, (REGISTERS - 1) / (R + 1));
+  // A pass over blocks reads entire ones, if it can.
+  static constexpr int COLUMNS =
+      BLOCKED && FITTING > BLOCK_VECTORS ? FITTING / BLOCK_VECTORS * BLOCK_VECTORS : FITTING;
   // With 16 registers, the columns of one row take several passes, and the last one is narrow.
   // In 16 bits, the values of 8 keys are instead added to one column after another, so memory is
   // read nearly in ascending order, and a sum is loaded and stored once for 8 keys. That takes 0.80
@@ -90,8 +97,8 @@ template <class A, int R> class Decode {
 
   int64_t head(int r) const { return task_.key_head * heads_ + r / p_.Tq; }
   int64_t query(int r) const { return r % p_.Tq; }
-  const E* key_row(const TensorView& x, int64_t key) const {
-    return row_at<E>(x, task_.b, task_.key_head, key);
+  const Raw* key_row(const TensorView& x, int64_t key) const {
+    return row_at<Raw>(x, task_.b, task_.key_head, key);
   }
 
   // Memory is read in sequence: the keys of a block, its values, the keys of the next block. With
@@ -100,7 +107,8 @@ template <class A, int R> class Decode {
   void compute() {
     find_ranges();
     pack_queries();
-    const int64_t rows_ahead = AHEAD / max<int64_t>(1, max(p_.D, p_.Dv) * int64_t(sizeof(E)));
+    const int64_t row_bytes = Rows<C>::raw_size(max(p_.D, p_.Dv)) * int64_t(sizeof(Raw));
+    const int64_t rows_ahead = AHEAD / max<int64_t>(1, row_bytes);
     for (int64_t key = hull_.lo; key < hull_.hi; key = key_block_.hi) {
       full_ = core_.lo <= key && key < core_.hi;
       const int64_t end = full_ ? core_.hi : key < core_.lo ? core_.lo : hull_.hi;
@@ -157,7 +165,7 @@ template <class A, int R> class Decode {
 
   // The rows to prefetch next.
   struct UpcomingRows {
-    const E* first;
+    const Raw* first;
     int64_t step, size, count;
     bool page_starts;
 
@@ -174,7 +182,7 @@ template <class A, int R> class Decode {
                         const TensorView& next, int64_t next_size, int64_t start) const {
     const bool same_matrix = k < same_until_;
     const TensorView& x = same_matrix ? current : next;
-    const int64_t size = same_matrix ? current_size : next_size;
+    const int64_t size = Rows<C>::raw_size(same_matrix ? current_size : next_size);
     const int64_t key = same_matrix ? key_block_.hi + k - same_until_ : start + k - same_until_;
     const int64_t left = hull_.hi - key;
     const bool whole_lines = W == 16 && KEYS_PER_STEP == 1 && x.t == size;
@@ -188,7 +196,7 @@ template <class A, int R> class Decode {
   // of queries in registers is used for U keys (bench/LOG.md, "one row after another" and "side by
   // side").
   void scores() {
-    const E* keys = key_row(p_.k, key_block_.lo);
+    const Raw* keys = key_row(p_.k, key_block_.lo);
     UpcomingRows next{};
     for (int k = 0; k < count_; k += U) {
       if (k % PIECE == 0) next = upcoming(k, p_.k, p_.D, p_.v, p_.Dv, key_block_.lo);
@@ -202,10 +210,10 @@ template <class A, int R> class Decode {
     }
   }
 
-  void dot_products(const E* keys, int k, F* sum, const UpcomingRows& next) const {
+  void dot_products(const Raw* keys, int k, F* sum, const UpcomingRows& next) const {
     const int64_t full_vectors = p_.D / (W * PER_UNIT);
     const int rest = int(p_.D - full_vectors * W * PER_UNIT);
-    const E* key[KEYS_PER_STEP];
+    const Raw* key[KEYS_PER_STEP];
     F part[R * KEYS_PER_STEP];
 #pragma GCC unroll 16
     for (int i = 0; i < KEYS_PER_STEP; i++) {
@@ -214,16 +222,32 @@ template <class A, int R> class Decode {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < R * KEYS_PER_STEP; i++) part[i] = zero();
+    if constexpr (BLOCKED) {
+      add_blocks(part, key);
+    } else {
 #pragma GCC unroll D_UNROLL
-    for (int64_t d = 0; d < full_vectors; d++)
-      add_products(d, part, [&](int i) { return A::load_units(key[i] + d * W * PER_UNIT); });
-    if (rest)
-      add_products(full_vectors, part, [&](int i) {
-        return A::load_units(key[i] + full_vectors * W * PER_UNIT, rest);
-      });
+      for (int64_t d = 0; d < full_vectors; d++)
+        add_products(d, part, [&](int i) { return A::load_units(key[i] + d * W * PER_UNIT); });
+      if (rest)
+        add_products(full_vectors, part, [&](int i) {
+          return A::load_units(key[i] + full_vectors * W * PER_UNIT, rest);
+        });
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < R * KEYS_PER_STEP; i++)
       sum[i / KEYS_PER_STEP * U + i % KEYS_PER_STEP] = part[i];
+  }
+  void add_blocks(F* part, const Raw** key) const {
+    const int64_t blocks = p_.D / BLOCK;
+    for (int64_t n = 0; n < blocks; n++) {
+      F scale[KEYS_PER_STEP];
+#pragma GCC unroll 16
+      for (int i = 0; i < KEYS_PER_STEP; i++) scale[i] = splat_half(key[i] + n * C::BYTES);
+#pragma GCC unroll 8
+      for (int v = 0; v < BLOCK_VECTORS; v++)
+        add_products(n * BLOCK_VECTORS + v, part,
+                     [&](int i) { return C::vector(key[i] + n * C::BYTES, v, scale[i]); });
+    }
   }
   // Adds the products of vector d of every row and every key.
   template <class Load> void add_products(int64_t d, F* part, Load load_key) const {
@@ -332,7 +356,7 @@ template <class A, int R> class Decode {
 #pragma GCC unroll 8
       for (int c = 0; c < N; c++)
         sum[r][c] = SHORT_SUMS ? zero() : load(block_sum_ + (r * v_vectors_ + j + c) * W);
-    const E* x = key_row(p_.v, key_block_.lo + k) + j * W;
+    const Raw* x = key_row(p_.v, key_block_.lo + k) + (BLOCKED ? 0 : j * W);
     // Every pass over the piece prefetches a part of the rows, so that memory is always busy.
     // Several rows are limited by arithmetic, and the time of a pass is proportional to its
     // columns. One row is limited by memory, and its passes prefetch equal parts.
@@ -344,13 +368,17 @@ template <class A, int R> class Decode {
     for (int i = k; i < k + n; i += PER_WEIGHT, x += PER_WEIGHT * p_.v.t) {
       const Index at = Index(i);
       const WeightUnit* w = weights_ + (at / U * W + at % U) / PER_WEIGHT;
-      const E* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
+      const Raw* odd = PER_WEIGHT > 1 && i + 1 < count_ ? x + p_.v.t : nullptr;
       for (int u = 0; u < PER_WEIGHT && row < rows_end; u++) next.prefetch(row++);
       typename Values::Vector y[N];
+      if constexpr (BLOCKED) {
+        Rows<C>::template load<N>(x, j, y);
+      } else {
 #pragma GCC unroll 8
-      for (int c = 0; c < N; c++)
-        y[c] = Values::as_vector(Values::load_values(x + c * W, odd ? odd + c * W : odd,
-                                                     c + 1 < N || tail >= W ? W : tail));
+        for (int c = 0; c < N; c++)
+          y[c] = Values::as_vector(Values::load_values(x + c * W, odd ? odd + c * W : odd,
+                                                       c + 1 < N || tail >= W ? W : tail));
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         auto a = Values::broadcast(w[r * U / PER_WEIGHT]);
@@ -377,12 +405,17 @@ template <class A, int R> class Decode {
           add_values<1>(k + i, {}, 0);
           continue;
         }
-        const E* x = key_row(p_.v, key_block_.lo + k + i);
+        const Raw* x = key_row(p_.v, key_block_.lo + k + i);
         F a = splat(weight(r, k + i));
         for (int64_t j = 0; j < v_vectors_; j++) {
           float* to = block_sum_ + (r * v_vectors_ + j) * W;
-          int part = in_vector(p_.Dv - j * W);
-          F y = part == W ? load(x + j * W) : load_part(x + j * W, part);
+          F y;
+          if constexpr (BLOCKED) {
+            Rows<C>::template load<1>(x, j, &y);
+          } else {
+            int part = in_vector(p_.Dv - j * W);
+            y = part == W ? load(x + j * W) : load_part(x + j * W, part);
+          }
           store(to, fma(a, y, load(to)));
         }
       }

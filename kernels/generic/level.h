@@ -25,13 +25,20 @@ template <class Then>
 }
 
 // Calls `then` with the Decode for the number of rows, rounded up to a power of two.
-template <class A, class Then> auto with_rows(const Problem& p, Then then) {
+template <class A, class C, class Then> auto with_rows(const Problem& p, Then then) {
   const int64_t rows = p.H / p.G * p.Tq;
   if constexpr (W >= 8)
-    if (rows > 4) return then.template operator()<Decode<A, 8>>();
-  if (rows > 2) return then.template operator()<Decode<A, 4>>();
-  if (rows > 1) return then.template operator()<Decode<A, 2>>();
-  return then.template operator()<Decode<A, 1>>();
+    if (rows > 4) return then.template operator()<Decode<A, 8, C>>();
+  if (rows > 2) return then.template operator()<Decode<A, 4, C>>();
+  if (rows > 1) return then.template operator()<Decode<A, 2, C>>();
+  return then.template operator()<Decode<A, 1, C>>();
+}
+// Calls `then` with the Decode for the types of the queries and of the stored keys.
+template <class Then> auto with_decode(const Problem& p, Then then) {
+  if (p.stored == STORED_Q8_0) return with_rows<Singles<float>, Q8_0>(p, then);
+  if (p.stored == STORED_Q4_0) return with_rows<Singles<float>, Q4_0>(p, then);
+  return with_arithmetic(
+      p, [&]<class A>(A) { return with_rows<A, typename A::Element>(p, then); });
 }
 
 inline size_t prefill_scratch(const Problem& p, int64_t rows) {
@@ -41,12 +48,10 @@ inline void prefill(const Problem& p, const PrefillTask& task, char* scratch) {
   with_arithmetic(p, [&]<class A>(A) { Prefill<A>::run(p, task, scratch); });
 }
 inline size_t decode_scratch(const Problem& p) {
-  return with_arithmetic(
-      p, [&]<class A>(A) { return with_rows<A>(p, [&]<class D>() { return D::scratch(p); }); });
+  return with_decode(p, [&]<class D>() { return D::scratch(p); });
 }
 inline void decode(const Problem& p, const DecodeTask& task, char* scratch) {
-  with_arithmetic(
-      p, [&]<class A>(A) { with_rows<A>(p, [&]<class D>() { D::run(p, task, scratch); }); });
+  with_decode(p, [&]<class D>() { D::run(p, task, scratch); });
 }
 inline void merge_splits(const Problem& p, int64_t b, int64_t key_head, int64_t splits,
                          const float* states) {

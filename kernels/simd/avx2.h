@@ -51,6 +51,22 @@ inline F load_part(const float* p, int n) { return _mm256_maskload_ps(p, first_w
 inline F load_part(const bf16* p, int n) { return widen(few(p, n)); }
 inline F load_part(const half* p, int n) { return _mm256_cvtph_ps(few(p, n)); }
 
+// For blocks of 8 and 4 bits: the float16 at `p` in every lane; W signed bytes; the lower or the
+// upper halves of W bytes, minus 8.
+inline F splat_half(const void* p) {
+  int16_t bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return _mm256_cvtph_ps(_mm_set1_epi16(bits));
+}
+inline F of_bytes(const void* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline F of_nibbles(const void* p, bool upper) {
+  __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  x = upper ? _mm256_srli_epi32(x, 4) : _mm256_and_si256(x, _mm256_set1_epi32(15));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(x, _mm256_set1_epi32(8)));
+}
+
 // Loads the first n of 16 bf16 as words of two. A shift keeps the even numbers and a mask the odd
 // ones: 3 instructions for 16 numbers, where widening takes 4.
 #define CLEARHEAD_HAS_EVEN_ODD 1

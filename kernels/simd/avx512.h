@@ -42,6 +42,22 @@ inline F load_part(const half* p, int n) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
 }
 
+// For blocks of 8 and 4 bits: the float16 at `p` in every lane; W signed bytes; the lower or the
+// upper halves of W bytes, minus 8.
+inline F splat_half(const void* p) {
+  int16_t bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return _mm512_cvtph_ps(_mm256_set1_epi16(bits));
+}
+inline F of_bytes(const void* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+inline F of_nibbles(const void* p, bool upper) {
+  const F table = _mm512_sub_ps(iota(), splat(8));  // its index is the lower 4 bits
+  __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm512_permutexvar_ps(upper ? _mm512_srli_epi32(x, 4) : x, table);
+}
+
 // Narrowing to bf16: round to nearest, ties to even; a NaN stays a (quiet) NaN.
 inline __m256i narrow(F x) {
   __m512i i = _mm512_castps_si512(x);

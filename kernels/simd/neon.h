@@ -38,6 +38,27 @@ template <class E> inline F load_part(const E* p, int n) {
   return load(some);
 }
 
+// For blocks of 8 and 4 bits: the float16 at `p` in every lane; W signed bytes; the lower or the
+// upper halves of W bytes, minus 8.
+inline F splat_half(const void* p) {
+  half x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return widen(vdup_n_u16(x.bits), x);
+}
+inline uint8x8_t bytes4(const void* p) {
+  uint32_t x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return vreinterpret_u8_u32(vdup_n_u32(x));
+}
+inline F of_bytes(const void* p) {
+  int16x8_t x = vmovl_s8(vreinterpret_s8_u8(bytes4(p)));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(x)));
+}
+inline F of_nibbles(const void* p, bool upper) {
+  uint8x8_t x = upper ? vshr_n_u8(bytes4(p), 4) : vand_u8(bytes4(p), vdup_n_u8(15));
+  return vsubq_f32(vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x)))), vdupq_n_f32(8));
+}
+
 // Narrowing to bf16: round to nearest, ties to even; a NaN stays a (quiet) NaN.
 inline uint16x4_t narrow(F x, bf16) {
   uint32x4_t i = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(i, 16), vdupq_n_u32(1));

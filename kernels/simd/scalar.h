@@ -86,6 +86,22 @@ template <class E> inline F load_part(const E* p, int n) {
   for (int i = 0; i < n; i++) some[i] = number(p[i]);
   return load(some);
 }
+// For blocks of 8 and 4 bits: the float16 at `p` in every lane; W signed bytes; the lower or the
+// upper halves of W bytes, minus 8.
+inline F splat_half(const void* p) {
+  half x;
+  memcpy(&x, p, sizeof x);
+  return splat(number(x));
+}
+inline F of_bytes(const void* p) {
+  auto* x = (const int8_t*)p;
+  return F{float(x[0]), float(x[1]), float(x[2]), float(x[3])};
+}
+inline F of_nibbles(const void* p, bool upper) {
+  F x;
+  for (int i = 0; i < W; i++) x[i] = float((((const uint8_t*)p)[i] >> (upper ? 4 : 0) & 15) - 8);
+  return x;
+}
 inline void store(float* p, F x) { memcpy(p, &x, sizeof x); }
 template <class E> inline void store_part(E* p, F x, int n) {
   for (int i = 0; i < n; i++) put(p + i, x[i]);

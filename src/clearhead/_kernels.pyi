@@ -27,6 +27,16 @@ def attend(
     rounding: Tensor | None,
     args: tuple[Any, ...],
 ) -> int: ...
+def attend_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    format: str,
+    args: tuple[Any, ...],
+) -> int: ...
+def block_rows() -> int: ...
 def attend_with_stats(
     q: Tensor,
     k: Tensor,

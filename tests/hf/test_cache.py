@@ -7,8 +7,10 @@ import torch
 
 from clearhead import effects, hf
 from clearhead.core.errors import BadType, BadValue
+from clearhead.core.problem.blocks import BlockTensor
 
-from .test_models import build, ids
+from .test_models import build, config, ids
+from .tiny_models import drawn_model
 
 KINDS = ["gpt2", "llama", "mistral", "gemma3"]  # all keys, grouped, windows, both in turn
 AHEAD = 11
@@ -242,3 +244,43 @@ def test_a_cache_of_a_model_with_fewer_layers():
     )
     with pytest.raises(BadValue, match="of a LlamaForCausalLM with 1 layer, and has more"):
         large(torch.arange(9)[None], past_key_values=hf.cache(small))
+
+
+def with_heads_of_32(kind):
+    wide = config(kind)
+    wide.head_dim = 32
+    return drawn_model(wide)
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3"])
+def test_a_cache_in_blocks_generates_with_any_attention(kind, dtype):
+    model, tokens = with_heads_of_32(kind), ids(T=7)
+    for keywords in ({}, {"num_beams": 3}):
+        logits = {}
+        for name in ("clearhead", "sdpa", "eager"):
+            model.set_attn_implementation(name)
+            cache = hf.cache(model, dtype)
+            logits[name] = generated(model, cache, tokens, **keywords)[1]
+            stored = cache.layers[0].keys
+            assert isinstance(stored, BlockTensor) and stored.stored.dtype is torch.uint8
+        for name in ("sdpa", "eager"):
+            torch.testing.assert_close(logits[name], logits["clearhead"], atol=1e-3, rtol=1e-3)
+
+
+def test_a_cache_in_blocks_is_cut_copied_and_selected():
+    model = with_heads_of_32("llama")
+    tokens, cache = ids(T=9), hf.cache(model, "q8_0")
+    with torch.no_grad():
+        model(tokens[:, :6], past_key_values=cache)
+        right = model(tokens[:, 6:7], past_key_values=copy.deepcopy(cache)).logits
+        model(tokens[:, 6:], past_key_values=cache)
+        cache.crop(-3)
+        assert torch.equal(model(tokens[:, 6:7], past_key_values=cache).logits, right)
+        cache.crop(-1)
+        cache.batch_repeat_interleave(2)
+        twice = model(tokens[:, 6:7].repeat_interleave(2, 0), past_key_values=cache).logits
+        torch.testing.assert_close(twice[::2], right)
+        assert isinstance(cache.layers[0].keys, BlockTensor)
+    with pytest.raises(BadValue, match="formats of blocks"):
+        hf.cache(model, "q3")

@@ -7,6 +7,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
+from clearhead.core.errors import BadValue
+from clearhead.core.problem.blocks import in_blocks
 from clearhead.nn import (
     KVCache,
     MultiHeadAttention,
@@ -235,3 +237,38 @@ def test_a_cache_under_vmap():
 
     held, new = torch.randn(3, 2, 4, 5), torch.randn(3, 2, 1, 5)
     assert torch.equal(torch.vmap(step)(held, new), torch.cat([held, new], 2))
+
+
+@ROOM
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
+@torch.no_grad()
+def test_a_cache_in_blocks_computes_with_what_it_stores(dtype, max_length):
+    torch.manual_seed(6)
+    layer = MultiHeadAttention(128, 4, kv_heads=2, causal=True, rotary=RotaryPositions(32))
+    x, cache = draw(2, 13, 128), KVCache(max_length, dtype)
+    got = in_chunks(layer, x, [5, 1, 1, 3, 1, 1, 1], cache)
+    exact = KVCache()
+    layer(x, cache=exact)
+    # The tokens are rounded when they are stored, one by one or together.
+    rounded = [in_blocks(part, dtype).dequantize() for part in (exact.keys, exact.values)]
+    close(cache.keys.dequantize(), rounded[0], atol=1e-6, rtol=0)
+    last = layer.explain(x)["query"][:, :, -1:]
+    right = layer.out_proj(ch.attention(last, *rounded).transpose(1, 2).flatten(2))
+    close(got[:, -1:], right, atol=1e-5, rtol=1e-5)
+    assert dtype in repr(cache) and cache.keys.stored.dtype is torch.uint8
+    other = copy.copy(cache)
+    for each in (cache, other, copy.deepcopy(cache)):
+        each.cut(7)
+        again = in_chunks(layer, x[:, 7:], [1] * 6, each)
+        close(again, got[:, 7:], atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_in_blocks_refuses_what_it_cannot_store():
+    layer = MultiHeadAttention(128, 4, causal=True)
+    with pytest.raises(BadValue, match="need a gradient"):
+        layer(draw(1, 3, 128), cache=KVCache(dtype="q8_0"))
+    with pytest.raises(BadValue, match="formats of blocks are q8_0, q4_0"):
+        KVCache(dtype="q5_0")
+    small = MultiHeadAttention(12, 3, causal=True)
+    with torch.no_grad(), pytest.raises(BadValue, match="vectors of 4 numbers"):
+        small(draw(1, 3, 12), cache=KVCache(dtype="q8_0"))

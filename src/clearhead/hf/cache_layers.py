@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..core.errors.limits import TOKENS_AHEAD
+from ..core.problem.blocks import BlockTensor, in_blocks
 from ..core.torch_state import inference_ended, is_plain
 from ..nn.cache import layout, must_continue
 
@@ -27,6 +28,10 @@ class _Memory:
 
     def append(self, stored: Tensor, new: Tensor) -> Tensor:
         """Return `stored` followed by `new`. Copy `stored` only if there is no room behind it."""
+        if isinstance(stored, BlockTensor):
+            return stored.with_stored(
+                self.append(stored.stored, in_blocks(new, stored.format).stored)
+            )
         T, t = stored.shape[-2], new.shape[-2]
         memory = self._around(stored)
         if memory is None or self.start + T + t > memory.shape[-2]:
@@ -39,6 +44,8 @@ class _Memory:
 
     def select(self, stored: Tensor, rows: Tensor) -> Tensor:
         """Return rows of the batch of `stored`, in this order, with the same room behind them."""
+        if isinstance(stored, BlockTensor):
+            return stored.with_stored(self.select(stored.stored, rows))
         memory = self._around(stored)
         if memory is None:
             return stored.index_select(0, rows)
@@ -63,13 +70,17 @@ class _Memory:
 
 
 class AppendingLayer(DynamicLayer):
-    """A `DynamicLayer` whose `keys` and `values` are views of memory with room for more tokens."""
+    """A `DynamicLayer` whose `keys` and `values` are views of memory with room for more tokens.
+
+    With a format, "q8_0" or "q4_0", they are a `BlockTensor`.
+    """
 
     keys: Any  # a Tensor, or None before the first `update`
     values: Any
 
-    def __init__(self, **keywords: Any) -> None:
+    def __init__(self, format: str | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
+        self.format = format
         self._memory = _Memory(), _Memory()
 
     def __copy__(self) -> "AppendingLayer":
@@ -98,9 +109,13 @@ class AppendingLayer(DynamicLayer):
         hint = "make another cache for another batch: clearhead.hf.cache(model)."
         must_continue("The cache", (k, self.keys), (v, self.values), hint)
         # Autograd may need the tokens of earlier calls, and a graph has no room behind a tensor.
+        keys, values = self._memory
+        if self.format is not None:
+            # Other code may have read the blocks, to repeat or select texts.
+            stored = (in_blocks(x, self.format) for x in (self.keys, self.values))
+            return keys.append(next(stored), k), values.append(next(stored), v)
         if torch.is_grad_enabled() or not is_plain(k, v, self.keys, self.values):
             return torch.cat([self.keys, k], -2), torch.cat([self.values, v], -2)
-        keys, values = self._memory
         return keys.append(self.keys, k), values.append(self.values, v)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..core.errors import BadValue, as_count
 from ..core.errors.limits import TOKENS_AHEAD
 from ..core.functional.ambient import cached_part
+from ..core.problem.blocks import BlockTensor, in_blocks, must_be_format
 from ..core.torch_state import in_backward, inference_ended, is_plain
 from .checks import check_size, check_type
 
@@ -22,6 +23,11 @@ class KVCache:
 
     `length` is the number of stored tokens, `cut(n)` removes all but the first n, and `reset()`
     removes all. Each layer needs its own cache.
+
+    With `dtype` "q8_0" or "q4_0" it stores numbers in blocks of ggml, in 8.5 or 4.5 bits each,
+    rounded once when they are appended. Attention is then exact for the stored numbers: the core
+    reads them in registers for up to 8 rows of a KV head, and other calls convert them first.
+    `compare_caches` measures what the rounding costs a model. None stores them as they are.
 
     With `max_length`, the first `append` allocates memory for that many tokens. Without it, a full
     cache allocates memory for 256 more tokens. Under autograd, and while torch compiles or
@@ -33,14 +39,19 @@ class KVCache:
     ``beams.append(cache.keys[order], cache.values[order])``.
 
     Raises `BadValue` for keys and values that do not match each other or the stored ones; for more
-    than `max_length` tokens; for keys that require a gradient, with `max_length`; and in a backward
-    pass, in which activation checkpointing recomputes a layer.
+    than `max_length` tokens; for keys that require a gradient, with `max_length` or `dtype`; in a
+    backward pass, in which activation checkpointing recomputes a layer; for an unknown `dtype`; and
+    with one for heads whose size is not a multiple of 32.
     """
 
-    def __init__(self, max_length: int | None = None) -> None:
+    def __init__(self, max_length: int | None = None, dtype: str | None = None) -> None:
         if max_length is not None:
             max_length = check_size("KVCache", "max_length", max_length)
+        if dtype is not None:
+            must_be_format("KVCache", dtype)
         self.max_length = max_length
+        self.dtype = dtype
+        self._read_as: torch.dtype | None = None
         self.length = 0
         self._k: Tensor | None = None
         self._v: Tensor | None = None
@@ -49,12 +60,22 @@ class KVCache:
     @property
     def keys(self) -> Tensor | None:
         """The stored keys, (B, G, length, D); None before the first `append`."""
-        return None if self._k is None else self._k[..., : self.length, :]
+        return self._read(self._filled(self._k))
 
     @property
     def values(self) -> Tensor | None:
         """The stored values, (B, G, length, Dv); None before the first `append`."""
-        return None if self._v is None else self._v[..., : self.length, :]
+        return self._read(self._filled(self._v))
+
+    def _filled(self, memory: Tensor | None) -> Tensor | None:
+        """Return the part of the memory that has tokens."""
+        return None if memory is None else memory[..., : self.length, :]
+
+    def _read(self, stored: Tensor | None) -> Tensor | None:
+        """Return stored keys or values as numbers."""
+        if self.dtype is None or self._read_as is None or stored is None:
+            return stored
+        return BlockTensor(stored, self.dtype, self._read_as)
 
     def belongs_to(self, layer: nn.Module) -> None:
         """Remember the layer that fills this cache. Raises `BadValue` if another layer has."""
@@ -73,31 +94,39 @@ class KVCache:
         return {**self.__dict__, "_owner": None}  # a copy of the layer may use a copy of the cache
 
     def __copy__(self) -> "KVCache":
-        other = KVCache(self.max_length)
+        other = KVCache(self.max_length, self.dtype)
         other.__dict__.update(self.__getstate__())
         if other.max_length is not None and self._k is not None and self._v is not None:
             other._k, other._v = self._k.clone(), self._v.clone()  # it writes to this memory
         else:
-            other._k, other._v = self.keys, self.values  # full, so its next `append` copies them
+            # full, so its next `append` copies them
+            other._k, other._v = self._filled(self._k), self._filled(self._v)
         return other
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens, and return all stored keys and values."""
         self._check(k, v)
         k, v = cached_part(k), cached_part(v)
+        if self.dtype is not None:
+            self._read_as = k.dtype
+            k, v = (in_blocks(x, self.dtype).stored for x in (k, v))
         length = self.length + k.shape[-2]
+        stored = self._filled(self._k), self._filled(self._v)
         if self.max_length is None and (torch.is_grad_enabled() or not is_plain(k, v, self._k)):
-            self._k = k.clone() if self.keys is None else torch.cat([self.keys, k], -2)
-            self._v = v.clone() if self.values is None else torch.cat([self.values, v], -2)
+            self._k, self._v = (
+                new.clone() if old is None else torch.cat([old, new], -2)
+                for old, new in zip(stored, (k, v), strict=True)
+            )
         else:
             if not self._has_memory_for(length):
                 most = length + TOKENS_AHEAD if self.max_length is None else self.max_length
-                self._k, self._v = _enlarged(self.keys, k, most), _enlarged(self.values, v, most)
+                self._k, self._v = _enlarged(stored[0], k, most), _enlarged(stored[1], v, most)
             assert self._k is not None and self._v is not None
             self._k[..., self.length : length, :] = k
             self._v[..., self.length : length, :] = v
         self.length = length
-        return self._k[..., :length, :], self._v[..., :length, :]
+        assert self.keys is not None and self.values is not None
+        return self.keys, self.values
 
     def _has_memory_for(self, length: int) -> bool:
         k = self._k
@@ -111,7 +140,8 @@ class KVCache:
         if not self.length:
             self._k = self._v = None
         elif self.max_length is None:
-            self._k, self._v = self.keys, self.values  # full, so that `append` never overwrites
+            # full, so that `append` never overwrites
+            self._k, self._v = self._filled(self._k), self._filled(self._v)
 
     def reset(self) -> None:
         """Remove all tokens, for another batch of sequences."""
@@ -120,7 +150,8 @@ class KVCache:
     def __repr__(self) -> str:
         limit = "" if self.max_length is None else f" of {self.max_length}"
         shapes = "" if self.keys is None else f", keys {tuple(self.keys.shape)}"
-        return f"KVCache({self.length}{limit} tokens{shapes})"
+        stored = "" if self.dtype is None else f", {self.dtype}"
+        return f"KVCache({self.length}{limit} tokens{shapes}{stored})"
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         if in_backward():
@@ -139,6 +170,8 @@ class KVCache:
             )
         hint = "call reset() before another batch, and use one cache per layer."
         must_continue("KVCache", (k, self.keys), (v, self.values), hint)
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            self._must_not_need_gradients()
         if self.max_length is None:
             return
         if self._k is not None and inference_ended(self._k):
@@ -153,11 +186,17 @@ class KVCache:
                 f"it stores at most max_length={self.max_length} tokens.",
                 "make a longer cache, or KVCache() without a limit.",
             )
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+
+    def _must_not_need_gradients(self) -> None:
+        rule = "new tokens overwrite allocated memory, which gradients of earlier calls may need."
+        if self.dtype is not None:
+            rule = "rounded numbers have no gradient."
+        if self.dtype is not None or self.max_length is not None:
             raise BadValue(
-                f"KVCache(max_length={self.max_length}) got keys or values that need a gradient.",
-                "new tokens overwrite allocated memory, which gradients of earlier calls may need.",
-                "decode in torch.no_grad(), or use KVCache() without max_length.",
+                f"KVCache(max_length={self.max_length}, dtype={self.dtype!r}) got keys or values "
+                "that need a gradient.",
+                rule,
+                "decode in torch.no_grad(), or use KVCache() without max_length and dtype.",
             )
 
 

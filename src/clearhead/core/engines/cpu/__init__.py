@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ...problem.blocks import has_blocks, read_back
 from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Result, Statistics, finished_lse, lse_alone
@@ -68,6 +69,7 @@ class Cpu(Engine):
 
     @with_own_buffers
     def partial(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Partial:
+        inputs = read_back(inputs)
         if not can_count(problem, inputs, statistics):
             return super().partial(problem, inputs, statistics)
         if problem.records_grad:
@@ -78,6 +80,7 @@ class Cpu(Engine):
     def statistics(
         self, problem: Problem, inputs: Inputs, statistics: Statistics
     ) -> dict[str, Result]:
+        inputs = read_back(inputs)
         if problem.records_grad or not can_count(problem, inputs, statistics):
             return super().statistics(problem, inputs, statistics)
         p, tensors = problem, readable(inputs, False)
@@ -89,7 +92,7 @@ class Cpu(Engine):
             out, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
             return Results(out, finished_lse(problem, lse))
-        p, apart = problem, problem.dropout or problem.records_grad
+        p, apart = problem, problem.dropout or problem.records_grad or has_blocks(inputs)
         if apart or not can_count(p, inputs, statistics):
             return super().answer(p, inputs, statistics)
         both, stats = core_results(p, readable(inputs, True), args_of(p), statistics, True)

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...problem.blocks import read_back
 from ...problem.problem import Inputs, Problem
 from ..operators import KernelArgs, define_operator, recorded_call, savable, with_rows
 from .backward import OutputGrads, gradients
+from .blocks import decoded
 from .call import all_plain, args_of, attend
 
 # `Library` must outlive its definitions.
@@ -25,7 +27,9 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
     This calls the core directly if all tensors are plain and no gradient is needed, and otherwise
     the operator.
     """
-    args = args_of(p)
+    if (both := decoded(p, inputs, lse)) is not None:
+        return both
+    args, inputs = args_of(p), read_back(inputs)
     if not p.grad and all_plain(p, inputs):
         return attend(*inputs, args, lse)[:2]
     if p.grad:
