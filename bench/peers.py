@@ -18,6 +18,7 @@ from clearhead.core.errors import BadValue
 from clearhead.core.functional.attention import attention
 from clearhead.core.functional.plan import plan
 from clearhead.core.masks import Causal, Everything
+from clearhead.core.problem.blocks import in_blocks
 from clearhead.core.problem.check import Options, make_problem
 
 from .cases import Case
@@ -54,6 +55,13 @@ def core_alone(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     """Return a call of the C++ core alone, without the checks of `attention`."""
     problem, inputs = make_problem(q, k, v, Options(mask=case.mask))
     return lambda: cpu.attend_or_record(problem, inputs, False)
+
+
+def blocks(case: Case, q: Tensor, k: Tensor, v: Tensor, *, format: str) -> Run:
+    """Decode from keys and values in 8 or 4 bits; the rate counts the bytes of the case's dtype."""
+    _decline(not case.decode, "blocks: decode only")
+    k, v = in_blocks(k, format), in_blocks(v, format)
+    return lambda: attention(q, k, v, mask=case.mask)
 
 
 def torch_sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
@@ -228,6 +236,8 @@ def openvino(case: Case, q: Tensor, k: Tensor, v: Tensor, precision: str) -> Run
 PEERS: dict[str, Callable[..., Run]] = {
     "clearhead": clearhead,
     "clearhead core": core_alone,
+    "clearhead q8_0": partial(blocks, format="q8_0"),
+    "clearhead q4_0": partial(blocks, format="q4_0"),
     "torch sdpa": torch_sdpa,
     "torch eager": eager,
     "torch flex": flex,

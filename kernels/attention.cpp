@@ -252,9 +252,7 @@ Code check(const Problem& p) {
 
 }  // namespace
 
-int64_t block_rows() {
-  return level() ? std::min(DECODE_ROWS, level()->max_decode_rows) : 0;
-}
+int64_t block_rows() { return level() ? std::min(DECODE_ROWS, level()->max_decode_rows) : 0; }
 
 bool (*interrupted)() = nullptr;
 

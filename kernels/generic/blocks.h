@@ -23,7 +23,8 @@ struct Q4_0 {
     return mul(of_nibbles(bytes, i * W >= 16), scale);
   }
 };
-template <class C> concept Blocks = requires { C::BYTES; };
+template <class C>
+concept Blocks = requires { C::BYTES; };
 
 // How Decode reads rows of keys and values of the type C. `Raw` is what their strides count.
 template <class C> struct Rows {
@@ -33,19 +34,18 @@ template <class C> struct Rows {
 template <Blocks C> struct Rows<C> {
   using Raw = uint8_t;
   static int64_t raw_size(int64_t size) { return size / BLOCK * C::BYTES; }
-  // Loads N vectors of a row from vector `from` on. The scale is loaded once for a block if they
-  // begin with a block.
+  // Loads N vectors of a row from vector `from` on. N vectors that are entire blocks begin with one.
   template <int N> static void load(const uint8_t* row, int64_t from, F* x) {
-    const uint8_t* block = row + from / BLOCK_VECTORS * C::BYTES;
-    const int first = int(from % BLOCK_VECTORS);
-    F scale;
+    constexpr bool ENTIRE = N % BLOCK_VECTORS == 0;
+    const uint8_t* first = row + from / BLOCK_VECTORS * C::BYTES;
+    const int before = ENTIRE ? 0 : int(from % BLOCK_VECTORS);
+    F scale = zero();
 #pragma GCC unroll 8
     for (int c = 0; c < N; c++) {
-      const int i = N % BLOCK_VECTORS ? (first + c) % BLOCK_VECTORS : c % BLOCK_VECTORS;
-      const uint8_t* at = block + (N % BLOCK_VECTORS ? (first + c) / BLOCK_VECTORS
-                                                     : c / BLOCK_VECTORS) * C::BYTES;
-      if (N % BLOCK_VECTORS || i == 0) scale = splat_half(at);
-      x[c] = C::vector(at, i, scale);
+      const int i = (before + c) % BLOCK_VECTORS;
+      const uint8_t* block = first + (before + c) / BLOCK_VECTORS * C::BYTES;
+      if (!ENTIRE || i == 0) scale = splat_half(block);
+      x[c] = C::vector(block, i, scale);
     }
   }
 };

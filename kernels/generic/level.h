@@ -37,8 +37,7 @@ template <class A, class C, class Then> auto with_rows(const Problem& p, Then th
 template <class Then> auto with_decode(const Problem& p, Then then) {
   if (p.stored == STORED_Q8_0) return with_rows<Singles<float>, Q8_0>(p, then);
   if (p.stored == STORED_Q4_0) return with_rows<Singles<float>, Q4_0>(p, then);
-  return with_arithmetic(
-      p, [&]<class A>(A) { return with_rows<A, typename A::Element>(p, then); });
+  return with_arithmetic(p, [&]<class A>(A) { return with_rows<A, typename A::Element>(p, then); });
 }
 
 inline size_t prefill_scratch(const Problem& p, int64_t rows) {
