@@ -1,6 +1,6 @@
 """`plan`: report which engine would compute a call, why others cannot, and what it costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from ..errors import refuse_keywords
 from ..formatting import ShownInNotebook, si
 from ..masks import Mask
 from ..problem.biases import Bias
+from ..problem.blocks import formats_of
 from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
 from ..torch_state import loadable
@@ -24,6 +25,8 @@ class Plan(ShownInNotebook):
 
     `flops` counts the two products over the pairs that may look, and `bytes` counts q, k, v and the
     output once. `tiles` counts the 256 x 256 blocks that are full, partial or empty under the mask.
+    `stored` has the formats of keys and values in blocks, such as "q8_0": the call is exact for the
+    numbers that they store, whose rounding is no error of it.
     """
 
     problem: str
@@ -37,6 +40,7 @@ class Plan(ShownInNotebook):
     bytes: int
     tiles: dict[str, int]
     skips_tiles: bool
+    stored: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
@@ -49,6 +53,8 @@ class Plan(ShownInNotebook):
         lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
         lines.append(f"  arithmetic    {si(self.flops)}FLOP in the two products")
         lines.append(f"  memory        {si(self.bytes)}B in and out at least")
+        if self.stored:
+            lines.append(f"  stored        {', '.join(self.stored)}: exact for the rounded numbers")
         counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
         done = "; empty ones are skipped" if self.skips_tiles else "; this engine computes them all"
         lines.append(f"  tiles         {counts} of {TILE} x {TILE}{done if self.engine else ''}")
@@ -78,8 +84,8 @@ def plan(
     if unknown:
         refuse_keywords(plan, unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
-    problem, _ = make_problem(q, k, v, options)
-    return plan_of(problem, engine)
+    problem, inputs = make_problem(q, k, v, options)
+    return replace(plan_of(problem, engine), stored=formats_of(inputs))
 
 
 def plan_of(problem: Problem, engine: str) -> Plan:

@@ -122,9 +122,9 @@ def must_be_format(owner: str, format: object) -> None:
         )
 
 
-def has_blocks(inputs: Inputs) -> bool:
-    """Return whether keys or values are in blocks."""
-    return any(isinstance(x, BlockTensor) for x in inputs)
+def formats_of(inputs: Inputs) -> tuple[str, ...]:
+    """Return the formats of keys and values in blocks, none for ordinary tensors."""
+    return tuple(x.format for x in inputs if isinstance(x, BlockTensor))
 
 
 def read_back(inputs: Inputs) -> Inputs:

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...problem.blocks import has_blocks, read_back
+from ...problem.blocks import read_back
 from ...problem.dropout import FEW_WEIGHTS
 from ...problem.problem import Inputs, Problem
 from ...stats import Partial, Result, Statistics, finished_lse, lse_alone
@@ -92,7 +92,7 @@ class Cpu(Engine):
             out, lse = attend_or_record(problem, inputs, True)
             assert lse is not None
             return Results(out, finished_lse(problem, lse))
-        p, apart = problem, problem.dropout or problem.records_grad or has_blocks(inputs)
+        p, apart = problem, problem.dropout or problem.records_grad
         if apart or not can_count(p, inputs, statistics):
             return super().answer(p, inputs, statistics)
         both, stats = core_results(p, readable(inputs, True), args_of(p), statistics, True)
