@@ -38,10 +38,7 @@ def look(
         ),
     ] = False,
     repeated_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--repeated-tokens", help="Also score each head on random tokens that are repeated."
-        ),
+        bool, typer.Option("--repeated-tokens", help="Also score heads on random repeated tokens.")
     ] = False,
     all: Annotated[
         bool, typer.Option("--all", help="Print the table of all heads, however many they are.")
@@ -112,12 +109,9 @@ def _look_at(
 
     beside = None if other is None else report(other, words)
     result = report(
-        model,
-        words,
-        effects=effects or model.is_small,
-        repeated_tokens=repeated_tokens,
+        model, words, effects=effects or model.is_small, repeated_tokens=repeated_tokens,
         next_token=True,
-    )
+    )  # fmt: skip
     if name is not None and not name.exists():  # a name of the hub, which the page shows too
         result = replace(result, folder=str(name))
     ahead = _without_writers(model, words, result)
@@ -126,12 +120,11 @@ def _look_at(
     written = write(result, out, beside=beside, ahead=ahead, why=why)
     if csv is not None:
         written["table"] = _write_csv(result, csv)
-    is_short = len(result.heads) <= SHORT_TABLE
     width = terminal_width()
     typer.echo(summary(result, min(80, width or 80)))
     if why:
         typer.echo(f"\n{wrapped(_why_line(result, why))}")
-    if every or is_short:
+    if every or len(result.heads) <= SHORT_TABLE:
         typer.echo(f"\n{result.to_text(width)}")
     else:
         typer.echo("\nAll heads: add --all for the table, --csv FILE for a file, or open the page.")

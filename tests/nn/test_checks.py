@@ -151,7 +151,7 @@ WRONG = {
         lambda: KVCache().append(torch.zeros(2, 3, 1, 7), torch.zeros(2, 3, 2, 7)), ch.BadValue,
         "KVCache got keys (2, 3, 1, 7) and values (2, 3, 2, 7)."),
     "cache with gradient": (lambda: KVCache(5).append(needs_grad(), needs_grad()), ch.BadValue,
-        "KVCache(max_length=5) got keys or values that need a gradient."),
+        "KVCache(0 of 5 tokens) got keys or values that need a gradient."),
     "cache length": (lambda: KVCache(0), ch.BadValue, "KVCache got max_length=0."),
     "cut": (lambda: grown().cut(5), ch.BadValue,
         "cut got length=5.\n"

@@ -36,8 +36,7 @@ def cache(model: Any, dtype: str | None = None) -> "DynamicCache | EncoderDecode
     `BadValue` when it runs with the cache.
     """
     library = transformers()
-    if dtype is not None:
-        must_be_format("cache", dtype)
+    must_be_format(dtype)
     model = getattr(model, "get_base_model", lambda: model)()
     rule, hint = "a cache has the layers of a transformers model.", "pass the model that generates."
     must_be_of(library.PreTrainedModel, "cache", model, rule, hint)

@@ -47,11 +47,10 @@ class KVCache:
     def __init__(self, max_length: int | None = None, dtype: str | None = None) -> None:
         if max_length is not None:
             max_length = check_size("KVCache", "max_length", max_length)
-        if dtype is not None:
-            must_be_format("KVCache", dtype)
+        must_be_format(dtype)
         self.max_length = max_length
         self.dtype = dtype
-        self._read_as: torch.dtype | None = None
+        self._read_as = torch.float32  # the dtype of the keys and values
         self.length = 0
         self._k: Tensor | None = None
         self._v: Tensor | None = None
@@ -60,22 +59,21 @@ class KVCache:
     @property
     def keys(self) -> Tensor | None:
         """The stored keys, (B, G, length, D); None before the first `append`."""
-        return self._read(self._filled(self._k))
+        return None if self._k is None else self._numbers(self._k)
 
     @property
     def values(self) -> Tensor | None:
         """The stored values, (B, G, length, Dv); None before the first `append`."""
-        return self._read(self._filled(self._v))
+        return None if self._v is None else self._numbers(self._v)
 
     def _filled(self, memory: Tensor | None) -> Tensor | None:
         """Return the part of the memory that has tokens."""
         return None if memory is None else memory[..., : self.length, :]
 
-    def _read(self, stored: Tensor | None) -> Tensor | None:
-        """Return stored keys or values as numbers."""
-        if self.dtype is None or self._read_as is None or stored is None:
-            return stored
-        return BlockTensor(stored, self.dtype, self._read_as)
+    def _numbers(self, memory: Tensor) -> Tensor:
+        """Return the stored keys or values."""
+        stored = memory[..., : self.length, :]
+        return stored if self.dtype is None else BlockTensor(stored, self.dtype, self._read_as)
 
     def belongs_to(self, layer: nn.Module) -> None:
         """Remember the layer that fills this cache. Raises `BadValue` if another layer has."""
@@ -111,22 +109,19 @@ class KVCache:
             self._read_as = k.dtype
             k, v = (in_blocks(x, self.dtype).stored for x in (k, v))
         length = self.length + k.shape[-2]
-        stored = self._filled(self._k), self._filled(self._v)
+        keys, values = self._filled(self._k), self._filled(self._v)
         if self.max_length is None and (torch.is_grad_enabled() or not is_plain(k, v, self._k)):
-            self._k, self._v = (
-                new.clone() if old is None else torch.cat([old, new], -2)
-                for old, new in zip(stored, (k, v), strict=True)
-            )
+            self._k = k.clone() if keys is None else torch.cat([keys, k], -2)
+            self._v = v.clone() if values is None else torch.cat([values, v], -2)
         else:
             if not self._has_memory_for(length):
                 most = length + TOKENS_AHEAD if self.max_length is None else self.max_length
-                self._k, self._v = _enlarged(stored[0], k, most), _enlarged(stored[1], v, most)
+                self._k, self._v = _enlarged(keys, k, most), _enlarged(values, v, most)
             assert self._k is not None and self._v is not None
             self._k[..., self.length : length, :] = k
             self._v[..., self.length : length, :] = v
         self.length = length
-        assert self.keys is not None and self.values is not None
-        return self.keys, self.values
+        return self._numbers(self._k), self._numbers(self._v)
 
     def _has_memory_for(self, length: int) -> bool:
         k = self._k
@@ -170,8 +165,13 @@ class KVCache:
             )
         hint = "call reset() before another batch, and use one cache per layer."
         must_continue("KVCache", (k, self.keys), (v, self.values), hint)
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            self._must_not_need_gradients()
+        bounded = self.max_length is not None or self.dtype is not None
+        if bounded and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise BadValue(
+                f"{self!r} got keys or values that need a gradient.",
+                "new tokens overwrite memory that gradients may need, and rounded ones have none.",
+                "decode in torch.no_grad(), or use KVCache() without max_length and dtype.",
+            )
         if self.max_length is None:
             return
         if self._k is not None and inference_ended(self._k):
@@ -185,18 +185,6 @@ class KVCache:
                 f"KVCache got {k.shape[-2]} tokens, and stores {self.length}.",
                 f"it stores at most max_length={self.max_length} tokens.",
                 "make a longer cache, or KVCache() without a limit.",
-            )
-
-    def _must_not_need_gradients(self) -> None:
-        rule = "new tokens overwrite allocated memory, which gradients of earlier calls may need."
-        if self.dtype is not None:
-            rule = "rounded numbers have no gradient."
-        if self.dtype is not None or self.max_length is not None:
-            raise BadValue(
-                f"KVCache(max_length={self.max_length}, dtype={self.dtype!r}) got keys or values "
-                "that need a gradient.",
-                rule,
-                "decode in torch.no_grad(), or use KVCache() without max_length and dtype.",
             )
 
 

@@ -10,7 +10,7 @@ from ..errors import refuse_keywords
 from ..formatting import ShownInNotebook, si
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.blocks import formats_of
+from ..problem.blocks import BlockTensor
 from ..problem.check import Options, make_problem
 from ..problem.problem import Problem
 from ..torch_state import loadable
@@ -25,8 +25,6 @@ class Plan(ShownInNotebook):
 
     `flops` counts the two products over the pairs that may look, and `bytes` counts q, k, v and the
     output once. `tiles` counts the 256 x 256 blocks that are full, partial or empty under the mask.
-    `stored` has the formats of keys and values in blocks, such as "q8_0": the call is exact for the
-    numbers that they store, whose rounding is no error of it.
     """
 
     problem: str
@@ -40,7 +38,6 @@ class Plan(ShownInNotebook):
     bytes: int
     tiles: dict[str, int]
     skips_tiles: bool
-    stored: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         share = f"{100 * self.pairs / self.all_pairs:.1f} %" if self.all_pairs else "none"
@@ -53,8 +50,6 @@ class Plan(ShownInNotebook):
         lines.append(f"  pairs         {self.pairs:,} of {self.all_pairs:,} may look ({share})")
         lines.append(f"  arithmetic    {si(self.flops)}FLOP in the two products")
         lines.append(f"  memory        {si(self.bytes)}B in and out at least")
-        if self.stored:
-            lines.append(f"  stored        {', '.join(self.stored)}: exact for the rounded numbers")
         counts = ", ".join(f"{n} {kind}" for kind, n in self.tiles.items())
         done = "; empty ones are skipped" if self.skips_tiles else "; this engine computes them all"
         lines.append(f"  tiles         {counts} of {TILE} x {TILE}{done if self.engine else ''}")
@@ -85,7 +80,14 @@ def plan(
         refuse_keywords(plan, unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
-    return replace(plan_of(problem, engine), stored=formats_of(inputs))
+    planned, formats = (
+        plan_of(problem, engine),
+        {x.format for x in inputs if isinstance(x, BlockTensor)},
+    )
+    about = (
+        f"; exact for the numbers that {' and '.join(sorted(formats))} stores" if formats else ""
+    )
+    return replace(planned, problem=planned.problem + about)
 
 
 def plan_of(problem: Problem, engine: str) -> Plan:

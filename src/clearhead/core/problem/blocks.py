@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..errors import BadValue, did_you_mean
+from ..errors import BadValue, did_you_mean, must_be_among
 from .problem import Inputs
 
 NUMBERS = 32  # of a block
@@ -56,9 +56,6 @@ class BlockTensor(Tensor):
             numbers = torch.cat([numbers & 15, numbers >> 4], -1).float() - 8
         return (numbers * scale).flatten(-2).to(self.dtype)
 
-    def __repr__(self) -> str:  # type: ignore[override]  # print(x) reads no numbers
-        return f"BlockTensor({tuple(self.shape)}, {self.format}, read as {self.dtype})"
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -70,7 +67,7 @@ class BlockTensor(Tensor):
                 return x.with_stored(function(x.stored, *args[1:], **kwargs))
         if function._schema.is_mutable and any(isinstance(y, BlockTensor) for y in args[:1]):
             raise BadValue(
-                f"{function} would change {x!r}.",
+                f"{function} would change a tensor in {args[0].format}.",
                 "numbers in blocks are not changed in place.",
                 "change a copy, x.dequantize().",
             )
@@ -97,14 +94,14 @@ def in_blocks(x: Tensor, format: str) -> BlockTensor:
     blocks = x.detach().float().unflatten(-1, (-1, NUMBERS))
     if format == "q8_0":
         scale = blocks.abs().amax(-1, keepdim=True) / 127
-        scaled = blocks * _inverse(scale)
+        scaled = blocks * torch.where(scale == 0, 0.0, 1 / scale)
         # rounds halves away from 0, as roundf does
         numbers = (scaled.abs() + 0.5).floor().copysign(scaled).to(torch.int8).view(torch.uint8)
     else:
         largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
         scale = largest / -8
         # In float64, because ggml's compilers may fuse the product and the sum.
-        shifted = blocks.double() * _inverse(scale).double() + 8.5
+        shifted = blocks.double() * torch.where(scale == 0, 0.0, 1 / scale).double() + 8.5
         low, high = shifted.clamp(0, 15.9).to(torch.uint8).chunk(2, -1)
         numbers = low | high << 4
     scale = scale.half().clone(memory_format=torch.contiguous_format)
@@ -112,26 +109,14 @@ def in_blocks(x: Tensor, format: str) -> BlockTensor:
     return BlockTensor(stored.flatten(-2), format, x.dtype)
 
 
-def must_be_format(owner: str, format: object) -> None:
-    """Raise `BadValue` for an unknown format."""
-    if format not in BYTES:
-        raise BadValue(
-            f"{owner} got the format {format!r}.",
-            f"formats of blocks are {', '.join(BYTES)}.",
-            did_you_mean(format, BYTES) or "pass q8_0.",
-        )
-
-
-def formats_of(inputs: Inputs) -> tuple[str, ...]:
-    """Return the formats of keys and values in blocks, none for ordinary tensors."""
-    return tuple(x.format for x in inputs if isinstance(x, BlockTensor))
+def must_be_format(dtype: object) -> None:
+    """Raise `BadValue` for an unknown format; None means none."""
+    if dtype is not None:
+        rule, hint = f"formats of blocks are {', '.join(BYTES)}.", did_you_mean(dtype, BYTES)
+        must_be_among(BYTES, "dtype", dtype, rule, hint or "pass q8_0, or None.")
 
 
 def read_back(inputs: Inputs) -> Inputs:
     """Return the inputs with ordinary tensors in place of blocks."""
     plain = (x.dequantize() if isinstance(x, BlockTensor) else x for x in inputs)
     return Inputs(*plain)
-
-
-def _inverse(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 0.0, 1 / scale)

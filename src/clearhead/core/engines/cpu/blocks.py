@@ -5,9 +5,8 @@ from torch import Tensor
 
 from ...problem.blocks import BlockTensor
 from ...problem.problem import Inputs, Problem
-from ...torch_state import is_plain
 from ..operators import with_rows
-from .call import args_of, check, core
+from .call import all_plain, args_of, check, core
 
 
 def decoded(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | None] | None:
@@ -19,8 +18,8 @@ def decoded(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Tensor | Non
     q, k, v = inputs
     if not (isinstance(k, BlockTensor) and isinstance(v, BlockTensor) and k.format == v.format):
         return None
-    others = q, k.stored, v.stored, p.sinks, None if p.bias is None else p.bias.numbers
-    if p.grad or p.dropout or p.H // p.G * p.Tq > core.block_rows() or not is_plain(*others):
+    plain = all_plain(p, Inputs(q, k.stored, v.stored))
+    if p.grad or p.dropout or p.H // p.G * p.Tq > core.block_rows() or not plain:
         return None
     query = with_rows(q.float())
     out = query.new_empty(p.B, p.H, p.Tq, p.Dv)

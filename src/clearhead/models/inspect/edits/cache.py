@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ....core.errors import BadType, BadValue, did_you_mean, kind_of, needs
-from ....core.problem.blocks import BYTES, in_blocks
 from ....core.problem.problem import Inputs, Problem
 from .edit import Edit, Edited, EditSite, replaced
 
@@ -54,7 +53,7 @@ class cache(Edit):
 
     No gradient flows through a named format. Raises `BadValue` for an unknown format, none at all,
     a vector that ggml cannot divide into blocks of 32, and what a function returns in another
-    shape or dtype; `Missing` without the package gguf, for q5_1, q5_0 and q4_1.
+    shape or dtype; `Missing` without the package gguf.
 
     Source: ggml's reference quantisation, by gguf's ``quants``; Micikevicius et al. 2022, "FP8
     Formats for Deep Learning".
@@ -137,8 +136,6 @@ def _of_ggml(x: Tensor, form: str) -> Tensor:
             f"ggml stores blocks of {BLOCK} numbers of a head's vector.",
             f"use fp8_e4m3, or a function that pads the vectors to a multiple of {BLOCK}.",
         )
-    if form in BYTES:  # as `nn.KVCache` stores them
-        return in_blocks(x, form).dequantize()
     with needs("hf", "formats of ggml are computed by the package gguf."):
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize, quantize
