@@ -52,7 +52,7 @@ inline F load_part(const bf16* p, int n) { return widen(few(p, n)); }
 inline F load_part(const half* p, int n) { return _mm256_cvtph_ps(few(p, n)); }
 
 // For blocks of 8 and 4 bits: the float16 at `p` in every lane; W signed bytes; the lower or the
-// upper halves of W bytes, minus 8.
+// upper 4 bits of W bytes, minus 8.
 inline F splat_half(const void* p) {
   int16_t bits;
   __builtin_memcpy(&bits, p, sizeof bits);

@@ -43,7 +43,7 @@ inline F load_part(const half* p, int n) {
 }
 
 // For blocks of 8 and 4 bits: the float16 at `p` in every lane; W signed bytes; the lower or the
-// upper halves of W bytes, minus 8.
+// upper 4 bits of W bytes, minus 8.
 inline F splat_half(const void* p) {
   int16_t bits;
   __builtin_memcpy(&bits, p, sizeof bits);

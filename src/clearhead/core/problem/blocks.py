@@ -35,11 +35,11 @@ class BlockTensor(Tensor):
     @staticmethod
     def __new__(cls, stored: Tensor, format: str, dtype: torch.dtype) -> "BlockTensor":
         size = (*stored.shape[:-1], stored.shape[-1] // BYTES[format] * NUMBERS)
-        made: BlockTensor = Tensor._make_wrapper_subclass(
+        blocks: BlockTensor = Tensor._make_wrapper_subclass(
             cls, size, dtype=dtype, device=stored.device
         )
-        made.stored, made.format = stored, format
-        return made
+        blocks.stored, blocks.format = stored, format
+        return blocks
 
     def with_stored(self, stored: Tensor) -> "BlockTensor":
         """Return other vectors in the format and dtype of this tensor."""
@@ -95,7 +95,7 @@ def in_blocks(x: Tensor, format: str) -> BlockTensor:
     if format == "q8_0":
         scale = blocks.abs().amax(-1, keepdim=True) / 127
         scaled = blocks * torch.where(scale == 0, 0.0, 1 / scale)
-        # rounds halves away from 0, as roundf does
+        # rounds x.5 away from 0, as roundf does
         numbers = (scaled.abs() + 0.5).floor().copysign(scaled).to(torch.int8).view(torch.uint8)
     else:
         largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
