@@ -208,7 +208,9 @@ def at_the_same_time(rank: int) -> list[str]:
 def test_two_threads_at_the_same_time_are_refused(tmp_path):
     for main, other in on_processes(2, at_the_same_time, tmp_path):
         two = "Two threads called attention over the ranks of one group at the same time."
-        assert main == two and (other == "nothing" or two in other)  # it had all that it needed
+        # It had all that it needed, or the other rank had left the block before.
+        allowed = other == "nothing" or two in other or "waited for rank" in other
+        assert main == two and allowed, other
 
 
 # ------------------------------------------------------------------------------------- compilers
