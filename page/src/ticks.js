@@ -1,6 +1,6 @@
-// Ticks of axes.
+// Ticks of axes, and the scale of a colour.
 
-import { number } from "./marks.js";
+import { byId, make, number } from "./marks.js";
 
 /** Round numbers from below `low` to above `high`, about `most` of them. @returns {number[]} */
 export function ticksBetween(low, high, most = 4) {
@@ -21,4 +21,11 @@ export const rangeOf = (/** @type {ArrayLike<number>} */ values) => {
 };
 
 export const tick = (value) => String(value).replace("-", "−");
-export const end = (value) => (Number.isInteger(value) ? String(value) : number(value, 3));
+const end = (value) => (Number.isInteger(value) ? String(value) : number(value, 3));
+
+/** Draws the scale of a colour, from the least to the greatest number that has one. */
+export function drawColourScale(low, high, colourOf) {
+  const ramp = make("i"), stops = [0, 0.25, 0.5, 0.75, 1].map((part) => colourOf(low + part * (high - low)));
+  ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
+  byId("colour-scale").replaceChildren(end(low), ramp, end(high));
+}

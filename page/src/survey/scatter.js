@@ -2,7 +2,7 @@
 
 import { css, mixed } from "../colours.js";
 import { byId, make, makeSvg, number } from "../marks.js";
-import { end, rangeOf as endsOf, tick, ticksBetween } from "../ticks.js";
+import { drawColourScale, rangeOf as endsOf, tick, ticksBetween } from "../ticks.js";
 import { go } from "./address.js";
 import { headName } from "./findings.js";
 import { listenToPoints, pointOf, showPoints } from "./points.js";
@@ -100,10 +100,7 @@ export function drawScatter() {
   const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
   const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
   const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
-  const stops = [0, 0.25, 0.5, 0.75, 1].map((part) => colour(pale + part * (strong - pale)));
-  const ramp = make("i");
-  ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
-  byId("colour-scale").replaceChildren(end(pale), ramp, end(strong));
+  drawColourScale(pale, strong, colour);
 
   const picture = makeSvg("svg", { width, height });
   for (const value of ticksOf(chosen.x)) {

@@ -2,7 +2,7 @@
 
 import { css, mixed } from "../colours.js";
 import { byId, make, makeSvg, number } from "../marks.js";
-import { end, tick, ticksBetween } from "../ticks.js";
+import { drawColourScale, tick, ticksBetween } from "../ticks.js";
 import { chosen, findings, go, indexOf, names, range, run, screen, valueAt } from "./store.js";
 
 const SPACE = { left: 48, right: 52, top: 16, bottom: 22 }, NEAR = 30; // pixels from a line to the pointer
@@ -16,8 +16,10 @@ const colourOf = (value) => {
   return Number.isFinite(value) ? css(mixed(run.inks.sequential[screen.isDark ? "dark" : "light"],
     high > low ? (value - low) / (high - low) : 0.5)) : null;
 };
-const xOf = (step, width) => SPACE.left + (last ? (run.steps[step] - run.steps[0]) / (run.steps[last] - run.steps[0]) : 0.5) *
+// The place of a step, by its number, and by its index.
+const placeOf = (number, width) => SPACE.left + (last ? (number - run.steps[0]) / (run.steps[last] - run.steps[0]) : 0.5) *
   (width - SPACE.left - SPACE.right);
+const xOf = (step, width) => placeOf(run.steps[step], width);
 // The step at a place, the nearest one.
 const stepAt = (x, width) => {
   const away = run.steps.map((_, i) => Math.abs(xOf(i, width) - x));
@@ -67,9 +69,9 @@ export function buildPictures() {
 export function drawPictures() {
   drawLines();
   drawCells();
-  const [low, high] = range(), ramp = make("i");
-  ramp.style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map((part) => colourOf(low + part * (high - low))).join()})`;
-  byId("colour-scale").replaceChildren(...(low <= high ? [end(low), ramp, end(high)] : ["no number"]));
+  const [low, high] = range();
+  if (low <= high) drawColourScale(low, high, colourOf);
+  else byId("colour-scale").replaceChildren("no number");
   drawStep();
 }
 
@@ -137,8 +139,7 @@ const marks = () => findings.filter((it) => it.metric === chosen.metric && it.st
 function drawSteps(picture, width, height) {
   for (const step of ticksBetween(run.steps[0], run.steps[last], width < 500 ? 3 : 6)) {
     if (step < run.steps[0] || step > run.steps[last]) continue;
-    const x = SPACE.left + (step - run.steps[0]) / (run.steps[last] - run.steps[0] || 1) * (width - SPACE.left - SPACE.right);
-    picture.append(makeSvg("text", { x, y: height - 6, "text-anchor": "middle" }, step.toLocaleString("en")));
+    picture.append(makeSvg("text", { x: placeOf(step, width), y: height - 6, "text-anchor": "middle" }, step.toLocaleString("en")));
   }
 }
 

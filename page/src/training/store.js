@@ -40,7 +40,10 @@ export const valuesOf = (metric = chosen.metric) => (decoded[metric] ??= decode(
 
 /** The number of a head at a step, by their indices. */
 export const valueAt = (step, head) => valuesOf()[step * names.length + head];
-export const range = () => rangeOf(valuesOf());
+
+const ranges = {};
+/** The least and the greatest number of the metric. Every cell of a picture reads it, so it is computed once. */
+export const range = () => (ranges[chosen.metric] ??= rangeOf(valuesOf()));
 
 /** The index of the last shown step that is not after a step. */
 export const indexOf = (step) => Math.max(0, run.steps.findLastIndex((it) => it <= step));

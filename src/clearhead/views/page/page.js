@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a8591e4fbc130182e5ae211187a91576b83b4af447702c9482f49adde2b642dd; do not edit.
+// Made by `make page` from the sources f90db394898a60feb23ebd36df82bba6a9511723f5399620d8198d6024eeaf70; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a8591e4fbc130182e5ae211187a91576b83b4af447702c9482f49adde2b642dd; do not edit.
+// Made by `make page` from the sources f90db394898a60feb23ebd36df82bba6a9511723f5399620d8198d6024eeaf70; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -580,6 +580,11 @@ var clearhead = (() => {
   };
   var tick = (value) => String(value).replace("-", "−");
   var end = (value) => Number.isInteger(value) ? String(value) : number(value, 3);
+  function drawColourScale(low, high, colourOf) {
+    const ramp = make("i"), stops = [0, 0.25, 0.5, 0.75, 1].map((part) => colourOf(low + part * (high - low)));
+    ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
+    byId("colour-scale").replaceChildren(end(low), ramp, end(high));
+  }
 
   // src/survey/points.js
   var FINGER = 20;
@@ -739,10 +744,7 @@ var clearhead = (() => {
     const y = (value) => height - SPACE.bottom - (value - bottom) / (top - bottom) * (height - SPACE.top - SPACE.bottom);
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
-    const stops = [0, 0.25, 0.5, 0.75, 1].map((part) => colour(pale + part * (strong - pale)));
-    const ramp = make("i");
-    ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
-    byId("colour-scale").replaceChildren(end(pale), ramp, end(strong));
+    drawColourScale(pale, strong, colour);
     const picture = makeSvg("svg", { width, height });
     for (const value of ticksOf(chosen.x)) {
       picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": value === right ? "end" : "middle" }, tick(value)));

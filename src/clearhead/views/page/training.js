@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a8591e4fbc130182e5ae211187a91576b83b4af447702c9482f49adde2b642dd; do not edit.
+// Made by `make page` from the sources f90db394898a60feb23ebd36df82bba6a9511723f5399620d8198d6024eeaf70; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -110,6 +110,11 @@ var clearhead = (() => {
   };
   var tick = (value) => String(value).replace("-", "−");
   var end = (value) => Number.isInteger(value) ? String(value) : number(value, 3);
+  function drawColourScale(low, high, colourOf2) {
+    const ramp = make("i"), stops = [0, 0.25, 0.5, 0.75, 1].map((part) => colourOf2(low + part * (high - low)));
+    ramp.style.background = `linear-gradient(to right, ${stops.join()})`;
+    byId("colour-scale").replaceChildren(end(low), ramp, end(high));
+  }
 
   // src/data.js
   var KINDS = {
@@ -161,7 +166,8 @@ var clearhead = (() => {
     run.values[metric]
   );
   var valueAt = (step, head) => valuesOf()[step * names.length + head];
-  var range = () => rangeOf(valuesOf());
+  var ranges = {};
+  var range = () => ranges[chosen.metric] ??= rangeOf(valuesOf());
   var indexOf = (step) => Math.max(0, run.steps.findLastIndex((it) => it <= step));
   function go(changes, isFilm = false) {
     const isOther = Object.keys(changes).some((name) => name !== "step" && changes[name] !== chosen[name]);
@@ -196,7 +202,8 @@ var clearhead = (() => {
       high > low ? (value - low) / (high - low) : 0.5
     )) : null;
   };
-  var xOf = (step, width) => SPACE.left + (last ? (run.steps[step] - run.steps[0]) / (run.steps[last] - run.steps[0]) : 0.5) * (width - SPACE.left - SPACE.right);
+  var placeOf = (number2, width) => SPACE.left + (last ? (number2 - run.steps[0]) / (run.steps[last] - run.steps[0]) : 0.5) * (width - SPACE.left - SPACE.right);
+  var xOf = (step, width) => placeOf(run.steps[step], width);
   var stepAt = (x, width) => {
     const away = run.steps.map((_, i) => Math.abs(xOf(i, width) - x));
     return away.indexOf(Math.min(...away));
@@ -238,9 +245,9 @@ var clearhead = (() => {
   function drawPictures() {
     drawLines();
     drawCells();
-    const [low, high] = range(), ramp = make("i");
-    ramp.style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map((part) => colourOf(low + part * (high - low))).join()})`;
-    byId("colour-scale").replaceChildren(...low <= high ? [end(low), ramp, end(high)] : ["no number"]);
+    const [low, high] = range();
+    if (low <= high) drawColourScale(low, high, colourOf);
+    else byId("colour-scale").replaceChildren("no number");
     drawStep();
   }
   var upOf = (height) => {
@@ -304,8 +311,7 @@ var clearhead = (() => {
   function drawSteps(picture, width, height) {
     for (const step of ticksBetween(run.steps[0], run.steps[last], width < 500 ? 3 : 6)) {
       if (step < run.steps[0] || step > run.steps[last]) continue;
-      const x = SPACE.left + (step - run.steps[0]) / (run.steps[last] - run.steps[0] || 1) * (width - SPACE.left - SPACE.right);
-      picture.append(makeSvg("text", { x, y: height - 6, "text-anchor": "middle" }, step.toLocaleString("en")));
+      picture.append(makeSvg("text", { x: placeOf(step, width), y: height - 6, "text-anchor": "middle" }, step.toLocaleString("en")));
     }
   }
   function drawCells() {

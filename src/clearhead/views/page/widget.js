@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a425fef4d065880fe1a86e69b01dbd1b1a012e0b3df0556e0e7e927ab79dabe5; do not edit.
+// Made by `make page` from the sources 235ed96155f6bd1413d30ef6b60e7f1895003e70033428fd3d015613c0680e27; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
