@@ -109,12 +109,13 @@ class KVCache:
             self._read_as = k.dtype
             k, v = (in_blocks(x, self.dtype).stored for x in (k, v))
         length = self.length + k.shape[-2]
-        keys, values = self._filled(self._k), self._filled(self._v)
         if self.max_length is None and (torch.is_grad_enabled() or not is_plain(k, v, self._k)):
+            keys, values = self._filled(self._k), self._filled(self._v)
             self._k = k.clone() if keys is None else torch.cat([keys, k], -2)
             self._v = v.clone() if values is None else torch.cat([values, v], -2)
         else:
             if not self._has_memory_for(length):
+                keys, values = self._filled(self._k), self._filled(self._v)
                 most = length + TOKENS_AHEAD if self.max_length is None else self.max_length
                 self._k, self._v = _enlarged(keys, k, most), _enlarged(values, v, most)
             assert self._k is not None and self._v is not None
