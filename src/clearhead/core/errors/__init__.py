@@ -126,8 +126,8 @@ def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) 
     if name in ("attn_mask", "is_causal", "dropout_p", "enable_gqa"):
         rule = (
             "this is a keyword of torch's function; clearhead has mask=, bias= and dropout=, and "
+            "groups heads without a flag."
         )
-        rule += "groups heads without a flag."
         hint = "pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call "
         hint += "clearhead.compat.scaled_dot_product_attention, which takes torch's keywords."
     raise BadType(f"{verb} got {name}={value}.", rule, hint)

@@ -232,8 +232,8 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
         rule = "a mask is a rule, and numbers that are added to scores are a bias."
         hint = (
             "pass mask=dense(keep=mask.bool()) if 1 means may look; pass an additive mask (0 and "
+            "-inf) as bias=."
         )
-        hint += "-inf) as bias=."
     elif callable(mask) or hasattr(mask, "mask_mod"):
         what = kind_of(mask)
         rule = "a mask is an object of clearhead, not a function as in FlexAttention."
