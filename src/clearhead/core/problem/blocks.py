@@ -65,9 +65,9 @@ class BlockTensor(Tensor):
             dim = _OF_VECTORS[function]
             if dim is None or (args[dim] if len(args) > dim else 0) % x.dim() < x.dim() - 1:
                 return x.with_stored(function(x.stored, *args[1:], **kwargs))
-        if function._schema.is_mutable and any(isinstance(y, BlockTensor) for y in args[:1]):
+        if isinstance(x, BlockTensor) and function._schema.is_mutable:
             raise BadValue(
-                f"{function} would change a tensor in {args[0].format}.",
+                f"{function} would change a tensor in {x.format}.",
                 "numbers in blocks are not changed in place.",
                 "change a copy, x.dequantize().",
             )
@@ -85,12 +85,7 @@ def in_blocks(x: Tensor, format: str) -> BlockTensor:
     """
     if isinstance(x, BlockTensor) and x.format == format:
         return x
-    if x.shape[-1] % NUMBERS:
-        raise BadValue(
-            f"A cache in {format} got vectors of {x.shape[-1]} numbers.",
-            f"it stores them in blocks of {NUMBERS}.",
-            "leave dtype out for heads of another size.",
-        )
+    must_fill_blocks(x, format, "leave dtype out for heads of another size.")
     blocks = x.detach().float().unflatten(-1, (-1, NUMBERS))
     if format == "q8_0":
         scale = blocks.abs().amax(-1, keepdim=True) / 127
@@ -109,6 +104,13 @@ def in_blocks(x: Tensor, format: str) -> BlockTensor:
     return BlockTensor(stored.flatten(-2), format, x.dtype)
 
 
+def must_fill_blocks(x: Tensor, format: str, hint: str) -> None:
+    """Raise `BadValue` for vectors that are not entire blocks."""
+    if x.shape[-1] % NUMBERS:
+        gave = f"cache got vectors of {x.shape[-1]} numbers for {format!r}."
+        raise BadValue(gave, f"ggml stores blocks of {NUMBERS} numbers of a head's vector.", hint)
+
+
 def must_be_format(dtype: object) -> None:
     """Raise `BadValue` for an unknown format; None means none."""
     if dtype is not None:
@@ -118,5 +120,6 @@ def must_be_format(dtype: object) -> None:
 
 def read_back(inputs: Inputs) -> Inputs:
     """Return the inputs with ordinary tensors in place of blocks."""
-    plain = (x.dequantize() if isinstance(x, BlockTensor) else x for x in inputs)
-    return Inputs(*plain)
+    if not any(isinstance(x, BlockTensor) for x in inputs):  # as in most calls
+        return inputs
+    return Inputs(*tree_map_only(BlockTensor, BlockTensor.dequantize, tuple(inputs)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ....core.errors import BadType, BadValue, did_you_mean, kind_of, needs
+from ....core.problem.blocks import BYTES, NUMBERS, in_blocks, must_fill_blocks
 from ....core.problem.problem import Inputs, Problem
 from .edit import Edit, Edited, EditSite, replaced
 
@@ -19,7 +20,6 @@ BITS = {
     "q4_0": 4.5,
 }  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn}
-BLOCK = 32
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +53,7 @@ class cache(Edit):
 
     No gradient flows through a named format. Raises `BadValue` for an unknown format, none at all,
     a vector that ggml cannot divide into blocks of 32, and what a function returns in another
-    shape or dtype; `Missing` without the package gguf.
+    shape or dtype; `Missing` without the package gguf, for q5_1, q5_0 and q4_1.
 
     Source: ggml's reference quantisation, by gguf's ``quants``; Micikevicius et al. 2022, "FP8
     Formats for Deep Learning".
@@ -130,12 +130,10 @@ def _of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _of_ggml(x: Tensor, form: str) -> Tensor:
-    if x.shape[-1] % BLOCK:
-        raise BadValue(
-            f"cache got vectors of {x.shape[-1]} numbers for {form!r}.",
-            f"ggml stores blocks of {BLOCK} numbers of a head's vector.",
-            f"use fp8_e4m3, or a function that pads the vectors to a multiple of {BLOCK}.",
-        )
+    hint = f"use fp8_e4m3, or a function that pads the vectors to a multiple of {NUMBERS}."
+    must_fill_blocks(x, form, hint)
+    if form in BYTES:  # as `nn.KVCache` stores them
+        return in_blocks(x, form).dequantize()
     with needs("hf", "formats of ggml are computed by the package gguf."):
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize, quantize
