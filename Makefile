@@ -74,7 +74,7 @@ pictures: .venv/look .venv/test  ## Draw the pictures of the README and the docu
 
 screens: .venv/look .venv/test  ## Photograph every view of a page, to look at after a change; PAGE=... names another page.
 	$(BIN)/clearhead look "$(STORY)" --out out
-	$(BIN)/python page/screens.py "$(or $(PAGE),out/storyteller.html)" out/screens
+	$(BIN)/python -m page.screens "$(or $(PAGE),out/storyteller.html)" out/screens
 
 docs: .venv/docs  ## Run the lessons and write the documentation to out/docs.
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html -c docs . out/docs

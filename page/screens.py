@@ -1,6 +1,6 @@
 """Photograph a page: every view, Compare and What if, at three widths, light and dark.
 
-    python page/screens.py out/storyteller.html out/screens
+    python -m page.screens out/storyteller.html out/screens
 
 `make screens` does this for the included model; PAGE=... names the file or the address of another
 page, such as one that `clearhead serve` printed. It needs Chromium and the extra test.
@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
+
+from tests.views.browser import launched
 
 SIZES = (1400, 1000), (1280, 720), (390, 844)
 SCHEMES = "light", "dark"
@@ -49,8 +51,7 @@ def photograph(page: str, out: Path) -> list[Path]:
     address = page if "://" in page else Path(page).resolve().as_uri()
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with launched() as browser:
         for (width, height), scheme in ((size, x) for size in SIZES for x in SCHEMES):
             tab = browser.new_page(
                 viewport={"width": width, "height": height},
@@ -65,7 +66,6 @@ def photograph(page: str, out: Path) -> list[Path]:
                 written.append(out / f"{width}-{scheme}-{number:02}-{name}.png")
                 tab.screenshot(path=written[-1])
             tab.close()
-        browser.close()
     return written
 
 
