@@ -52,6 +52,12 @@ settings.load_profile("fixed")
 gc.disable()
 
 
+@pytest.fixture
+def fresh_seed(request: pytest.FixtureRequest) -> int:
+    """Where tests begin that count seeds up themselves: at the one of `make slow SEED=...`."""
+    return int(request.config.getoption("--hypothesis-seed") or 0)
+
+
 def only_unit(config: pytest.Config) -> bool:
     return config.option.markexpr == "unit"
 
