@@ -8,9 +8,11 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import clearhead as ch
+from clearhead.distributed import sharded
 from tests.distributed.processes import on_processes
 
 transformers = pytest.importorskip("transformers")
@@ -180,16 +182,19 @@ def test_a_compiled_model_runs_eagerly_on_logged_steps():
         assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-def of_rank(rank, kind):
-    model = llama()
+def wrapped(kind):
     if kind == "ddp":
-        model = nn.parallel.DistributedDataParallel(model)
-    else:
-        from torch.distributed.fsdp import fully_shard
+        return nn.parallel.DistributedDataParallel(llama())
+    from torch.distributed.fsdp import fully_shard
 
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+    model = llama()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def of_rank(rank, kind):
+    model = wrapped(kind)
     with ch.monitor(model, every=1) as monitor:
         model(**batch(rank)).loss.backward()
         row = monitor.step()
@@ -218,6 +223,74 @@ def test_a_step_of_two_ranks_is_that_of_both_batches(kind, tmp_path):
         for name, value in after.items():
             if "grad" not in name:
                 assert row_after[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+OF_ATTENTION = ("max", "entropy", "entropy_fraction", "first", "self", "peaked", "output")
+
+
+def steps_of_rank(rank):
+    """Return the row of a step of two micro-batches, of every way to train."""
+    rows = {}
+    for kind in ("ddp", "fsdp2"):
+        for checkpoint in (None, False, True):
+            for autocast in (False, True):
+                model = wrapped(kind)
+                if checkpoint is not None:
+                    of = model.module if kind == "ddp" else model
+                    of.gradient_checkpointing_enable({"use_reentrant": checkpoint})
+                    of.enable_input_require_grads()
+                with ch.monitor(model, every=1, stats=OF_ATTENTION) as monitor:
+                    for number in (2 * rank, 2 * rank + 1):
+                        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                            loss = model(**batch(number)).loss
+                        loss.backward()
+                    rows[kind, checkpoint, autocast] = monitor.step()
+    return rows
+
+
+@pytest.mark.slow
+def test_two_ranks_with_micro_batches_checkpoints_and_autocast(tmp_path):
+    batches = [batch(number) for number in range(4)]
+    dense = {autocast: dense_row(llama(), batches, autocast) for autocast in (False, True)}
+    for rows in on_processes(2, steps_of_rank, tmp_path / "ranks"):
+        assert len(rows) == 12
+        for (kind, checkpoint, autocast), row in rows.items():
+            assert row.keys() == dense[autocast].keys()
+            tolerance = 2e-2 if autocast else 2e-5
+            for name, value in dense[autocast].items():
+                if not (autocast and name.endswith("peaked")):  # a threshold
+                    close = pytest.approx(value, rel=tolerance, abs=tolerance)
+                    assert row[name] == close, (kind, checkpoint, autocast, name)
+
+
+def loss_of(logits):
+    return logits.square().sum()
+
+
+def one_text():
+    return torch.randint(0, V, (1, 23), generator=torch.Generator().manual_seed(5))
+
+
+def sharded_step_of_rank(rank):
+    model, ids = llama(), one_text()
+    with sharded(ids.shape[1], layout="head-tail") as ring:
+        with ch.monitor(model, every=1, group=dist.group.WORLD) as monitor:
+            positions = ring.positions[None]
+            part = dict(input_ids=ring.shard(ids), position_ids=positions, use_cache=False)
+            loss_of(model(**part).logits).backward()
+            for x in model.parameters():
+                dist.all_reduce(x.grad)
+            return monitor.step()
+
+
+@pytest.mark.slow
+def test_a_text_that_is_cut_over_ranks_counts_once(tmp_path):
+    model = llama()
+    with ch.monitor(model, every=1) as monitor:
+        loss_of(model(input_ids=one_text(), use_cache=False).logits).backward()
+        expected = monitor.step()
+    for row in on_processes(2, sharded_step_of_rank, tmp_path / "ranks"):
+        assert row == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 class Branches(nn.Module):
