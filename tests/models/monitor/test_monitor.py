@@ -3,6 +3,8 @@
 import gc
 import math
 import struct
+import subprocess
+import sys
 import warnings
 import weakref
 
@@ -430,6 +432,21 @@ def test_a_layer_without_known_projections_has_no_gradients():
     assert "attention/L1/H3/max" in row and not [name for name in row if "grad" in name]
 
 
+def test_lora():
+    """Its adapters count in the statistics; its matrices are no plain ones to clip."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
+    model = peft.get_peft_model(llama(), config).train()
+    with ch.monitor(model, every=1) as monitor:
+        model(**batch(0)).loss.backward()
+        row = monitor.step()
+        with pytest.raises(ch.BadValue, match="W_Q and W_K are not found, or are not plain"):
+            ch.qk_clip(model, limit=0.1)
+    assert row == pytest.approx(
+        dense_row(model.base_model.model, [batch(0)], False), rel=2e-5, abs=2e-5
+    )
+
+
 def test_every_kind_of_projection_has_its_rows():
     x = torch.randn(B, T, H * D)
     layer = ch.nn.MultiHeadAttention(H * D, heads=H, kv_heads=2)
@@ -650,6 +667,28 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
     with pytest.raises(ch.BadValue, match="steps 0 to 4 of a run"):
         train(llama(), tmp_path, range(2))
     assert ch.monitor.read(tmp_path).steps == [0, 1, 2, 3, 4]
+
+
+WRITE_FOR_EVER = """
+import itertools, sys
+import clearhead as ch
+write = ch.monitor.parquet(sys.argv[1])
+for step in itertools.count():
+    write({f"attention/L{i}/H{h}/max": float(step) for i in range(8) for h in range(8)}, step)
+    print(step, flush=True)
+"""
+
+
+def test_a_killed_run_loses_at_most_one_step(tmp_path):
+    command = [sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            if int(line) == 30:
+                run.kill()
+                break
+        last = max(map(int, run.stdout.read().split()), default=30)  # printed before the kill
+    steps = ch.monitor.read(tmp_path / "run").steps
+    assert list(steps) in (list(range(last + 1)), list(range(last + 2)))
 
 
 def test_a_run_with_other_heads_is_refused(tmp_path):
