@@ -147,7 +147,17 @@ def agreed_ring(
         p, bias, inputs = _checked(call, transport.world, q, k, v)
     draws = p.dropout and p.seed is None
     drawn = int(draw_seed()) if draws else 0
-    compared = {"call": "forward", **more, **_described(p, bias, call)}
+    compared = {
+        "call": "forward",
+        **more,
+        **described(p, call.options.mask, bias),
+        "dropout": p.dropout,
+        "seed": p.seed,
+        "layout": call.layout,
+        "key_layout": call.key_layout,
+        "heads": call.heads,
+        "gradient": "wanted" if p.grad else "not wanted",
+    }
     layer = f" in {more['layer']}" if more.get("layer") else ""
     name = f"call {transport.history.meetings}{layer}"
     shards = agree(transport, compared, p.Tq, p.Tk, drawn, text=text)
@@ -195,31 +205,25 @@ def _checked(
     return replace(problem, grad=problem.grad or bias_grad), bias, inputs
 
 
-def _described(p: Problem, bias: Bias | None, call: Call) -> dict[str, object]:
+def described(p: Problem, mask: Mask | None, bias: object) -> dict[str, object]:
     """Return what must be equal on all ranks, by names that a user knows."""
+    from .. import __version__
+
+    of_bias = bias
+    if isinstance(bias, TensorBias):  # the number of its rows differs between ranks
+        batch, heads, _, keys = bias.as_4d().shape
+        of_bias = f"a tensor of {batch} x {heads} x queries x {keys}"
     return {
-        "clearhead": _version(),
+        "clearhead": __version__,
         "torch": torch.__version__,
         "dtype": p.dtype,
         "heads and sizes": f"B={p.B} H={p.H} G={p.G} D={p.D} Dv={p.Dv}",
-        "mask": call.options.mask,
-        "bias": _without_rows(bias) if isinstance(bias, TensorBias) else bias,
+        "mask": mask,
+        "bias": of_bias,
         "scale": p.scale,
         "softcap": p.softcap,
         "sinks": p.sinks,
-        "dropout": p.dropout,
-        "seed": p.seed,
-        "layout": call.layout,
-        "key_layout": call.key_layout,
-        "heads": call.heads,
-        "gradient": "wanted" if p.grad else "not wanted",
     }
-
-
-def _without_rows(bias: TensorBias) -> str:
-    """Describe a bias tensor without the number of its rows, which differs between ranks."""
-    batch, heads, _, keys = bias.as_4d().shape
-    return f"a tensor of {batch} x {heads} x queries x {keys}"
 
 
 class _Attend(torch.autograd.Function):
@@ -284,12 +288,6 @@ def check_on_all_positions(p: Problem, mask: Mask | None, bias: Bias | None, gri
         bias.check(grid)
     elif bias is not None:
         bias.check(grid._replace(Tq=p.Tq))
-
-
-def _version() -> str:
-    from .. import __version__
-
-    return __version__
 
 
 @eagerly

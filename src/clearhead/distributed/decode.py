@@ -14,14 +14,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..core.errors import BadType, BadValue, kind_of
+from ..core.errors import BadValue, must_be_of
 from ..core.functional.ambient import Ambient
 from ..core.masks import Grid, Mask, everything
 from ..core.problem.biases import Alibi, Bias
 from ..core.problem.check import Options, make_problem
 from ..core.problem.online_softmax import State, merge
 from ..core.problem.problem import Inputs
-from .attention import TIMEOUT, check_on_all_positions, must_be_eager
+from .attention import TIMEOUT, check_on_all_positions, described, must_be_eager
 from .block import InBlock, OpenBlock
 from .cut import Routes
 from .eager import eagerly
@@ -91,18 +91,8 @@ def decode_step(
         must_be_eager(q, k, v)
         ring, inputs = _ring(options, keys, transport, q, k, v)
     p = ring.problem
-    call: dict[str, object] = {
-        "call": "decode",
-        "layer": layer,
-        "dtype": p.dtype,
-        "heads and sizes": f"B={p.B} H={p.H} G={p.G} Tq={p.Tq} D={p.D} Dv={p.Dv}",
-        "mask": options.mask,
-        "bias": options.bias,
-        "scale": p.scale,
-        "softcap": p.softcap,
-        "sinks": p.sinks,
-        "keys": keys,
-    }
+    compared = described(p, options.mask, options.bias)
+    call = {"call": "decode", "layer": layer, **compared, "new tokens": p.Tq, "keys": keys}
     if compare:
         agree(transport, call, p.Tq, p.Tk)
     with transport.computing():
@@ -139,12 +129,9 @@ def _ring(
             "decode has no dropout, and its bias is ALiBi or None.",
             "call model.eval(), or use distributed.attention.",
         )
-    if not isinstance(keys, Layout):
-        raise BadType(
-            f"decode got {kind_of(keys)} for keys.",
-            "keys= is the layout of all keys, because ranks may hold any numbers of them.",
-            "pass for example distributed.contiguous(length, world).",
-        )
+    rule = "keys= is the layout of all keys, because ranks may hold any numbers of them."
+    hint = "pass for example distributed.contiguous(length, world)."
+    must_be_of(Layout, "decode with keys=", keys, rule, hint)
     p, inputs = make_problem(q, k, v, options._replace(mask=None, bias=None))
     own = keys.positions[transport.rank] if keys.world == transport.world else ()
     if keys.world != transport.world or len(own) != p.Tk:

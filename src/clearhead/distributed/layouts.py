@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from ..core.errors import BadType, BadValue, as_count, kind_of
+from ..core.errors import BadType, BadValue, as_count, kind_of, must_be_of
 from ..core.masks import Grid, Mask
 
 NAMES = "contiguous", "head-tail"
@@ -203,14 +203,9 @@ def by_document(ids: Tensor | Sequence[int], world: int) -> Layout:
     for start, stop in zip([0, *ends], [*ends, len(names)], strict=True):
         if stop > start:
             texts.setdefault(int(names[start]), []).append(range(start, stop))
-    sizes = {name: sum(map(len, ranges)) for name, ranges in texts.items()}
-    ranges_of: list[list[range]] = [[] for _ in range(_world(world))]
-    tokens = [0] * world
-    for name in sorted(texts, key=lambda name: (-sizes[name], name)):
-        rank = min(range(world), key=lambda r: (tokens[r], r))
-        ranges_of[rank] += texts[name]
-        tokens[rank] += sizes[name]
-    return Layout(ranges_of)
+    sizes = [sum(map(len, texts[name])) for name in range(len(texts))]
+    shares = _spread(sizes, _world(world), len(texts))
+    return Layout([[part for name in share for part in texts[name]] for share in shares])
 
 
 def balanced(mask: Mask, length: int, world: int, *, B: int = 1, H: int = 1) -> Layout:
@@ -224,12 +219,8 @@ def balanced(mask: Mask, length: int, world: int, *, B: int = 1, H: int = 1) -> 
     Raises `BadType` unless `mask` is a mask, and `BadValue` if it does not fit `length`, or if a
     number is out of range.
     """
-    if not isinstance(mask, Mask):
-        raise BadType(
-            f"balanced got {kind_of(mask)} for a mask.",
-            "the work of a rank is the number of pairs that a mask of clearhead allows.",
-            "pass for example clearhead.causal.",
-        )
+    rule = "the work of a rank is the number of pairs that a mask of clearhead allows."
+    must_be_of(Mask, "balanced with mask=", mask, rule, "pass for example clearhead.causal.")
     grid = Grid(length, length, B, H)
     mask.check(grid)
     mask.must_fit(grid)
@@ -238,14 +229,19 @@ def balanced(mask: Mask, length: int, world: int, *, B: int = 1, H: int = 1) -> 
     total = per_query.sum((0, 1)).cumsum(0).tolist()
     upto = [0, *total]
     work = [upto[r.stop] - upto[r.start] for r in chunks]
-    chunks_of: list[list[int]] = [[] for _ in range(world)]
+    return Layout([[chunks[c] for c in share] for share in _spread(work, world, CHUNKS)])
+
+
+def _spread(work: Sequence[int], world: int, most: int) -> list[list[int]]:
+    """Give each rank at most `most` items: those with the most work first, each to the rank with
+    the least work."""
+    shares: list[list[int]] = [[] for _ in range(world)]
     load = [0] * world
-    for chunk in sorted(range(len(chunks)), key=lambda c: (-work[c], c)):
-        open_ranks = [r for r in range(world) if len(chunks_of[r]) < CHUNKS]
-        rank = min(open_ranks, key=lambda r: (load[r], r))
-        chunks_of[rank].append(chunk)
-        load[rank] += work[chunk]
-    return Layout([[chunks[c] for c in of_rank] for of_rank in chunks_of])
+    for item in sorted(range(len(work)), key=lambda i: -work[i]):
+        rank = min((r for r in range(world) if len(shares[r]) < most), key=load.__getitem__)
+        shares[rank].append(item)
+        load[rank] += work[item]
+    return shares
 
 
 def layout_of(layout: object, length: int, world: int) -> Layout:
