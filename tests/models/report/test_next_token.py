@@ -145,13 +145,13 @@ def test_the_page_of_a_server_has_the_writers_of_an_unedited_model():
     assert report.next_token.clearest is not None
     assert calls == [0, 1, 2]  # further runs are not reported as progress
     digest = report.outputs
-    data = reader.snapshot(WITCH, {"off": []})
+    data = snapshot(reader.report(WITCH, {"off": []}))
     assert data["outputs"] == digest and data["next_token"]["token"] == "potions"
     assert data["next_token"]["writers"][0] == {
         "layer": 1, "head": 7, "key": 5, "without": pytest.approx(0.2165, abs=1e-3),
         "part": pytest.approx(1.089, abs=1e-2), "from_key": pytest.approx(0.926, abs=1e-2),
     }  # fmt: skip
-    assert "next_token" not in reader.snapshot(WITCH, {"off": [[1, 7]]})
+    assert "next_token" not in snapshot(reader.report(WITCH, {"off": [[1, 7]]}))
 
 
 def test_a_report_with_its_writers_is_saved_and_loaded(of_witch, tmp_path):

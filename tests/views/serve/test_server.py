@@ -44,7 +44,7 @@ class Waits(Reader):
         super().__init__()
         self.calls, self.go = 0, threading.Event()
 
-    def snapshot(self, text, edits=None, on_progress=None):
+    def report(self, text, edits=None, on_progress=None):
         def wait(done, total):
             self.calls += 1
             on_progress(done, total)
@@ -52,7 +52,7 @@ class Waits(Reader):
                 assert self.go.wait(20)
                 on_progress(done, total)
 
-        return super().snapshot(text, edits, wait)
+        return super().report(text, edits, wait)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_a_tile_is_the_exact_weights(client):
 
 
 WRONG = {
-    "no object": ([], "The request is a list."),
+    "no object": ([], "The server got a list."),
     "no text": ({}, "The text is None."),
     "empty": ({"text": ""}, "The text is empty."),
     "blank": ({"text": " \n"}, "The text is empty."),

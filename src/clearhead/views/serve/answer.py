@@ -1,18 +1,19 @@
 """Compute the response to a request of a page: a snapshot, a layer, or an error, as JSON."""
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ...core.errors import AttentionError, BadType, BadValue, as_count, kind_of
+from ...core.errors import AttentionError, BadType, BadValue, as_count, must_be_of
 from ..html.exact_steps import every_step
+from ..html.report import snapshot
 from ..html.steps import trace_data
 from ..html.why import why_data
 from .reader import OnProgress, Reader
 
 Answer: TypeAlias = dict[str, object]
+Request: TypeAlias = Any  # an object of JSON, whose values the reader checks
 
 
-def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) -> Answer:
+def answer(reader: Reader, path: str, request: Any, on_progress: OnProgress) -> Answer:
     """Return the response to a request.
 
     It is ``{"snapshot": ...}`` for the path "compute", ``{"layer": ...}`` for "tile" and "steps",
@@ -20,12 +21,8 @@ def answer(reader: Reader, path: str, request: object, on_progress: OnProgress) 
     with three parts. Raises only what `on_progress` raises.
     """
     try:
-        if not isinstance(request, dict):
-            raise BadType(
-                f"The request is {kind_of(request)}.",
-                'a request is an object such as {"text": "a text"}.',
-                "send an object.",
-            )
+        rule = 'a request is an object such as {"text": "a text"}.'
+        must_be_of(dict, "The server", request, rule, "send an object.")
         return ANSWERS[path](reader, request, on_progress)
     except AttentionError as error:
         return error_for_page(error)
@@ -44,42 +41,42 @@ def error_for_page(error: AttentionError) -> Answer:
     return {"error": {"gave": error.gave, "rule": error.rule, "hint": error.hint}}
 
 
-def _compute(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
-    text = request.get("text")
-    return {"snapshot": reader.snapshot(text, request.get("edits"), on_progress)}  # type: ignore[arg-type]  # checked there
+def _compute(reader: Reader, request: Request, on_progress: OnProgress) -> Answer:
+    report = reader.report(request.get("text"), request.get("edits"), on_progress)
+    return {"snapshot": snapshot(report)}
 
 
-def _vectors(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+def _vectors(reader: Reader, request: Request, on_progress: OnProgress) -> Answer:
     layer, head = _layer_and_head(request, "vectors have a layer and a head, numbered from 0.")
     return {"vectors": reader.vectors(layer, head, on_progress)}
 
 
-def _tile(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+def _tile(reader: Reader, request: Request, on_progress: OnProgress) -> Answer:
     layer, head = _layer_and_head(request, "a tile has a layer and a head, numbered from 0.")
     queries, keys = (_span(name, request.get(name)) for name in ("queries", "keys"))
     text, edits = request.get("text"), request.get("edits")
-    trace = reader.tile(text, layer, head, queries, keys, edits, on_progress)  # type: ignore[arg-type]  # as above
+    trace = reader.tile(text, layer, head, queries, keys, edits, on_progress)
     return {"layer": trace_data(trace)}
 
 
-def _steps(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+def _steps(reader: Reader, request: Request, on_progress: OnProgress) -> Answer:
     rule, hint = "a layer is numbered from 0.", 'send "layer": 0.'
     layer = as_count("layer", request.get("layer"), rule, hint)
-    trace = reader.steps(request.get("text"), layer, request.get("edits"), on_progress)  # type: ignore[arg-type]  # as above
+    trace = reader.steps(request.get("text"), layer, request.get("edits"), on_progress)
     return {"layer": every_step(trace)}
 
 
-def _why(reader: Reader, request: Mapping[str, object], on_progress: OnProgress) -> Answer:
+def _why(reader: Reader, request: Request, on_progress: OnProgress) -> Answer:
     layer, head = _layer_and_head(request, "a weight has a layer and a head, numbered from 0.")
     rule, hint = "queries and keys are numbered from 0.", 'send "query": 1, "key": 0.'
     query, key = (as_count(name, request.get(name), rule, hint) for name in ("query", "key"))
-    at: Any = {"layer": layer, "head": head, "query": query, "key": key}
-    at["against"] = request.get("against", "others")
-    text, edits = request.get("text"), request.get("edits")
-    return {"why": why_data(reader.why(text, edits, on_progress, **at))}  # type: ignore[arg-type]  # as above
+    options = {"layer": layer, "head": head, "query": query, "key": key}
+    options["against"] = request.get("against", "others")
+    why = reader.why(request.get("text"), request.get("edits"), on_progress, **options)
+    return {"why": why_data(why)}
 
 
-def _layer_and_head(request: Mapping[str, object], rule: str) -> tuple[int, int]:
+def _layer_and_head(request: Request, rule: str) -> tuple[int, int]:
     """Return the layer and the head of a request."""
     hint = 'send "layer": 0, "head": 0.'
     layer, head = (as_count(name, request.get(name), rule, hint) for name in ("layer", "head"))

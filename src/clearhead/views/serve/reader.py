@@ -19,8 +19,7 @@ from ...models.inspect.intervene import intervene
 from ...models.report import Report, report, tile
 from ...models.report.text_model import TextModel
 from ...models.why import Why, why
-from ..html.report import snapshot
-from ..html.schema import Snapshot, SurveyVectors
+from ..html.schema import SurveyVectors
 from ..html.vectors import vectors_data
 from ..load import load_text_model
 from .edits import read_edits
@@ -84,12 +83,6 @@ class Reader:
         with self._reading(text, edits, on_progress), listening(listen):
             result = report(self.model, text, next_token=not read_edits(edits), progress=progress)
         return replace(result, outputs=outputs.hexdigest())
-
-    def snapshot(
-        self, text: str, edits: object = None, on_progress: OnProgress = no_progress
-    ) -> Snapshot:
-        """Return the report as data for a page."""
-        return snapshot(self.report(text, edits, on_progress))
 
     def tile(
         self,
