@@ -240,8 +240,7 @@ def test_a_mask_without_cells_prints_what_makes_it(shape):
 
 
 @pytest.mark.parametrize(
-    "given, kind",
-    [(5, "an int, 5"), (b"causal", "a bytes, b'causal'"), (ch.causal, "a Causal, causal")],
+    "given, kind", [(5, "an int"), (b"causal", "a bytes"), (ch.causal, "a Causal")]
 )
 def test_only_a_text_is_parsed(given, kind):
     with pytest.raises(ch.BadType, match=f"^parse got {re.escape(kind)}.\n"):

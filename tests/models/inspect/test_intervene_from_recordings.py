@@ -227,7 +227,7 @@ def test_a_model_with_its_own_weights_frozen_and_outputs_patched_is_the_same():
 @pytest.mark.parametrize(
     ("wrong", "kind", "says"),
     [
-        (lambda: ch.edits.patch("run"), BadType, "recording=a str"),
+        (lambda: ch.edits.patch("run"), BadType, "recording= got a str"),
         (lambda: ch.edits.freeze(ch.Recording()), BadValue, "holds no calls"),
         (lambda: ch.edits.ablate(by="mean"), BadValue, "over=None"),
         (lambda: ch.edits.ablate(over=recorded(outputs=True)), BadValue, "by='zero' and over="),

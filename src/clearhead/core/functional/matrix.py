@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engines import choose, compute_stats, named, statistics_of
-from ..errors import BadType, BadValue, as_count, as_index, is_iterable, refuse_keywords
+from ..errors import BadType, BadValue, as_count, as_index, is_iterable, must_be_of, refuse_keywords
 from ..errors.limits import MOST_DENSE_CELLS, STRIP_CELLS, SUMMARY_PAIRS
 from ..formatting import ShownInNotebook
 from ..masks import Mask
@@ -301,12 +301,8 @@ class Matrix(ShownInNotebook):
 
     def _operand(self, x: Tensor, length: int, what: str, call: str) -> Tensor:
         p = self._problem
-        if not isinstance(x, Tensor):
-            raise BadType(
-                f"{call} got x of type {type(x).__name__}.",
-                "the attention matrix is multiplied with a tensor.",
-                "pass torch.as_tensor(x).",
-            )
+        rule = "the attention matrix is multiplied with a tensor."
+        must_be_of(Tensor, call, x, rule, "pass torch.as_tensor(x).")
         fits = x.dim() == p.input_dims and x.shape[-2] == length
         if fits:
             B, heads = as_4d(x).shape[:2]

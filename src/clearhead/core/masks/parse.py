@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ..errors import AttentionError, BadType, BadValue, did_you_mean, kind_of
+from ..errors import AttentionError, BadValue, did_you_mean, must_be_of
 from .data import dense, documents
 from .mask import Mask
 from .positions import Causal, causal, everything, lengths, prefix, window
@@ -25,12 +25,9 @@ def parse(text: str) -> Mask:
     shows only their shape. Raises `BadValue` for a string that is not a mask, and `BadType` for
     other types.
     """
-    if not isinstance(text, str):
-        raise BadType(
-            f"parse got {kind_of(text)}, {text!r}.",
-            "parse reads a string, such as the repr of a mask.",
-            "pass a string, for example 'causal & window(before=3, after=0)'.",
-        )
+    rule = "parse reads a string, such as the repr of a mask."
+    hint = "pass a string, for example 'causal & window(before=3, after=0)'."
+    must_be_of(str, "parse", text, rule, hint)
     try:
         return _mask(ast.parse(text.strip(), mode="eval").body)
     except AttentionError:

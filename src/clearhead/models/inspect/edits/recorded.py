@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from ....core.errors import BadType, BadValue, kind_of
+from ....core.errors import BadValue, must_be_of
 from ....core.masks.text_positions import Positions, per_text
 from ....core.problem.problem import Problem
 from ..recording import Call, Recording
@@ -15,13 +16,10 @@ from .edit import Edit, EditSite
 RECORDED = {"query": "inputs", "key": "inputs", "value": "inputs", "output": "outputs"}
 
 
-def check_recording(edit: Edit, name: str, recording: object) -> None:
-    if not isinstance(recording, Recording):
-        raise BadType(
-            f"{type(edit).__name__} got {name}={kind_of(recording)}.",
-            f"{name} is a recording of another run by watch.",
-            "pass the recording of `with watch(...) as recording`.",
-        )
+def check_recording(edit: Edit, name: str, recording: Any) -> None:
+    rule = f"{name} is a recording of another run by watch."
+    hint = "pass the recording of `with watch(...) as recording`."
+    must_be_of(Recording, f"{type(edit).__name__} with {name}=", recording, rule, hint)
     if not recording.calls:
         state = "keeps its calls in files" if recording.written else "holds no calls"
         raise BadValue(
