@@ -18,6 +18,7 @@ def doctor() -> None:
     from clearhead.core import engines
     from clearhead.core.engines import cpu
     from clearhead.core.errors import how_to_install
+    from clearhead.core.formatting import aligned
 
     rows = [
         ("clearhead", installed_version("clearhead") or "not installed"),
@@ -38,9 +39,7 @@ def doctor() -> None:
         version = installed_version(package)
         missing = f"missing, for {purpose}: {how_to_install(extra)}"
         rows.append((package, missing if version is None else f"{version}, for {purpose}"))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        typer.echo(f"{name:<{width}}  {value}")
+    typer.echo("\n".join(aligned(rows)))
 
 
 def installed_version(package: str) -> str | None:

@@ -69,6 +69,30 @@ def quantity(count: int, name: str) -> str:
     return f"{count:,} {name}{'s' * (count != 1)}"
 
 
+def aligned(
+    rows: Sequence[Sequence[str]], between: str = "  ", width: int | None = None
+) -> list[str]:
+    """Align the cells of a table; a line for each row, with `between` between its cells.
+
+    Columns that do not fit `width` characters are a table below, which repeats the first.
+
+    >>> aligned([("a", "b"), ("long", "c")])
+    ['a     b', 'long  c']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    tables = [[0]]
+    for i in range(1, len(widths)):
+        longest = sum(widths[j] + len(between) for j in [*tables[-1], i]) - len(between)
+        if width is not None and longest > width and len(tables[-1]) > 1:
+            tables.append([0])
+        tables[-1].append(i)
+    lines = []
+    for table in tables:
+        cells = ([row[i].ljust(widths[i]) for i in table] for row in rows)
+        lines += ["", *(between.join(line).rstrip() for line in cells)]
+    return lines[1:]
+
+
 def ends(size: int, most: int) -> list[int | None]:
     """Return positions 0 to size - 1, or only the first and last `most`, around None.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core.errors import BadValue, as_count, as_path
 from ..core.files import atomic_io
-from ..core.formatting import visible
+from ..core.formatting import aligned, visible
 from ..core.functional.ambient import capture_call
 from ..core.functional.explain import explain_problem
 from ..core.functional.trace import Trace
@@ -54,13 +54,9 @@ class Reading:
     guesses: tuple[tuple[tuple[str, float], ...], ...]
 
     def __str__(self) -> str:
-        labels = [visible(x, 24) for x in Encoded(self.tokens, (), self.unknown).labels()]
-        width = max(map(len, labels))
-        lines = [
-            f"{label:<{width}}  "
-            + "  ".join(f"{visible(word)} {_percent(p)}" for word, p in guesses)
-            for label, guesses in zip(labels, self.guesses, strict=True)
-        ]
+        labels = Encoded(self.tokens, (), self.unknown).labels()
+        words = ("  ".join(f"{visible(x)} {_percent(p)}" for x, p in some) for some in self.guesses)
+        lines = aligned([(visible(x, 24), y) for x, y in zip(labels, words, strict=True)])
         if any(self.unknown):
             lines.append("(?) marks words that the model does not know; it reads them as unknown.")
         return "\n".join(lines)

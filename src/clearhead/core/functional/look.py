@@ -10,7 +10,7 @@ from torch import Tensor
 from ..engines import direct
 from ..errors import BadValue, refuse_keywords
 from ..files.results import Savable, data_frame
-from ..formatting import ShownInNotebook
+from ..formatting import ShownInNotebook, aligned
 from ..masks import Mask
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
@@ -167,10 +167,7 @@ class Look(ShownInNotebook, Savable):
         )
 
     def __repr__(self) -> str:
-        table = self.table()
-        widths = [max(len(row[i]) for row in table) for i in range(2)]
-        body = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table)
-        return "\n".join([f"look at {self.about}", *body])
+        return "\n".join([f"look at {self.about}", *aligned([("", *row) for row in self.table()])])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a table with one row per query of each head.

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..engines.step import Step
 from ..errors import BadValue, as_index
 from ..files.results import Savable, data_frame
-from ..formatting import AXES, ShownInNotebook
+from ..formatting import AXES, ShownInNotebook, aligned
 from ..torch_state import loadable
 
 if TYPE_CHECKING:
@@ -150,11 +150,10 @@ class Trace(ShownInNotebook, Savable):
 
     def __repr__(self) -> str:
         rows = [
-            (step.name, " ".join(map(str, step.shape)), step.axes, step.formula) for step in self
+            ("", step.name, " ".join(map(str, step.shape)), step.axes, step.formula)
+            for step in self
         ]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([self.about or "Trace", *("  " + line.rstrip() for line in lines)])
+        return "\n".join([self.about or "Trace", *aligned(rows)])
 
 
 def steps_at(trace: Trace, indices: Mapping[str, Sequence[int]]) -> Trace:

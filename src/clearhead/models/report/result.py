@@ -3,13 +3,13 @@
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import BadValue, as_count
 from ...core.files.results import Savable, data_frame
-from ...core.formatting import ShownInNotebook, spelled, visible, without_nan
+from ...core.formatting import ShownInNotebook, aligned, spelled, visible, without_nan
 from ...core.torch_state import loadable
 from ..roles.role import NOT_NUMBERS
 from ..roles.table import LABELS, REPEATS
@@ -176,7 +176,7 @@ class Report(ShownInNotebook, Savable):
             numbers = x.share_text, f"{x.entropy:.2f}", number
             first = f"{x.norm_weighted['first']:.2f}" if x.norm_weighted else ""
             rows.append((f"L{x.layer}H{x.head}", x.label, *numbers, *shares, *[first] * by_norm))
-        table = columns(rows, width)
+        table = aligned(rows, " ", width)
         wrap = min(width or sys.maxsize, max(80, *map(len, table)))
         legend = (part for line in self._legend() for part in textwrap.wrap(line, wrap))
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *legend])
@@ -234,23 +234,4 @@ class Report(ShownInNotebook, Savable):
             labels = ", ".join(f"{count} {label}" for label, count in counts.most_common())
             mean = sum(head.entropy for head in layer.heads) / max(1, len(layer.heads))
             rows.append((str(layer.number), f"{mean:.2f}", labels))
-        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *columns(rows)])
-
-
-def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Align the cells of a table; a line for each row.
-
-    Columns that do not fit `width` characters are a table below, which repeats the first.
-    """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    tables = [[0]]
-    for i in range(1, len(widths)):
-        longest = sum(widths[j] + 1 for j in [*tables[-1], i]) - 1
-        if width is not None and longest > width and len(tables[-1]) > 1:
-            tables.append([0])
-        tables[-1].append(i)
-    lines = []
-    for table in tables:
-        cells = ([row[i].ljust(widths[i]) for i in table] for row in rows)
-        lines += ["", *(" ".join(line).rstrip() for line in cells)]
-    return lines[1:]
+        return "\n".join([f"{visible(self.name, 200)}: {self.about}", *aligned(rows, " ")])

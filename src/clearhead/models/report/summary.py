@@ -5,10 +5,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from ...core.formatting import Token, quantity, visible
+from ...core.formatting import Token, aligned, quantity, visible
 from .findings import Head, NextToken
 from .opening import Opening, best_heads, opening, token_labels
-from .result import EFFECTS, Report, columns
+from .result import EFFECTS, Report
 
 TOP = 8  # listed heads
 WIDTH = 80
@@ -98,7 +98,7 @@ def _largest_effects(report: Report, width: int) -> list[str]:
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    return columns(rows, width if width < WIDTH else None)
+    return aligned(rows, " ", width if width < WIDTH else None)
 
 
 def _does(head: Head) -> str:
