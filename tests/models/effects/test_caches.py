@@ -125,12 +125,12 @@ def test_a_saved_result_is_loaded(damage, tmp_path):
 
 @pytest.mark.parametrize("caches, error, part", [
     (["q8"], BadValue, "did you mean 'q8_0'?"),
-    ([], BadType, "compare_caches got no cache"),
-    ([ch.edits.ablate()], BadType, "compare_caches got ablate()"),
+    ([], BadValue, "compare_caches got 0 edits"),
+    ([ch.edits.ablate()], BadType, "compare_caches got 'ablate()': ablate()"),
     ({"a": 3}, BadType, "'a': 3"),
     ({"a": []}, BadType, "'a': []"),
     ([ch.edits.cache(keys=lambda x: x), ch.edits.cache(keys=lambda x: 2 * x)], BadValue,
-     "2 caches with 1 different names"),
+     "2 edits with 1 different names"),
     ({"a": ch.edits.cache(keys="bf16", layers=[2])}, BadValue, "the layers are 0 to 1"),
     ({"a": ch.edits.cache(keys="bf16", heads=[2])}, BadValue, "key heads from 0 to 1"),
 ])  # fmt: skip

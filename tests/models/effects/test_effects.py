@@ -286,7 +286,7 @@ def test_it_is_drawn():
         (lambda: ch.effects(model(), ids(), edits=["ablate"]), BadType, "effects got"),
         (lambda: ch.effects(model(), ids(), edits=2 * [ch.edits.ablate()]), BadValue, "unique"),
         (lambda: ch.effects(model(), ids(), edits=[]), BadValue, "0 edits"),
-        (lambda: ch.effects(model(), ids(), edits=3), BadType, "edits=3"),
+        (lambda: ch.effects(model(), ids(), edits=3), BadType, "effects got an int"),
         (lambda: ch.effects(model(), ids(), at_once="x"), BadType, "at_once='x'"),
         (lambda: ch.effects(model(), ids(), at_once=0), BadValue, "at_once=0"),
         (

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import BadType, BadValue, kind_of
+from ...core.errors import BadValue
 from ...core.files.results import Savable, data_frame
-from ...core.formatting import ShownInNotebook
+from ...core.formatting import ShownInNotebook, aligned
 from ...core.functional.ambient import editing, must_not_be_sharded
 from ...core.functional.divergence import compare
 from ...core.torch_state import loadable
@@ -23,7 +23,7 @@ from ..inspect.edits import Edit, cache, keep_only, knock_out
 from ..inspect.edits.cache import BITS
 from ..inspect.edits.edit import in_order
 from .effect_table import Effects
-from .effects import checked_inputs, effects
+from .effects import checked_inputs, effects, named_edits
 from .estimate import Recorder, UneditedCall
 from .metrics import Metric
 
@@ -112,8 +112,7 @@ class CacheDamage(ShownInNotebook, Savable):
             size = "" if bits is None else f"{bits:g}"
             change = [f"{changes[name]:+.4f}" for _ in metric]
             table.append([name, size, *change, *(f"{x:.3g}" for x in means), ", ".join(worst)])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        lines = aligned(table)
         if self.effects is not None:
             lines.insert(0, f"{self.effects.metric} is {self.effects.baseline:.4f} without a cache")
         return "\n".join(lines)
@@ -156,7 +155,12 @@ def compare_caches(
     must_be_module("compare_caches", model, "compare_caches runs a model.", ", then its inputs")
     must_not_be_sharded("compare_caches")
     refuse_compiled(model)
-    groups, recorder = _groups(caches), Recorder(grad=False)
+    rule = "a cache is a format, or the edits cache, keep_only and knock_out."
+    hint = f"pass a list of formats ({', '.join(BITS)}) and edits, or a dict of names and these."
+    several = [caches] if isinstance(caches, str | Edit) else caches
+    allowed = (cache, keep_only, knock_out)
+    groups = named_edits("compare_caches", several, allowed, rule, hint)
+    recorder = Recorder(grad=False)
     hooks = module_hooks(model, recorder.layers.enter, recorder.layers.leave)
     with torch.no_grad(), editing(recorder), no_random_numbers(model), hooks:
         run_with_known_ids(model, fresh(checked_inputs(inputs)))
@@ -202,40 +206,3 @@ def _compared(call: UneditedCall, caches: Mapping[str, Sequence[Edit]]) -> Itera
             numbers = *(float(x.mean()) for x in means), float(lost.max())
             key_head = head // (problem.H // problem.G)
             yield HeadDamage(cached, site.layer, head, key_head, *numbers)
-
-
-def _groups(caches: object) -> dict[str, tuple[Edit, ...]]:
-    """Return the edits of each cache, by name."""
-    if isinstance(caches, str | Edit):
-        caches = [caches]
-    if not isinstance(caches, Mapping | Sequence) or not caches:
-        raise _no_caches(kind_of(caches) if caches else "no cache")
-    if isinstance(caches, Sequence):
-        named = {x if isinstance(x, str) else repr(x): x for x in caches}
-        if len(named) < len(caches):
-            raise BadValue(
-                f"compare_caches got {len(caches)} caches with {len(named)} different names.",
-                "a format, or the repr of an edit, is the name of a cache, and names are unique.",
-                "pass a dict of names and caches.",
-            )
-        caches = named
-    groups: dict[str, tuple[Edit, ...]] = {}
-    for name, x in caches.items():
-        edits = [cache(keys=x, values=x)] if isinstance(x, str) else x
-        edits = [edits] if isinstance(edits, Edit) else edits
-        allowed = cache, keep_only, knock_out
-        if not isinstance(edits, list | tuple) or not edits or not isinstance(name, str):
-            raise _no_caches(f"{name!r}: {x!r}")
-        if others := [e for e in edits if not isinstance(e, allowed)]:
-            raise _no_caches(repr(others[0]))
-        groups[name] = tuple(edits)
-    return groups
-
-
-def _no_caches(gave: str) -> BadType:
-    return BadType(
-        f"compare_caches got {gave}.",
-        "a cache changes keys and values, or which keys are visible: it is a format, or the edits "
-        "cache, keep_only and knock_out.",
-        f"pass a list of formats ({', '.join(BITS)}) and edits, or a dict of names and these.",
-    )

@@ -18,7 +18,7 @@ from ..follow.copies import Layout, fresh
 from ..follow.coverage import warn_if_missed
 from ..follow.layers import module_hooks, must_be_module, no_attention_call, refuse_compiled
 from ..follow.refused_models import no_random_numbers
-from ..inspect.edits import Edit, ablate, path
+from ..inspect.edits import Edit, ablate, cache, path
 from ..progress import progress_bar
 from .edited_runs import EditedRuns, UneditedRun
 from .effect_table import Effect, Effects
@@ -192,36 +192,44 @@ def _groups(
             "over moves one edit over layers, heads or positions.",
             "pass one edit, or leave out over.",
         )
-    named: dict[str, Any] = {}
-    if isinstance(edits, Mapping):
-        named = dict(edits)
-    elif isinstance(edits, Sequence):
-        named = {repr(edit): edit for edit in edits}
-    else:
-        raise _no_edits(f"edits={edits!r}")
-    groups = {what: (e,) if isinstance(e, Edit) else e for what, e in named.items()}
-    for what, group in groups.items():
-        listed = isinstance(group, list | tuple) and group
-        if not isinstance(what, str) or not listed or not all(isinstance(e, Edit) for e in group):
-            raise _no_edits(f"{what!r}: {group!r}")
-        for one in group:
-            if isinstance(one, path):
-                one.ends()
-    if not groups or (isinstance(edits, Sequence) and len(groups) < len(edits)):
+    rule = "edits is one edit of clearhead.edits, a list of them, or a dict of names and edits."
+    hint = "pass for example {'first': clearhead.edits.knock_out(clearhead.prefix(1))}."
+    groups = named_edits("effects", edits, (Edit,), rule, hint)
+    for one in chain(*groups.values()):
+        if isinstance(one, path):
+            one.ends()
+    return groups
+
+
+def named_edits(
+    verb: str, edits: Any, allowed: tuple[type[Edit], ...], rule: str, hint: str
+) -> dict[str, tuple[Edit, ...]]:
+    """Return edits that `verb` got, in a list or by name: edits, lists of edits, or formats of a
+    cache, if it is `allowed`.
+
+    Raises `BadType`, with `rule` and `hint`, for anything that is not `allowed`, and `BadValue` if
+    there is none, or if two of a list have one name: a format, or the repr of an edit.
+    """
+    if isinstance(edits, str) or not isinstance(edits, Mapping | Sequence):
+        raise BadType(f"{verb} got {kind_of(edits)}.", rule, hint)
+    named: Any = edits
+    if not isinstance(edits, Mapping):
+        named = {x if isinstance(x, str) else repr(x): x for x in edits}
+    if not named or len(named) < len(edits):
         raise BadValue(
-            f"effects got {len(edits)} edits with {len(groups)} different reprs.",
-            "the repr of an edit is the name of its effect, and names are unique.",
-            "pass a dict of names and edits, or None for every head.",
+            f"{verb} got {len(edits)} edits with {len(named)} different names.",
+            "the repr of an edit is its name in the result, and names are unique.",
+            "pass a dict of names and edits.",
         )
-    return {what: tuple(group) for what, group in groups.items()}
-
-
-def _no_edits(gave: str) -> BadType:
-    return BadType(
-        f"effects got {gave}.",
-        "edits is one edit of clearhead.edits, a list of them, or a dict of names and edits.",
-        "pass for example {'first': clearhead.edits.knock_out(clearhead.prefix(1))}.",
-    )
+    groups: dict[str, tuple[Edit, ...]] = {}
+    for name, x in named.items():
+        one = cache(keys=x, values=x) if isinstance(x, str) and cache in allowed else x
+        group = (one,) if isinstance(one, Edit) else one
+        is_list = isinstance(name, str) and isinstance(group, list | tuple) and group
+        if not is_list or not all(isinstance(edit, allowed) for edit in group):
+            raise BadType(f"{verb} got {name!r}: {x!r}.", rule, hint)
+        groups[name] = tuple(group)
+    return groups
 
 
 # ------------------------------------------------------------------------------ inputs and metrics
