@@ -58,15 +58,11 @@ def main() -> None:
     except Exception as error:
         if (user_error := _in_three_parts(error)) is None:
             raise
-        _fail(user_error)
+        from rich.console import Console
 
-
-def _fail(error: "AttentionError") -> None:
-    from rich.console import Console
-
-    screen = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    screen.print(f"Error: {error}")
-    sys.exit(2)
+        screen = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        screen.print(f"Error: {user_error}")
+        sys.exit(2)
 
 
 def _in_three_parts(error: Exception) -> "AttentionError | None":

@@ -87,48 +87,34 @@ def look(
     reader = load_text_model(model) if image is None else _image_reader(image, model)
     if tile is not None:
         _look_at_tile(reader, words, tile, out)
-    else:
-        _look_at(reader, model, words, effects, repeated_tokens, all, csv, out, other)
-
-
-def _look_at(
-    model: "TextModel",
-    name: Path | None,
-    words: "str | Path",
-    effects: bool,
-    repeated_tokens: bool,
-    every: bool,
-    csv: Path | None,
-    out: Path,
-    other: "TextModel | None",
-) -> None:
+        return
     from clearhead.models.report import report, summary
     from clearhead.views import text as terminal
     from clearhead.views.html.why import why_ahead
     from clearhead.views.report_files import write
 
-    beside = None if other is None else report(other, words)
+    compared = None if other is None else report(other, words)
     result = report(
-        model, words, effects=effects or model.is_small, repeated_tokens=repeated_tokens,
+        reader, words, effects=effects or reader.is_small, repeated_tokens=repeated_tokens,
         next_token=True,
     )  # fmt: skip
-    if name is not None and not name.exists():  # a name of the hub, which the page shows too
-        result = replace(result, folder=str(name))
-    ahead = _without_writers(model, words, result)
-    why = why_ahead(model, result, words)
+    if model is not None and not model.exists():  # a name of the hub, which the page shows too
+        result = replace(result, folder=str(model))
+    ahead = _without_writers(reader, words, result)
+    why = why_ahead(reader, result, words)
     # Written before anything is printed, because a pipe may close.
-    written = write(result, out, beside=beside, ahead=ahead, why=why)
+    written = write(result, out, beside=compared, ahead=ahead, why=why)
     if csv is not None:
         written["table"] = _write_csv(result, csv)
     width = terminal_width()
     typer.echo(summary(result, min(80, width or 80)))
     if why:
         typer.echo(f"\n{wrapped(_why_line(result, why))}")
-    if every or len(result.heads) <= SHORT_TABLE:
+    if all or len(result.heads) <= SHORT_TABLE:
         typer.echo(f"\n{result.to_text(width)}")
     else:
         typer.echo("\nAll heads: add --all for the table, --csv FILE for a file, or open the page.")
-    for remark in model.remarks(str(words)):
+    for remark in reader.remarks(str(words)):
         typer.echo(f"\n{wrapped(remark.sentence)}")
         if remark.trace is not None:
             typer.echo()

@@ -3,13 +3,12 @@
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
-from .options import Model, Text
+from .options import Model, Text, refuse
 from .output import say, say_loading
 from .text_input import read_text
 
@@ -20,6 +19,7 @@ EXAMPLE = (
 
 
 def serve(
+    context: typer.Context,
     text: Text = None,
     model: Model = None,
     survey: Annotated[
@@ -49,26 +49,28 @@ def serve(
       clearhead serve --model DIR --survey out/survey
       clearhead serve --model DIR --survey out/tuned --compare out/base
     """
-    if compare is not None and survey is None:
-        _refuse_compare(compare)
+    if survey is None:
+        rule, hint = "two surveys are compared.", "write --survey OUT --compare OTHER."
+        refuse(context, ["compare"], "without --survey", rule, hint)
     say_loading(model)
+    from clearhead.core.errors import needs
     from clearhead.core.formatting import visible
     from clearhead.corpus import Survey
     from clearhead.views import html
     from clearhead.views.serve import Reader
 
-    start, app = _library()
+    with needs("serve", "the server needs starlette and uvicorn."):
+        from clearhead.views.serve.server import app, start
     words = EXAMPLE if text is None else read_text(text)
     with _listen(port) as listener:
         surveyed, other = (None if x is None else Survey.open(x) for x in (survey, compare))
         reader = Reader(model, surveyed)
-        overview = (
-            None if surveyed is None else html.survey_page(surveyed, other=other, host="server")
-        )
-        result = reader.report(words, progress=None)
+        overview = None
+        if surveyed is not None:
+            overview = html.survey_page(surveyed, other=other, host="server")
+        page = html.report_page(reader.report(words, progress=None), host="server")
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        page = html.report_page(result, host="server")
         address = f"http://127.0.0.1:{port}/{token}/"
         typer.echo(address)
         say(f"{visible(reader.model.name, 200)}, for this machine only; Ctrl-C ends it")
@@ -76,24 +78,6 @@ def serve(
             webbrowser.open(address)
         start(app(reader, page, token, port, overview), listener)
     say("ended")
-
-
-def _refuse_compare(other: Path) -> NoReturn:
-    from clearhead.core.errors import BadValue
-
-    raise BadValue(
-        f"--compare {other} was given without --survey.",
-        "two surveys are compared.",
-        f"write clearhead serve --survey OUT --compare {other}.",
-    )
-
-
-def _library() -> tuple[Callable[..., None], Callable[..., Any]]:
-    from clearhead.core.errors import needs
-
-    with needs("serve", "the server needs starlette and uvicorn."):
-        from clearhead.views.serve.server import app, start
-    return start, app
 
 
 def _listen(port: int) -> socket.socket:

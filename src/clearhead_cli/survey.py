@@ -12,7 +12,6 @@ from .output import say, say_loading
 
 if TYPE_CHECKING:
     from clearhead.corpus import Needles, RandomRepeats, Survey
-    from clearhead.corpus.steps import Setup
 
 MOST_SHOWN = 8  # heads of the summary
 FOLDERS = {"compare": ("OUT", "OTHER"), "merge": ("OUT",), "work": ("OUT",)}
@@ -139,16 +138,10 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
         say(f"survey   {merge(out)}")
     else:
         say_loading(model)
-        _work(out, model, metrics)
+        from clearhead.corpus.steps import setup_of_manifest, work
+        from clearhead.views.load import load_text_model
 
-
-def _work(out: Path, model: Path | None, metrics: str | None) -> None:
-    """Compute the shards of this rank, with the settings of the manifest."""
-    from clearhead.corpus.steps import setup_of_manifest, work
-    from clearhead.views.load import load_text_model
-
-    setup: Setup = setup_of_manifest(load_text_model(model), out, metrics)
-    work(setup, out)
+        work(setup_of_manifest(load_text_model(model), out, metrics), out)
 
 
 def _compare(folder: Path, other: Path) -> None:

@@ -60,9 +60,8 @@ def whatif(
     words = read_text(text)
     reader = load_text_model(model)
     tokens, _ = reader.tokens_and_inputs(words)
-    edits = [_edit(option, "knock_out", tokens) for option in knock_out or ()]
-    edits += [_edit(option, "keep_only", tokens) for option in keep_only or ()]
-    edits += [_edit(option, "ablate", tokens) for option in ablate or ()]
+    options = {"knock_out": knock_out, "keep_only": keep_only, "ablate": ablate}
+    edits = [_edit(x, kind, tokens) for kind, passed in options.items() for x in passed or ()]
     if not edits:
         raise BadValue(
             "No edit was passed.",
