@@ -135,7 +135,7 @@ def test_a_model_that_predicts_no_token_says_so():
 
     q = torch.zeros(1, 2, 3, 4)
     result = report(AttentionCalls((q, q, {})), torch.zeros(1), next_token=True)
-    assert result.next_token is None and "does not predict" in result.next_token_withheld
+    assert result.next_token is None and "predicts no next token" in result.next_token_withheld
     assert report(demo.load(), WITCH, progress=False).next_token_withheld == ""
 
 

@@ -99,9 +99,9 @@ def test_what_is_no_batch_is_refused():
         ch.report_batch(Heads(), inputs, tokens=TOKENS[:2])
     with pytest.raises(BadValue, match="tokens has 51 entries for 64 positions"):
         ch.report_batch(Heads(), inputs, tokens=[TOKENS[0], TOKENS[2], TOKENS[1]])
-    with pytest.raises(BadType, match="report_batch got a list for the module Heads"):
+    with pytest.raises(BadType, match="report_batch of the module Heads got a list"):
         ch.report_batch(Heads(), ["a", "b"])
-    with pytest.raises(BadType, match="report_batch got a str for a model"):
+    with pytest.raises(BadType, match="report_batch got a str"):
         ch.report_batch("folder", ["a", "b"])
     with pytest.raises(BadValue, match="for a batch, use report_batch"):
         ch.report(Heads(), inputs)

@@ -1,14 +1,13 @@
 """Report on each text of a batch, from one run of the model: `report_batch`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...core.errors import BadType, BadValue, kind_of
+from ...core.errors import BadType, BadValue, kind_of, must_be_of
 from ...core.functional.ambient import FollowedCall, listening, must_not_be_sharded
 from ...hf import Checkpoint
 from ...nn.token_ids import as_batch, run_with_known_ids
@@ -21,6 +20,7 @@ from ..progress import progress_bar
 from .collect import Collector
 from .one_text import TextOfBatch
 from .result import Report
+from .run import FOLLOWS, annotated, depth_of
 
 
 def report_batch(
@@ -59,8 +59,7 @@ def report_batch(
     collectors: list[Collector] = []
     crops: list[TextOfBatch] = []
     stack = TextStack()
-    depth = getattr(getattr(module, "config", None), "num_hidden_layers", None)
-    bar = progress_bar("reading, layer by layer", depth, progress)
+    bar = progress_bar("reading, layer by layer", depth_of(module), progress)
     with bar as advance, torch.no_grad():
 
         def on_call(call: FollowedCall) -> None:
@@ -84,8 +83,7 @@ def report_batch(
         with module_hooks(module, stack.enter, stack.leave), listening(on_call):
             run_with_known_ids(module, inputs)
     if not collectors:
-        rule = "a report describes attention calls that go through clearhead."
-        raise no_attention_call(module, rule)
+        raise no_attention_call(module, FOLLOWS)
     warn_if_compiled(module, stacklevel=3)
     warn_if_missed("report_batch", stack.missed, stacklevel=2)
     warn_of_column_positions(module, inputs)
@@ -94,15 +92,12 @@ def report_batch(
     reports = []
     for number, collector in enumerate(collectors):
         report = collector.report(called if name is None else name)
-        if reader is not None:
-            folder = str(reader.path.resolve())
-            report = reader.annotate(replace(report, text=written[number], folder=folder))
-        reports.append(report)
+        reports.append(report if reader is None else annotated(report, reader, written[number]))
     return reports
 
 
 def _read(
-    model: object, texts: object, tokens: Sequence[Sequence[str]] | None
+    model: Any, texts: object, tokens: Sequence[Sequence[str]] | None
 ) -> tuple[nn.Module, Any, Sequence[Sequence[str]] | None, Sequence[str]]:
     """Return the module with its inputs, the tokens of each text, and the texts as written."""
     if isinstance(model, Checkpoint):
@@ -122,18 +117,12 @@ def _read(
             "attention_mask": _stacked([torch.ones_like(x) for x in rows], longest),
         }
         return model.module, inputs, [own for own, _ in read], listed
-    if not isinstance(model, nn.Module):
-        raise BadType(
-            f"report_batch got {kind_of(model)} for a model.",
-            "a model is a Checkpoint or a torch.nn.Module.",
-            "load a folder by hf.Checkpoint(folder).",
-        )
-    if not isinstance(texts, (Tensor, Mapping)):
-        raise BadType(
-            f"report_batch got {kind_of(texts)} for the module {type(model).__name__}.",
-            "a module runs on its inputs: a tensor or a dict of tensors, with a batch of texts.",
-            "pass for example tokenizer(texts, padding=True, return_tensors='pt').",
-        )
+    rule = "a model is a Checkpoint or a torch.nn.Module."
+    must_be_of(nn.Module, "report_batch", model, rule, "load a folder by hf.Checkpoint(folder).")
+    rule = "a module runs on its inputs: a tensor or a dict of tensors, with a batch of texts."
+    hint = "pass for example tokenizer(texts, padding=True, return_tensors='pt')."
+    name = f"report_batch of the module {type(model).__name__}"
+    must_be_of((Tensor, Mapping), name, texts, rule, hint)
     return model, as_batch(texts), tokens, ()
 
 

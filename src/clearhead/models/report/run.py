@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import AttentionError, BadType, BadValue, kind_of
+from ...core.errors import AttentionError, BadType, BadValue, kind_of, must_be_of
 from ...core.errors.limits import MOST_LOGITS
 from ...core.functional.ambient import FollowedCall, listening, without_followers
 from ...core.functional.explain import explain_problem
@@ -44,6 +44,7 @@ CHECKPOINT_HINT = (
     "run it inside `with clearhead.compat.patched():` if it calls torch's function, or use a model "
     "that uses transformers' attention interface; this one does not."
 )
+FOLLOWS = "a report describes attention calls that go through clearhead."
 GUESSES = 6  # next words per position
 
 
@@ -99,12 +100,9 @@ def report(
         BadValue, BadType: a folder, a text or tokens that do not fit; an id without embedding; a
             batch of texts; a model that never calls clearhead's attention.
     """
-    if not isinstance(next_token, bool):
-        raise BadType(
-            f"report got next_token={next_token!r}.",
-            "next_token is True or False: the token is the one that the model predicts.",
-            "for another token, call clearhead.logit_attribution(model, ids, target=...).",
-        )
+    rule = "next_token is True or False: the token is the one that the model predicts."
+    hint = "for another token, call clearhead.logit_attribution(model, ids, target=...)."
+    must_be_of(bool, "report with next_token=", next_token, rule, hint)
     run = prepare(model, text)
     reading = _Reading(run.module, run.tokens if tokens is None else tokens, decoder_tokens)
     if not are_in_order(run.module, run.start):
@@ -116,18 +114,14 @@ def report(
     values, collector = reading.values, reading.collector
     values.finish()
     if not collector.layers:
-        rule = "a report describes attention calls that go through clearhead."
-        raise no_attention_call(run.module, rule, CHECKPOINT_HINT if run.reader else None)
+        raise no_attention_call(run.module, FOLLOWS, CHECKPOINT_HINT if run.reader else None)
     warn_if_compiled(run.module, stacklevel=3)
     warn_if_missed("report", reading.running.texts.missed, stacklevel=2)
     if values.refused:
         collector.layers = [without_norms(layer, values.refused) for layer in collector.layers]
     result = collector.report(run.name if name is None else name)
     if run.reader is not None:
-        path = run.reader.path
-        folder = "" if path is None else str(path.resolve())
-        written = text if isinstance(text, str) else ""
-        result = run.reader.annotate(replace(result, text=written, folder=folder))
+        result = annotated(result, run.reader, text if isinstance(text, str) else "")
     if run.words is not None:
         guesses = most_probable(logits_of(output)[0], run.words, GUESSES)
         result = replace(result, guesses=guesses)
@@ -144,6 +138,12 @@ def report(
         result = _with_next_token(result, run, output)
     result = _with_steps(result, run)
     return _with_repeated_tokens(result, run) if repeated_tokens else result
+
+
+def annotated(result: Report, reader: TextModel, text: str) -> Report:
+    """Return the report with its text, and with what the model that read it adds."""
+    folder = "" if reader.path is None else str(reader.path.resolve())
+    return reader.annotate(replace(result, text=text, folder=folder))
 
 
 class _Reading(ModelFollower):
@@ -235,22 +235,20 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
 
 
 def _module_run(model: nn.Module, text: object) -> ModelRun:
-    if isinstance(text, str):
-        raise BadType(
-            f"report got a text for the module {type(model).__name__}.",
-            "a module has no tokenizer and runs on its input.",
-            "pass its input, a tensor or a dict of tensors, and tokens=; or a checkpoint folder.",
-        )
-    if isinstance(text, (list, tuple)):
+    if isinstance(text, str | list | tuple):
         raise BadType(
             f"report got {kind_of(text)} for the module {type(model).__name__}.",
-            "a module runs on its input: a tensor or a dict of tensors, with a batch of 1.",
-            "pass for example torch.tensor([ids]).",
+            "a module has no tokenizer, and runs on a tensor or a dict of tensors, a batch of 1.",
+            "pass for example torch.tensor([ids]) and tokens=; or a checkpoint folder and a text.",
         )
-    inputs = cast("Tensor | Mapping[str, Tensor]", as_batch(text))
+    inputs = as_batch(text)
     start = partial(run_with_known_ids, model, inputs)
-    depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
-    return ModelRun(model, model, inputs, type(model).__name__, None, start, depth)
+    return ModelRun(model, model, inputs, type(model).__name__, None, start, depth_of(model))
+
+
+def depth_of(model: nn.Module) -> int | None:
+    """Return the number of layers; None if unknown."""
+    return getattr(getattr(model, "config", None), "num_hidden_layers", None)
 
 
 def _with_effects(
@@ -266,15 +264,12 @@ def _with_effects(
 def _with_next_token(result: Report, run: ModelRun, output: Any) -> Report:
     """Return the report with the predicted next token and the heads that write it."""
     if run.words is None:
-        why = (
-            "The model does not predict the next token, its words are unknown, or the text is long."
-        )
+        why = "The model predicts no next token, its words are unknown, or the text is long."
         return replace(result, next_token_withheld=why)
+    logits = logits_of(output)[0, -1]
     try:
-        next_token = find_next_token(
-            run.runs, run.inputs, run.start, logits_of(output)[0, -1], run.words, result.layers
-        )
-        return replace(result, next_token=next_token)
+        written = find_next_token(run.runs, run.inputs, run.start, logits, run.words, result.layers)
+        return replace(result, next_token=written)
     except (BadValue, BadType) as error:
         return replace(result, next_token_withheld=_why(error))
 
