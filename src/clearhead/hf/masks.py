@@ -13,19 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import masks
 from ..core.errors import BadValue
 from ..core.functional.ambient import CallPosition, ambient
-from ..core.masks import (
-    Causal,
-    Mask,
-    dense,
-    documents,
-    everything,
-    intersect,
-    lengths,
-    prefix,
-    window,
-)
 from ..core.masks.text_positions import padding_of
 from ..core.torch_state import is_tracing
 from .inspect_model import misreads_masks, not_answered
@@ -73,11 +63,11 @@ def attention_mask(
             keys = range(first + q_length)
         at = _Positions(range(first, first + q_length), keys, device)
         mask = _mask_of(function, at)
-        padding: Mask = everything
+        padding: masks.Mask = masks.everything
         if attention_mask is not None:  # over ranks, its columns are not the keys
             columns = at.k if ranks is None else range(attention_mask.shape[1])
             padding = _padding(attention_mask, columns)
-        if ranks is not None and (mask is None or padding is not everything):
+        if ranks is not None and (mask is None or padding is not masks.everything):
             wrong = "mask is of an unknown kind" if mask is None else "attention_mask has zeros"
             raise BadValue(
                 f"The model's {wrong}, and the text is sharded over ranks.",
@@ -86,8 +76,8 @@ def attention_mask(
                 "mask=lengths(keys=...) for padding.",
             )
         if mask is not None:
-            mask = intersect(mask, padding)
-            if mask is everything and q_length == 1 and others.get("allow_is_causal_skip"):
+            mask = masks.intersect(mask, padding)
+            if mask is masks.everything and q_length == 1 and others.get("allow_is_causal_skip"):
                 return None
             lazy = LazyMask.of(mask, batch_size, q_length, kv_length, torch.device(device))
             lazy.position = CallPosition(first or None, keys.start, padded)
@@ -120,48 +110,50 @@ class _Positions(NamedTuple):
         return torch.arange(of.start, of.stop, device=self.device)
 
 
-def _mask_of(function: Callable[..., Any], at: _Positions) -> Mask | None:
+def _mask_of(function: Callable[..., Any], at: _Positions) -> masks.Mask | None:
     """Return the mask of a mask function of transformers; None for an unknown function."""
     from transformers import masking_utils
 
     if function is masking_utils.bidirectional_mask_function:
-        return everything
+        return masks.everything
     if function is masking_utils.causal_mask_function:
         # A single query in decoding may look at all keys. Edits need its position from the mask.
         sees_all = at.q.start >= at.k.stop - 1 and not ambient().is_hooked
-        return everything if sees_all else Causal(align=at.align)
+        return masks.everything if sees_all else masks.Causal(align=at.align)
     if parts := _closure(function, "and_masks").get("mask_functions"):
         return _intersection(parts, at)
     if variables := _closure(function, "sliding_window_overlay"):
         size = variables["sliding_window"]
-        return window(before=size - 1, align=at.align) if size > 0 else None
+        return masks.window(before=size - 1, align=at.align) if size > 0 else None
     if variables := _closure(function, "sliding_window_bidirectional_overlay"):
         size = variables["sliding_window"]
-        return window(before=size, after=size, align=at.align) if size >= 0 else None
+        return masks.window(before=size, after=size, align=at.align) if size >= 0 else None
     if variables := _closure(function, "chunked_overlay"):
         if ambient().ranks is not None:
             return None
         first = variables["left_padding"].unsqueeze(-1)
         queries, keys = ((at.tensor(x) - first) // variables["chunk_size"] for x in (at.q, at.k))
-        return documents(keys, queries=queries)
+        return masks.documents(keys, queries=queries)
     if variables := _closure(function, "packed_sequence_mask_function"):
         ids = variables["packed_sequence_mask"]
         if (ranks := ambient().ranks) is not None:  # positions jump between the ranges of a shard
             ranks.must_be_one_text(ids)
-            return everything
-        return documents(ids[:, at.k.start : at.k.stop], queries=ids[:, at.q.start : at.q.stop])
+            return masks.everything
+        return masks.documents(
+            ids[:, at.k.start : at.k.stop], queries=ids[:, at.q.start : at.q.stop]
+        )
     return None
 
 
-def _intersection(functions: tuple[Callable[..., Any], ...], at: _Positions) -> Mask | None:
+def _intersection(functions: tuple[Callable[..., Any], ...], at: _Positions) -> masks.Mask | None:
     if any(_closure(function, "packed_sequence_mask_function") for function in functions):
         functions = tuple(map(_without_remap, functions))
-    mask: Mask = everything
+    mask: masks.Mask = masks.everything
     for function in functions:
         part = _mask_of(function, at)
         if part is None:
             return None
-        mask = intersect(mask, part)
+        mask = masks.intersect(mask, part)
     return mask
 
 
@@ -190,7 +182,7 @@ def _closure(function: Any, maker: str) -> dict[str, Any]:
     return {name: cells[name].cell_contents for name in CLOSURES[maker]}
 
 
-def _padding(real: Tensor, keys: range) -> Mask:
+def _padding(real: Tensor, keys: range) -> masks.Mask:
     """Return the mask of real keys, from a tensor (B, T) that is 0 on padding.
 
     Padding only at the ends is stored as counts.
@@ -199,15 +191,17 @@ def _padding(real: Tensor, keys: range) -> Mask:
     if tokens.shape[1] < len(keys):  # a static cache has memory for future keys
         tokens = np.pad(tokens, ((0, 0), (0, len(keys) - tokens.shape[1])))
     if tokens.all():
-        return everything
+        return masks.everything
     first, after = tokens.argmax(1), len(keys) - tokens[:, ::-1].argmax(1)
     if (after - first != tokens.sum(1)).any():
-        return dense(keep=torch.from_numpy(tokens)[:, None, None, :].to(real.device))
-    mask: Mask = lengths(keys=after.tolist()) if after.min() < len(keys) else everything
-    return intersect(mask, _without_first(tuple(first.tolist()))) if first.any() else mask
+        return masks.dense(keep=torch.from_numpy(tokens)[:, None, None, :].to(real.device))
+    mask: masks.Mask = (
+        masks.lengths(keys=after.tolist()) if after.min() < len(keys) else masks.everything
+    )
+    return masks.intersect(mask, _without_first(tuple(first.tolist()))) if first.any() else mask
 
 
 @lru_cache(maxsize=64)
-def _without_first(counts: tuple[int, ...]) -> Mask:
+def _without_first(counts: tuple[int, ...]) -> masks.Mask:
     """Return the mask without the first tokens of each text. Cached for all steps of generation."""
-    return ~prefix(counts)
+    return ~masks.prefix(counts)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
+from .. import torch_state
 from ..errors import BadValue
 from ..masks import Grid, Mask
 from ..masks.key_ranges import UNLIMITED, KeyRanges
@@ -20,19 +21,6 @@ from ..problem.problem import Problem
 from ..stats import Statistic
 from ..stats.per_key import PerKey
 from ..stats.statistic import RowStatistic
-from ..torch_state import (
-    compiles_transform,
-    has_tangents,
-    in_forward_mode,
-    in_functionalize,
-    in_transform,
-    is_functionalized,
-    is_onnx_export,
-    is_plain,
-    is_unbatched,
-    is_undisturbed,
-    sees_functions,
-)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -99,13 +87,13 @@ def kernel_args(p: Problem, seed: int | Tensor | None) -> KernelArgs:
 def why_not_operator(p: Problem, kernels: str) -> list[str]:
     """Return why an operator cannot compute the problem; `kernels` is the name used in the text."""
     reasons = []
-    if in_forward_mode():
+    if torch_state.in_forward_mode():
         reasons.append(f"no forward-mode derivatives in {kernels}")
-    if is_onnx_export():
+    if torch_state.is_onnx_export():
         reasons.append(f"ONNX has no operator for {kernels}")
-    if is_functionalized() and not in_functionalize():
+    if torch_state.is_functionalized() and not torch_state.in_functionalize():
         reasons.append(f"no transform inside torch.func.functionalize in {kernels}")
-    if compiles_transform():
+    if torch_state.compiles_transform():
         reasons.append(f"no torch.func inside torch.compile in {kernels}")
     if isinstance(p.bias, Alibi) and shared_offset(p.bias.align, p.grid) is None:
         reasons.append(f"no ALiBi with a position per batch in {kernels}")
@@ -154,10 +142,10 @@ def with_own_buffers(function: Function) -> Function:
 
     @wraps(function)
     def hidden(*args: Any, **keywords: Any) -> Any:
-        if not sees_functions():
+        if not torch_state.sees_functions():
             return function(*args, **keywords)
         parts = (x for y in args for x in (y if isinstance(y, tuple) else (y,)))
-        if not is_plain(*(x for x in parts if isinstance(x, Tensor))):
+        if not torch_state.is_plain(*(x for x in parts if isinstance(x, Tensor))):
             return function(*args, **keywords)
         with torch._C.DisableTorchFunction():
             return function(*args, **keywords)
@@ -216,7 +204,7 @@ def _transformed(
     torch.func.functionalize has no rule for such a function. Since the operators change nothing in
     place, `call` is called again below that transform.
     """
-    if not in_functionalize():
+    if not torch_state.in_functionalize():
         return function.apply(*arguments)
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
     from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
@@ -260,7 +248,11 @@ def recorded_call(
             *outputs, q, k, v, lo, hi, bits = saved = ctx.saved_tensors
             numbers: tuple[float, float, int, int] = ctx.numbers
             args = KernelArgs(*numbers, lo, hi, bits)
-            if not torch.is_grad_enabled() and is_undisturbed() and is_plain(dout, *saved):
+            if (
+                not torch.is_grad_enabled()
+                and torch_state.is_undisturbed()
+                and torch_state.is_plain(dout, *saved)
+            ):
                 grads = gradients(dout, None, *outputs, q, k, v, args, False)
             else:
                 grads = operator_backward(dout, None, *outputs, q, k, v, *args, False)
@@ -272,7 +264,7 @@ def recorded_call(
 def is_recordable(p: Problem, args: KernelArgs) -> bool:
     """Return whether a `recorded_call` computes the problem, whose tensors are plain."""
     others = args.bias is args.slopes is args.sinks is args.seed is None
-    return others and not p.dropout and is_undisturbed()
+    return others and not p.dropout and torch_state.is_undisturbed()
 
 
 class OperatorCalls(NamedTuple):
@@ -348,23 +340,23 @@ def define_operator(
     operator_backward = getattr(torch.ops.clearhead, f"{name}_backward")
 
     def call(*arguments: Any) -> Any:
-        if in_transform():
+        if torch_state.in_transform():
             return _transformed(Attend, call, arguments)
-        if is_plain(*tensors_of(arguments)):
+        if torch_state.is_plain(*tensors_of(arguments)):
             return Eager.apply(*arguments)
         return operator(*arguments)
 
     def call_backward(*arguments: Any) -> Any:
-        if in_transform():
+        if torch_state.in_transform():
             return _transformed(AttendBackward, call_backward, arguments)
         tensors = tensors_of(arguments)
-        if has_tangents(*tensors):
+        if torch_state.has_tangents(*tensors):
             raise BadValue(
                 "You differentiate a gradient of attention in forward mode.",
                 f"{kernels} has no forward-mode derivatives.",
                 "pass engine='tiled', which torch can differentiate in any mode.",
             )
-        if not torch.is_grad_enabled() and is_unbatched(*tensors):
+        if not torch.is_grad_enabled() and torch_state.is_unbatched(*tensors):
             return compute_backward(*arguments)
         return operator_backward(*arguments)
 

@@ -6,18 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import torch_state
 from ..errors import BadType, BadValue, as_count, as_number, kind_of, must_be_strided
 from ..errors.limits import MOST_SEED
 from ..masks import Dense, Grid, Mask, everything, intersect
 from ..masks.values import as_4d
-from ..torch_state import (
-    batches_gradients,
-    has_values,
-    is_autocast,
-    one_thread_after_fork,
-    records_grad,
-    without_repeats,
-)
 from .biases import DTYPES, Bias, TensorBias, bias as as_bias
 from .problem import Inputs, Problem
 
@@ -44,7 +37,7 @@ def make_problem(
     q: Tensor, k: Tensor, v: Tensor, options: Options = DEFAULTS
 ) -> tuple[Problem, Inputs]:
     """Check the arguments, and return the problem and its tensors with four dimensions."""
-    one_thread_after_fork()
+    torch_state.one_thread_after_fork()
     mask, bias, scale, softcap, sinks, dropout, seed = options
     input_dims = 4
     if not _is_usual(q, k, v):
@@ -56,8 +49,8 @@ def make_problem(
         bias = bias if isinstance(bias, Bias) else as_bias(bias)
         bias.check(grid)
         _must_have_values_as_q("bias", bias.numbers, q)
-        if isinstance(bias, TensorBias) and not records_grad(bias.tensor):
-            bias = TensorBias(without_repeats(bias.tensor))
+        if isinstance(bias, TensorBias) and not torch_state.records_grad(bias.tensor):
+            bias = TensorBias(torch_state.without_repeats(bias.tensor))
         if isinstance(bias, TensorBias) and "meta" not in (bias.tensor.device.type, q.device.type):
             if bias.tensor.device != q.device:
                 bias = TensorBias(bias.tensor.to(q.device))
@@ -69,7 +62,7 @@ def make_problem(
         _must_have_values_as_q("sinks", sinks, q)
         sinks = sinks.to(q.device)
     numbers = None if bias is None else bias.numbers
-    grad = records_grad(q, k, v, sinks, numbers)
+    grad = torch_state.records_grad(q, k, v, sinks, numbers)
     problem = Problem(
         B, H, G, Tq, Tk, D, Dv, q.dtype, q.device, mask, bias,
         scale=1.0 / math.sqrt(max(D, 1)) if scale is None else _checked_scale(scale),
@@ -89,7 +82,7 @@ def must_have_values(problem: Problem, verb: str) -> None:
 
     This is so for meta tensors, and while gradients are batched.
     """
-    if batches_gradients():
+    if torch_state.batches_gradients():
         raise BadValue(
             f"{verb} was called in a backward pass of is_grads_batched=True.",
             f"torch batches few operations in it: attention(...), but not {verb}(...).",
@@ -130,7 +123,7 @@ def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not all(isinstance(x, Tensor) and x.dtype in DTYPES[:3] for x in tensors):
         return tensors
     device = tensors[0].device
-    if len({x.dtype for x in tensors}) == 1 or not is_autocast(device):
+    if len({x.dtype for x in tensors}) == 1 or not torch_state.is_autocast(device):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(device.type)) for x in tensors)
 
@@ -261,10 +254,10 @@ def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
     and a CUDA graph could not be captured, so there every bias becomes a mask too.
     """
     numbers = bias.tensor
-    known = numbers.device.type == "cpu" and has_values(numbers)
+    known = numbers.device.type == "cpu" and torch_state.has_values(numbers)
     if known and (not numbers.numel() or math.isfinite(numbers.detach().amin().item())):
         return mask, bias
-    blocked = torch.isneginf(without_repeats(numbers))
+    blocked = torch.isneginf(torch_state.without_repeats(numbers))
     if known and not bool(blocked.any()):
         return mask, bias
     rule = Dense(~blocked if blocked.dim() else ~blocked.reshape(1))

@@ -11,18 +11,7 @@ import numpy as np
 from ...core.errors import BadType, BadValue, as_path, kind_of, why_failed
 from ...core.functional.trace import Trace
 from ..panels import Panel, panel_of, panels
-from .canvas import (
-    WEIGHT_TICKS,
-    draw,
-    drawable,
-    figure_for,
-    ink_of,
-    must_draw,
-    new_figure,
-    require_matplotlib,
-    size,
-    wrap_title,
-)
+from . import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,14 +30,14 @@ def heatmap(trace: Trace, step: str = "weights", head: int = 0, ax: "Axes | None
     and the range of its colours in the title. Raises `BadValue` for a step or a head that does not
     exist, or a step without numbers.
     """
-    must_draw("heatmap", trace, Trace, "explain(...)")
+    canvas.must_draw("heatmap", trace, Trace, "explain(...)")
     panel = panel_of(trace, step, head, "a figure shows")
     if ax is None:
-        ax = new_figure(*size(panel)).add_subplot()
-    draw(ax, panel)
+        ax = canvas.new_figure(*canvas.size(panel)).add_subplot()
+    canvas.draw(ax, panel)
     ax.set_ylabel(trace.step(step).axis_name(panel.down))
     title = _title(trace, step, panel) + (f"\n{_range_of(panel)}" if panel.is_part else "")
-    ax.set_title(wrap_title(title, ax.figure, margin=0.6), parse_math=False)
+    ax.set_title(canvas.wrap_title(title, ax.figure, margin=0.6), parse_math=False)
     return ax
 
 
@@ -72,25 +61,27 @@ def heads(
     Raises `Missing` without matplotlib, `BadType` unless `trace` is a `Trace`, and `BadValue` if it
     has no such step, or the step no numbers.
     """
-    must_draw("heads", trace, Trace, "explain(...)")
+    canvas.must_draw("heads", trace, Trace, "explain(...)")
     panel_of(trace, step, 0, "a figure shows")  # raises for a step without numbers
     drawn = panels(trace, trace.step(step))
     across = min(len(drawn), 4)
     down = -(-len(drawn) // across)
-    first_width, height = size(drawn[0], most=4.0)
-    width, _ = size(drawn[0], most=4.0, rows=False)
-    figure = figure_for(figure, ax, first_width + width * (across - 1) + 0.8, height * down + 0.4)
+    first_width, height = canvas.size(drawn[0], most=4.0)
+    width, _ = canvas.size(drawn[0], most=4.0, rows=False)
+    figure = canvas.figure_for(
+        figure, ax, first_width + width * (across - 1) + 0.8, height * down + 0.4
+    )
     axes = figure.subplots(down, across, squeeze=False).ravel().tolist()
-    ink = ink_of(drawn)
+    ink = canvas.ink_of(drawn)
     for i, (subplot, panel) in enumerate(zip(axes, drawn, strict=False)):
-        image = draw(subplot, panel, ink, rows=i % across == 0, labelled=SMALL)
+        image = canvas.draw(subplot, panel, ink, rows=i % across == 0, labelled=SMALL)
         subplot.set_title(panel.title)
     for subplot in axes[len(drawn) :]:
         subplot.remove()
-    ticks = ink[1].inverse(np.sqrt(WEIGHT_TICKS)) if drawn[0].is_share else None
+    ticks = ink[1].inverse(np.sqrt(canvas.WEIGHT_TICKS)) if drawn[0].is_share else None
     figure.colorbar(image, ax=axes[: len(drawn)], shrink=0.8, ticks=ticks)
     about = f"{trace.about}\n" if trace.first else ""  # describes the part of a larger trace
-    title = wrap_title(drawable(about) + _title(trace, step), figure)
+    title = canvas.wrap_title(canvas.drawable(about) + _title(trace, step), figure)
     figure.suptitle(title, parse_math=False)
     return ax or figure
 
@@ -111,16 +102,16 @@ def steps(
     Returns the figure, or `ax` if passed, which the drawing replaces. Raises the errors of `heads`,
     and `BadValue` if there is no such head.
     """
-    must_draw("steps", trace, Trace, "explain(...)")
+    canvas.must_draw("steps", trace, Trace, "explain(...)")
     names = trace.names
     first, last = (names.index(trace.step(name).name) for name in ("scores", "output"))
     chain = names[first : last + 1]
     drawn = [panel_of(trace, name, head, "a figure shows") for name in chain]
     across = len(chain) if len(chain) <= 5 else -(-len(chain) // 2)
     down = -(-len(chain) // across)
-    first_width, height = size(drawn[0], most=4.0)
-    width = sum(size(panel, most=4.0, rows=False)[0] for panel in drawn[1:]) / down
-    figure = figure_for(figure, ax, first_width + width, height * down + 0.7)
+    first_width, height = canvas.size(drawn[0], most=4.0)
+    width = sum(canvas.size(panel, most=4.0, rows=False)[0] for panel in drawn[1:]) / down
+    figure = canvas.figure_for(figure, ax, first_width + width, height * down + 0.7)
     # In a single row, widths are proportional to columns, so that all cells have one height.
     columns = drawn[0].values.shape[1]
     ratios = (
@@ -133,10 +124,10 @@ def steps(
     for i, (subplot, name, panel) in enumerate(zip(axes, chain, drawn, strict=False)):
         # In two rows, a matrix of another shape has cells of another height: label its rows.
         aligned = down == 1 or panel.values.shape == drawn[0].values.shape
-        draw(subplot, panel, rows=i % across == 0 or not aligned, labelled=SMALL)
+        canvas.draw(subplot, panel, rows=i % across == 0 or not aligned, labelled=SMALL)
         arrow = "→ " if i else ""
         # Each matrix has its own scale, which its title states.
-        title = drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip())
+        title = canvas.drawable(f"{arrow}{name}\n{trace.step(name).formula}".rstrip())
         title += f"\n{_range_of(panel)}"
         subplot.set_title(title, fontsize=9, parse_math=False)
     for subplot in axes[len(chain) :]:
@@ -164,7 +155,7 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
     The same figure gives the same bytes. Raises `BadType` for another type, `BadValue` if it cannot
     be written.
     """
-    require_matplotlib()
+    canvas.require_matplotlib()
     import matplotlib
 
     path = as_path("save", path)
@@ -189,11 +180,11 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
 
 
 def _range_of(panel: Panel) -> str:
-    _, scale = ink_of([panel])
+    _, scale = canvas.ink_of([panel])
     return f"colours {scale.vmin:.3g} to {scale.vmax:.3g}"
 
 
 def _title(trace: Trace, step: str, panel: Panel | None = None) -> str:
     formula = trace.step(step).formula
-    name = drawable(f"{step} = {formula}" if formula else step)
+    name = canvas.drawable(f"{step} = {formula}" if formula else step)
     return f"{name}\n{panel.title}" if panel and panel.title else name

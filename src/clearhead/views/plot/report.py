@@ -9,23 +9,14 @@ from ...core.formatting import visible
 from ...models.report import Report
 from ...models.report.opening import token_labels
 from ..panels import Panel
-from .canvas import (
-    ACCENT,
-    draw,
-    drawable,
-    figure_for,
-    must_draw,
-    new_figure,
-    weight_ink,
-    wrap_title,
-)
+from . import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
 MOST_NAME = 200  # characters of the name of a model
-POINT = f"{ACCENT}40"  # transparent, so that overlapping dots are visible
+POINT = f"{canvas.ACCENT}40"  # transparent, so that overlapping dots are visible
 
 
 def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
@@ -34,9 +25,11 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
     The dashed line is the entropy of uniform weights, the largest that the mask allows. Raises
     `Missing` without matplotlib, and `BadType` unless `report` is a `Report`.
     """
-    must_draw("entropy_by_layer", report, Report, "report(...)")
+    canvas.must_draw("entropy_by_layer", report, Report, "report(...)")
     if ax is None:
-        ax = new_figure(max(4.8, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4).add_subplot()
+        ax = canvas.new_figure(
+            max(4.8, min(10.0, 1.5 + 0.5 * len(report.layers))), 3.4
+        ).add_subplot()
     numbers = range(len(report.layers))
     means = []
     for i, layer in enumerate(report.layers):
@@ -44,14 +37,14 @@ def entropy_by_layer(report: Report, ax: "Axes | None" = None) -> "Axes":
         ax.plot([i] * len(entropies), entropies, "o", color=POINT, markersize=6, mew=0,
                 clip_on=False, label=None if i else "a head")  # fmt: skip
         means.append(float(np.mean(entropies)) if entropies else 0.0)
-    ax.plot(numbers, means, "-s", color=ACCENT, markersize=5, label="mean of the layer")
+    ax.plot(numbers, means, "-s", color=canvas.ACCENT, markersize=5, label="mean of the layer")
     ax.plot(numbers, [layer.max_entropy for layer in report.layers], "--", color="0.45",
             label="even weights")  # fmt: skip
     ax.set(xlabel="layer", ylabel="entropy of the weights (nats)")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
     ax.set_xticks(list(numbers)[:: max(1, len(means) // 24)])
-    title = drawable(visible(report.name, MOST_NAME))
-    ax.set_title(wrap_title(title, ax.figure, margin=1.0), parse_math=False)
+    title = canvas.drawable(visible(report.name, MOST_NAME))
+    ax.set_title(canvas.wrap_title(title, ax.figure, margin=1.0), parse_math=False)
     ax.grid(axis="y", alpha=0.3)
     ax.legend(loc="upper center", ncols=3, frameon=False, fontsize="small", handlelength=1.5)
     return ax
@@ -64,20 +57,20 @@ def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Ax
     256 tokens a cell is the mean weight of a part, named by its first token. Raises
     `BadValue` for a head that does not exist.
     """
-    must_draw("head", report, Report, "report(...)")
+    canvas.must_draw("head", report, Report, "report(...)")
     label, own = report[layer, head].label, report.layers[layer]
     weights = own.pooled[head].clamp(min=0).double().cpu()
     queries, keys = (
-        [drawable(visible(tokens[i * len(tokens) // count])) for i in range(count)]
+        [canvas.drawable(visible(tokens[i * len(tokens) // count])) for i in range(count)]
         for tokens, count in zip(token_labels(report, layer), weights.shape, strict=True)
     )
     panel = Panel("", "q", "k", queries, keys, weights, ~own.allowed.cpu(), is_share=True)
     side = max(4.0, min(8.0, 1.5 + 0.4 * max(weights.shape)))
-    ax = new_figure(side, side).add_subplot() if ax is None else ax
-    draw(ax, panel)
+    ax = canvas.new_figure(side, side).add_subplot() if ax is None else ax
+    canvas.draw(ax, panel)
     ax.set(xlabel="key", ylabel="query")
-    title = f"L{layer}H{head}: {drawable(label)}\n{drawable(visible(report.name, MOST_NAME))}"
-    ax.set_title(wrap_title(title, ax.figure, margin=0.6), parse_math=False)
+    title = canvas.drawable(f"L{layer}H{head}: {label}\n{visible(report.name, MOST_NAME)}")
+    ax.set_title(canvas.wrap_title(title, ax.figure, margin=0.6), parse_math=False)
     return ax
 
 
@@ -93,7 +86,7 @@ def image(
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
 
-    must_draw("image", report, Report, "report(...)")
+    canvas.must_draw("image", report, Report, "report(...)")
     label, own = report[layer, head].label, report.layers[layer]
     picture, T = own.picture, own.queries
     if picture is None or own.pooled.shape[-1] != T:
@@ -110,11 +103,11 @@ def image(
     row_of = own.pooled[head].mean(0) if at is None else own.pooled[head, at]
     of_patches = row_of[first : first + picture.rows * columns].reshape(picture.rows, columns)
     weights = of_patches.double().cpu().numpy()
-    ax = new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
+    ax = canvas.new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
     extent = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
     ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=extent)
     top = float(weights.max()) or 1.0
-    ink, scale = weight_ink(0.0, top)
+    ink, scale = canvas.weight_ink(0.0, top)
     strength = 0.9 * np.sqrt(weights / top)
     drawn = ax.imshow(weights, cmap=ink, norm=scale, alpha=strength, extent=extent)
     drawn.set_interpolation("nearest")
@@ -127,8 +120,8 @@ def image(
     colours = ax.figure.colorbar(ScalarMappable(scale, ink), ax=ax, shrink=0.8)
     ticks = [0.0, top / 4, top]
     colours.set_ticks(ticks, labels=[f"{100 * x:.3g} %" for x in ticks])
-    colours.set_label(f"weight of {drawable(of)}")
-    ax.set_title(f"L{layer}H{head}: {drawable(label)}", parse_math=False)
+    colours.set_label(f"weight of {canvas.drawable(of)}")
+    ax.set_title(f"L{layer}H{head}: {canvas.drawable(label)}", parse_math=False)
     return ax
 
 
@@ -144,11 +137,11 @@ def model(
     The scale of weights is their square root, from 0 to 1, as on the page. Returns the figure, or
     `ax` if passed, which the drawing replaces. Raises the errors of `entropy_by_layer`.
     """
-    must_draw("model", report, Report, "report(...)")
+    canvas.must_draw("model", report, Report, "report(...)")
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
-    figure = figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
+    figure = canvas.figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
-    ink, scale = weight_ink()
+    ink, scale = canvas.weight_ink()
     for i, layer in enumerate(report.layers):
         maps = layer.pooled.clamp(min=0).double().cpu().numpy()
         allowed = layer.allowed.cpu().numpy()
@@ -159,14 +152,14 @@ def model(
             if h >= len(layer.heads):
                 continue
             subplot.imshow(maps[h], norm=scale, cmap=ink, interpolation="antialiased")
-            label = drawable(layer.heads[h].label.split(" (")[0])
+            label = canvas.drawable(layer.heads[h].label.split(" (")[0])
             subplot.set_title(f"{h} {label}", fontsize=5, pad=2)
             if blocked.any():
                 subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
-    legend = drawable(visible(report.name, MOST_NAME)) + (
+    legend = canvas.drawable(visible(report.name, MOST_NAME)) + (
         "\nqueries down, keys across; dark: large weights (the square root, from 0 to 1), grey: "
         "masked"
     )
-    figure.suptitle(wrap_title(legend, figure, 7), fontsize=7, parse_math=False)
+    figure.suptitle(canvas.wrap_title(legend, figure, 7), fontsize=7, parse_math=False)
     return ax or figure

@@ -13,14 +13,7 @@ from torch import Tensor
 
 from ....problem.problem import Inputs, Problem
 from ....torch_state import is_plain
-from ...operators import (
-    KernelArgs,
-    define_operator,
-    is_recordable,
-    recorded_call,
-    savable,
-    tensors_of,
-)
+from ... import operators
 from ..replay import replayed
 from .arguments import args_of
 from .launch_backward import gradients, seen_by_keys
@@ -39,12 +32,12 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
     the operator, or the shorter `recorded_call`.
     """
     rule = args_of(p)
-    if is_plain(*inputs, *tensors_of(rule)):
+    if is_plain(*inputs, *operators.tensors_of(rule)):
         if not p.grad:
             return _attend_only(*inputs, rule, lse)
-        if not lse and is_recordable(p, rule):
+        if not lse and operators.is_recordable(p, rule):
             return _RecordedCall.apply(*inputs, rule), None
-    out, all_lse, _, _ = _operator.attend(*inputs, *map(savable, rule))
+    out, all_lse, _, _ = _operator.attend(*inputs, *map(operators.savable, rule))
     return out, all_lse if lse else None
 
 
@@ -53,7 +46,7 @@ def attend_or_record(p: Problem, inputs: Inputs, lse: bool) -> tuple[Tensor, Ten
 
 @replayed
 def _attend_only(
-    q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, lse: bool
+    q: Tensor, k: Tensor, v: Tensor, rule: operators.KernelArgs, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     out, computed = attend(q, k, v, rule, frozenset({"lse"} if lse else ()))
     assert out is not None
@@ -62,7 +55,7 @@ def _attend_only(
 
 @replayed
 def _attend_for_gradients(
-    q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs
+    q: Tensor, k: Tensor, v: Tensor, rule: operators.KernelArgs
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out, computed = attend(q, k, v, rule, FOR_GRADIENTS)
     assert out is not None
@@ -74,7 +67,7 @@ _repeated_gradients = replayed(gradients)
 
 def _gradients(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor, share: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, bias_grad: bool,
+    q: Tensor, k: Tensor, v: Tensor, rule: operators.KernelArgs, bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Compute the gradients of q, k, v, bias and sinks."""
     seen = seen_by_keys(q, k, v, rule)
@@ -89,11 +82,11 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     return q.new_empty((B, H, Tq, v.shape[3])), *sums  # type: ignore[return-value]
 
 
-_operator = define_operator(
+_operator = operators.define_operator(
     _library, "triton_attend", "the Triton engine",
     devices=("CUDA", "CPU"),  # on a CPU by Triton's interpreter
     flags="", outputs="out lse top share", differentiable=2,
     attend=_attend_for_gradients, gradients=_gradients, shapes=_shapes,
 )  # fmt: skip
 
-_RecordedCall = recorded_call(_attend_for_gradients, _gradients, _operator.backward)
+_RecordedCall = operators.recorded_call(_attend_for_gradients, _gradients, _operator.backward)
