@@ -4,13 +4,14 @@ from typing import Annotated
 
 import typer
 
-from .options import MaskText
+from .options import MaskText, refuse
 from .output import wrapped
 
 LABEL_WIDTH = 16  # of the labels in the lines of a plan
 
 
 def plan(
+    context: typer.Context,
     batch: Annotated[int, typer.Option(help="B")] = 1,
     heads: Annotated[int, typer.Option(help="H, query heads")] = 8,
     kv_heads: Annotated[int | None, typer.Option(help="G, key heads; default H")] = None,
@@ -27,6 +28,12 @@ def plan(
     seed: Annotated[int | None, typer.Option(help="Seed of the dropout.")] = None,
     grad: Annotated[bool, typer.Option("--grad", help="Plan for gradients.")] = False,
     engine: Annotated[str, typer.Option(help="auto, or an engine by name.")] = "auto",
+    ranks: Annotated[
+        int | None, typer.Option(help="Plan for a sequence that is cut over this many processes.")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="How it is cut: contiguous or head-tail.")
+    ] = "contiguous",
 ) -> None:
     """Print the engine that would compute attention, and its cost.
 
@@ -36,6 +43,7 @@ def plan(
     Examples:
       clearhead plan --queries 8192 --mask 'causal & window(before=511)'
       clearhead plan --queries 1 --keys 32768 --kv-heads 2 --dtype bfloat16
+      clearhead plan --queries 131072 --mask causal --ranks 64 --layout head-tail
     """
     import torch
 
@@ -43,6 +51,7 @@ def plan(
     from clearhead.core.errors import BadValue
     from clearhead.core.errors.limits import MOST_PLANNED_SIZE as most
     from clearhead.core.functional.plan import plan as plan_of
+    from clearhead.distributed import plan as plan_of_ranks
 
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
@@ -67,7 +76,17 @@ def plan(
     q, k, v = (torch.zeros((), dtype=kind).expand(batch, *shape) for shape in shapes)
     if grad:
         q = q.detach().requires_grad_()
-    planned = plan_of(
-        q, k, v, mask=masks.parse(mask), softcap=softcap, dropout=dropout, seed=seed, engine=engine
-    )
+    planned: object
+    if ranks is None:
+        rule = "a layout says which positions a rank has."
+        refuse(context, ["layout"], "without --ranks", rule, "pass --ranks beside {}.")
+        planned = plan_of(
+            q, k, v, mask=masks.parse(mask), softcap=softcap, dropout=dropout, seed=seed,
+            engine=engine,
+        )  # fmt: skip
+    else:
+        of_one = ["softcap", "dropout", "seed", "grad", "engine"]
+        rule = "the plan of ranks has both passes, and does not depend on it."
+        refuse(context, of_one, "with --ranks", rule, "leave {} out.")
+        planned = plan_of_ranks(q, k, v, world=ranks, layout=layout, mask=masks.parse(mask))
     typer.echo(wrapped(str(planned), LABEL_WIDTH))

@@ -270,6 +270,16 @@ def test_plan_prints_the_engine_and_computes_nothing(run):
     assert "with gradient" in out and "empty ones are skipped" in out
 
 
+def test_plan_of_ranks_is_that_of_the_library(run):
+    x = torch.empty(1, 8, 512, 64, device="meta")
+    code, out, _ = run(
+        "plan", "--queries", 512, "--mask", "causal", "--ranks", 4, "--layout", "head-tail"
+    )
+    of_library = ch.distributed.plan(x, x, x, world=4, layout="head-tail", mask=ch.causal)
+    assert code == 0 and of_library.heads == 4
+    assert out.split() == repr(of_library).replace("on meta", "on cpu").split()
+
+
 def test_a_word_that_is_the_name_of_a_folder_is_refused(run, tmp_path, monkeypatch):
     (tmp_path / "texts").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -361,6 +371,12 @@ def test_dropout_and_seed_are_reproducible(run):
     (["plan", "--dtype", "float33"], "dtype 'float33' is unknown.\n  Rule: a dtype is float32, "
      "float64, bfloat16 or float16.\n  Hint: pass one of these with --dtype."),
     (["plan", "--heads", "6", "--kv-heads", "4"], None),
+    (["plan", "--layout", "head-tail"], "--layout was passed without --ranks.\n  Rule: a "
+     "layout says which positions a rank has.\n  Hint: pass --ranks beside --layout."),
+    (["plan", "--ranks", "4", "--grad"], "--grad was passed with --ranks.\n  Rule: the plan "
+     "of ranks has both passes, and does not depend on it.\n  Hint: leave --grad out."),
+    (["plan", "--ranks", "0"], None),
+    (["plan", "--ranks", "4", "--layout", "ring"], None),
 ])  # fmt: skip
 def test_a_wrong_call_gets_three_parts_and_exit_code_2(run, arguments, expected):
     code, _, err = run(*arguments)
