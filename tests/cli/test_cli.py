@@ -149,7 +149,7 @@ def test_look_shows_the_storyteller_and_what_its_heads_were_measured_to_do(run, 
     assert "previous token" in labels
     legend = " ".join(out.split())
     assert (
-        "The labels antecedent, previous word, subject were measured on held-out stories and apply "
+        "The roles antecedent, previous word, subject were measured on held-out stories and apply "
         "to every text; the others, such as previous token, describe the weights on this text "
         "only."
     ) in legend

@@ -132,12 +132,12 @@ def test_induction_and_duplicate_token_heads_are_labelled():
     found = report(AttentionCalls((q, k, {"mask": ch.causal})), torch.zeros(1), tokens=tokens)
     assert [head.label for head in found.heads] == list(made)
     assert found[0, 0].number > 0.9 and found[0, 0].shares["first"] > 0.3
-    assert "if a token occurred before" in str(found).replace("\n", " ")
+    assert "occurred before" in str(found)
     short = report(
         AttentionCalls((q[:, :, :8], k[:, :, :8], {})), torch.zeros(1), tokens=tokens[:8]
     )
     assert not {"induction", "duplicate"} & {*short[0, 0].shares}  # too few queries
-    assert "if a token occurred before" not in str(short)
+    assert "occurred before" not in str(short)
 
 
 def test_in_a_long_text_queries_with_an_earlier_copy_are_sampled_evenly():

@@ -3,7 +3,7 @@
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook, aligned, spelled, visible, without_nan
 from ...core.torch_state import loadable
 from ..roles.role import NOT_NUMBERS
-from ..roles.table import LABELS, REPEATS
+from ..roles.table import LABELS, ROLES_OF_KEYS
 from .findings import Head, Layer, NextToken, Writer
 from .live_model import LiveModel
 
@@ -178,29 +178,22 @@ class Report(ShownInNotebook, Savable):
             rows.append((f"L{x.layer}H{x.head}", x.label, *numbers, *shares, *[first] * by_norm))
         table = aligned(rows, " ", width)
         wrap = min(width or sys.maxsize, max(80, *map(len, table)))
-        legend = (part for line in self._legend() for part in textwrap.wrap(line, wrap))
+        legend = (part for line in self._legend(names) for part in textwrap.wrap(line, wrap))
         return "\n".join([f"{visible(self.name, 200)}: {self.about}", *table, "", *legend])
 
-    def _legend(self) -> list[str]:
-        """Return an explanation of the columns and labels, as paragraphs."""
+    def _legend(self, names: Sequence[str]) -> list[str]:
+        """Return an explanation of the columns, of these fractions, and of roles, as paragraphs."""
         measured = {label for x in self.heads if x.measured for label in x.labels}
         score = "score: the fraction of its weight on this text"
-        shares = (
-            "The other columns: the fraction of its weight on the token before, the next, itself, "
-            "the first, and so on"
-        )
-        if any(name in x.shares for x in self.heads for name in REPEATS):
-            shares += (
-                "; induction and duplicate, if a token occurred before: on what followed it "
-                "there, and on it"
-            )
+        means = {x["name"]: x["means"].removeprefix("of its weight ") for x in ROLES_OF_KEYS}
+        shares = "; ".join(f"{name} {means[name]}" for name in names)
         lines = []
         if measured:
-            names = ", ".join(sorted(measured))
-            score += f"; for {names} the fraction of held-out words for which it was right"
+            measured_names = ", ".join(sorted(measured))
+            score += f"; for {measured_names} the fraction of held-out words for which it was right"
             lines.append(
-                f"The labels {names} were measured on held-out stories and apply to every text; "
-                "the others, such as previous token, describe the weights on this text only."
+                f"The roles {measured_names} were measured on held-out stories and apply to every "
+                "text; the others, such as previous token, describe the weights on this text only."
             )
         if any(x.label == NOT_NUMBERS for x in self.heads):
             lines.append(
@@ -213,11 +206,16 @@ class Report(ShownInNotebook, Savable):
             entropy = f"entropy: of its weights, in nats. effect: {caused} without the head."
         elif self.effects_withheld:
             lines.append(f"No effects. {self.effects_withheld}")
-        lines = [f"{score}.", *lines, entropy, f"{shares}."]
+        lines = [
+            f"{score}.",
+            *lines,
+            entropy,
+            *[f"Fractions of its weight: {shares}."] * bool(names),
+        ]
         if any(x.norm_weighted for x in self.heads):
             lines.append(
-                "by norm: its norm-weighted attention on the first token, with each weight "
-                "multiplied by |v W_O|, the norm of what the value writes."
+                "by norm: its norm-weighted attention on the first token, which is like first, but "
+                "each weight is multiplied by |v W_O|, the norm of what the value writes."
             )
         for part in ("encoder", "decoder", "cross-attention"):
             numbers = [str(x.number) for x in self.layers if self.part_of(x) == part]
