@@ -206,15 +206,45 @@ def test_the_scatter_has_round_numbers_and_names(document, browser, tmp_path):
     page.close()
 
 
-def test_the_first_queries_of_a_context_are_the_last_examples():
-    from clearhead.views.html.survey import _chosen
+def test_the_largest_examples_exceed_equal_weights_most(stories):
+    from clearhead.views.html.survey import Contexts, _chosen
 
-    rows = [
-        {"stratum": s, "query": q, "rank": i}
-        for s in (3, 10)
-        for i, q in enumerate([1, 2, 7, 3, 9])
-    ]
-    assert [x["query"] for x in _chosen(rows)] == [7, 9, 7, 9, 1, 2]
+    contexts, rows = Contexts(stories), stories.by_metric("examples", "stratum, rank")
+    queries = 0
+    for (_, _, metric), of_head in rows.items():
+        if metric != "previous":
+            continue
+        largest = [x for x in of_head if x["stratum"] == 10]
+        chosen = [x for x in _chosen(of_head, contexts) if x["stratum"] == 10]
+        assert len(chosen) == len({x["token"] for x in chosen}) == 4
+        assert min(x["query"] for x in chosen) >= 4  # earlier ones have large weights in any head
+        best = max(
+            (x for x in largest if x["query"] >= 4), key=lambda x: x["value"] - 1 / (x["query"] + 1)
+        )
+        assert chosen[0] == best
+        queries += 1
+    assert queries == 16
+
+
+def test_the_value_by_chance_is_that_of_equal_weights(stories):
+    from clearhead.views.html.survey import Contexts
+
+    contexts, seen = Contexts(stories), 0
+    for row in stories.query("select * from examples where layer = 0 and head = 0").to_pylist():
+        tokens, query = stories.context(row["text"], row["context"]), row["query"]
+        is_copy = [tokens[k] == tokens[query] for k in range(len(tokens))]
+        keys = {
+            "previous": 1,
+            "duplicate": sum(is_copy[1 : max(query - 1, 1)]),
+            "induction": sum(is_copy[: max(query - 2, 0)]),
+            "separators": sum(x in ".,!?" for x in tokens[1 : query + 1]),
+        }
+        if row["metric"] in keys:
+            assert contexts.by_chance(row) == pytest.approx(keys[row["metric"]] / (query + 1))
+            seen += row["metric"] == "separators" and keys["separators"] > 0
+        elif row["metric"] == "entropy":
+            assert contexts.by_chance(row) == row["value"]
+    assert seen
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +286,11 @@ def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_
     first = page.locator("#differences-table tbody tr").first
     assert first.locator("th").text_content() == f"L1H{best['head']} {words}"
     assert page.input_value("#axis-y") == f"difference:{best['metric']}"
-    assert page.locator("#scatter .axis").text_content() == words
+    assert page.locator("#scatter .axis").all_text_contents() == [
+        f"{words} →",
+        f"↑ difference of {words}",
+    ]
+    assert page.locator("#scatter .axis").last.is_visible()
     page.locator("#differences-table button").nth(1).click()
     assert page.locator("#differences-table tr.chosen").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -28,6 +28,8 @@ export function drawExamples() {
   byId("no-examples").textContent = shown.length ? "" : isStored
     ? "No query of the sample is in this decile: its values fall into the bins of another one."
     : "This metric has no examples. Choose another metric.";
+  byId("examples-about").textContent = chosen.decile < LARGEST ? "" : `The values that most exceed equal weights on all tokens up to the query; ` +
+    "one of each query token first, and queries with four keys or more.";
   byId("examples").replaceChildren(...shown.map((example) => article(example)));
 }
 
@@ -38,7 +40,7 @@ export function article(example, source = survey) {
   const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
   const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
   const line = make("p", { class: "sample" });
-  let last = -1;
+  let last = -1, wasEnd = false;
   for (const position of positions(example, tokens.length)) {
     if (position > last + 1) line.append(make("span", { class: "gap" }, " … "));
     else if (position) line.append(source.between);
@@ -51,7 +53,9 @@ export function article(example, source = survey) {
       Object.assign(piece.style, { background: css(colour), color: inkOn(colour) });
     }
     line.append(piece);
-    if (LINE_END.test(text)) line.append(make("br"));
+    const isEnd = LINE_END.test(text);
+    if (isEnd && !wasEnd) line.append(make("br")); // no empty lines
+    wasEnd = isEnd;
   }
   const place = `${name}, position ${query}`;
   const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query, source) }, place) : place;

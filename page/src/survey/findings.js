@@ -5,11 +5,14 @@ import { go } from "./address.js";
 import { chosen, metricOf, survey, words } from "./store.js";
 
 // Metrics of mass on the keys of one kind, the most telling first.
-const BEHAVIOURS = ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
+export const BEHAVIOURS = ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
 const BEST = 3; // heads of a behaviour
 const MOST = 0.5; // of the largest weights
 
 export const headName = (/** @type {{layer: number, head: number}} */ { layer, head }) => `L${layer}H${head}`;
+
+/** The keys of a behaviour in words, such as "the token before". */
+export const keysOf = (/** @type {string} */ name) => survey.key_kinds[name] ?? survey.key_kinds[name.replace(/s$/, "")] ?? words(name);
 
 /** What the heads do, as sentences. */
 export function sentences() {
@@ -17,12 +20,19 @@ export function sentences() {
   const leading = heads.map(({ mixes }) => mixes.at(-1)?.shares.findIndex(([share]) => share > MOST) ?? -1);
   const groups = kinds.map(([kind, meaning], i) => ({ kind, meaning, n: leading.filter((it) => it === i).length }))
     .filter(({ n }) => n).sort((a, b) => b.n - a.n), all = groups.reduce((sum, { n }) => sum + n, 0);
+  const clearest = BEHAVIOURS.filter((name) => name !== "first").flatMap((name) => bestHeads(name).slice(0, 1).map((best) => ({ name, ...best })))
+    .sort((a, b) => excess(b.numbers) - excess(a.numbers)).slice(0, BEST)
+    .map(({ name, it, numbers }) => `${headName(it)} puts ${number(numbers.mean, 2)} of its weight on ${keysOf(name)}` +
+      (numbers.uniform === null ? "" : ` (equal weights: ${number(numbers.uniform, 2)})`));
   return [
     `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key` +
       `${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
-    several.length ? `${count(several.length, "head does", "heads do")} more than one thing, for example ${several.slice(0, BEST).map(headName).join(", ")}.` : "",
+    clearest.length ? `The clearest besides: ${clearest.join("; ")}.` : "",
+    several.length ? `${count(several.length, "head does", "heads do")} more than one thing${several.length > BEST ? ", for example" : ":"} ${several.slice(0, BEST).map(headName).join(", ")}.` : "",
   ].filter(Boolean);
 }
+
+const excess = (/** @type {{mean: number, uniform: number | null}} */ { mean, uniform }) => mean - (uniform ?? 0);
 
 /** The heads with the largest means of a behaviour that are above uniform weights with their interval. */
 export function bestHeads(/** @type {string} */ name) {
@@ -34,16 +44,20 @@ export function bestHeads(/** @type {string} */ name) {
 export function buildFindings() {
   byId("findings-words").replaceChildren(...sentences().map((it) => make("p", { class: "lead" }, it)));
   const rows = BEHAVIOURS.filter(metricOf).map((name) => ({ name, best: bestHeads(name) })).filter(({ best }) => best.length)
-    .map(({ name, best }) => ({ kind: "", cells: [make("span", { title: metricOf(name)?.formula }, words(name)),
+    .map(({ name, best }) => ({ kind: "", cells: [make("span", { title: metricOf(name)?.formula }, words(name), make("small", {}, keysOf(name))),
       ...best.map(({ at, it, numbers }) => {
         const { mean, low, high } = numbers, interval = low === null || high === null ? "" : `${number(low, 2)} to ${number(high, 2)}`;
         const button = make("button", { type: "button", class: "quiet", "data-at": at, "data-metric": name },
           make("b", {}, headName(it)), ` ${number(mean, 2)} `, make("small", {}, interval));
-        button.addEventListener("click", () => go({ at, metric: name, y: name }));
+        button.addEventListener("click", () => {
+          go({ at, metric: name, y: name });
+          const title = byId("all-title"); // below a narrow screen
+          if (title.getBoundingClientRect().top > innerHeight) title.scrollIntoView();
+        });
         return button;
-      }), ...Array(BEST - best.length).fill("")] }));
+      }), ...Array(BEST - best.length).fill(""), best[0].numbers.uniform === null ? "" : number(best[0].numbers.uniform, 2)] }));
   byId("findings-table").replaceChildren(...(rows.length
-    ? [table("The best heads of each behaviour: mean weight on its keys, with 95 % interval", ["behaviour", "1", "2", "3"], rows)] : []));
+    ? [table("The best heads of each behaviour: mean weight on its keys, with 95 % interval", ["behaviour", "best", "second", "third", "equal weights"], rows)] : []));
 }
 
 export function drawFindings() {

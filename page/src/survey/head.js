@@ -2,7 +2,7 @@
 
 import { byId, count, make, number, table, token } from "../marks.js";
 import { go } from "./address.js";
-import { headName } from "./findings.js";
+import { BEHAVIOURS, headName, keysOf } from "./findings.js";
 import { rolesOf } from "./mixes.js";
 import { LEAST_Q, chosen, head, metricOf, metricsOf, numbers, survey, words } from "./store.js";
 
@@ -23,8 +23,19 @@ export function drawHead() {
   drawTokens();
 }
 
+// The groups of metrics in the table, by their names; the first that fits.
+const GROUPS = /** @type {[RegExp, string][]} */ ([
+  [/^(first|self|previous|next|separators|duplicate|induction)$/, "Weight on one kind of key"],
+  [/^(last|distance)_|^ahead$/, "Weight by distance, in tokens"],
+  [/^(entropy|evenness|support|largest)$/, "How concentrated the weights are"],
+  [/^looks_/, "Queries whose largest weight is on this kind of key"],
+  [/^/, "Others"],
+]);
+const groupOf = (/** @type {string} */ name) => GROUPS.findIndex(([names]) => names.test(name));
+
 function drawMetrics() {
-  const rows = metricsOf(head()).map((name) => {
+  const names = metricsOf(head()).toSorted((a, b) => groupOf(a) - groupOf(b)), columns = survey.other ? 5 : 4;
+  const rows = names.flatMap((name, i) => {
     const { formula } = /** @type {any} */ (metricOf(name));
     const { mean, low, high, uniform, compared } = head().metrics[name];
     const button = make("button", { type: "button", class: "quiet", title: formula,
@@ -32,7 +43,9 @@ function drawMetrics() {
     button.addEventListener("click", () => go({ metric: name }));
     const interval = low === null ? "" : `${number(low, 3)} to ${either(high)}`;
     const cells = survey.other ? comparison(compared) : [number(mean, 3), interval, either(uniform)];
-    return { kind: `${name === chosen.metric ? "chosen" : ""} ${compared && compared.q < LEAST_Q ? "differs" : ""}`, cells: [button, ...cells] };
+    const row = { kind: `${name === chosen.metric ? "chosen" : ""} ${compared && compared.q < LEAST_Q ? "differs" : ""}`, cells: [button, ...cells] };
+    const isNew = !i || groupOf(names[i - 1]) !== groupOf(name);
+    return isNew ? [{ kind: "group", cells: [GROUPS[groupOf(name)][1], ...Array(columns - 1).fill("")] }, row] : [row];
   });
   byId("metrics").replaceChildren(survey.other
     ? table("Means of texts, in this survey and in the other", ["metric", "here", "there", "difference", "q"], rows)
@@ -48,7 +61,7 @@ function drawHistogram() {
   const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
   const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
   byId("metric-title").textContent = words(chosen.metric);
-  byId("formula").textContent = formula;
+  byId("formula").textContent = BEHAVIOURS.includes(chosen.metric) ? `The weight on ${keysOf(chosen.metric)}: ${formula}.` : formula;
   byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
   const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
   const first = Math.min(...bins), last = Math.max(...bins);
@@ -71,7 +84,7 @@ function drawTokens() {
   const parts = /** @type {const} */ (["query", "key"]).map((side) => {
     const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS)
       .map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
-    return rows.length ? table(side === "query" ? "Tokens that look" : "Tokens that are looked at", ["token", "links", "lift"], rows) : "";
+    return rows.length ? table(side === "query" ? "Query tokens" : "Key tokens", ["token", "links", "lift"], rows) : "";
   });
   byId("tokens").replaceChildren(...parts.filter(Boolean));
   byId("tokens-note").textContent = parts.some(Boolean)

@@ -11,9 +11,9 @@ const kinds = Object.keys(survey.key_kinds);
 
 /** The kinds of keys in words, the most frequent first. @param {SurveyMix | undefined} mix */
 export function rolesOf(mix) {
-  const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: kinds[i], share }))
+  const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: survey.key_kinds[kinds[i]], share }))
     .filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
-  return parts.length ? `Largest weight, by query: ${parts.map(({ kind, share }) => `${kind} ${percent(share)}`).join(", ")}.` : "";
+  return parts.length ? `Its largest weight is ${parts.map(({ kind, share }, i) => `on ${kind} at ${percent(share)}${i ? "" : " of queries"}`).join(", ")}.` : "";
 }
 
 export function drawMixes() {

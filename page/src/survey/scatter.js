@@ -8,14 +8,14 @@ import { headName } from "./findings.js";
 import { listenToPoints, pointOf, showPoints } from "./points.js";
 import { axes, chosen, metricOf, survey, theme, valueOn, words } from "./store.js";
 
-const SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
+const SPACE = { left: 52, right: 14, top: 26, bottom: 36 };
 
 export function buildScatter() {
   for (const axis of ["x", "y", "colour"]) {
     const list = byId(`axis-${axis}`);
     list.append(...axes.map((name) => make("option", { value: name }, words(name))));
     list.addEventListener("change", () => go({ [axis]: list.value,
-      ...(axis === "y" && metricOf(list.value) ? { metric: list.value } : {}) })); // with its examples
+      ...(axis !== "colour" && metricOf(list.value) ? { metric: list.value } : {}) })); // with its examples
   }
   listenToPoints(byId("scatter"), (at) => go({ at }), nameActive);
   new ResizeObserver(drawScatter).observe(byId("scatter"));
@@ -42,8 +42,8 @@ const coloursOf = (axis) => {
 
 const FAR = 3.5, MOST_NAMED = 8;
 
-/** The heads that are far from the others on an axis, and that with the greatest value, the farthest first: in units of 1.48 times the median distance
- * from the median, which is the standard deviation of a normal distribution. */
+/** The heads that are far from the others on an axis, and that with the greatest value, the farthest first: in units of
+ * 1.48 times the median distance from the median, which is the standard deviation of a normal distribution. */
 export function outliers() {
   const median = (values) => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
   const far = [chosen.x, chosen.y].map((axis) => {
@@ -55,9 +55,9 @@ export function outliers() {
   return most.map((_, i) => i).filter((i) => most[i] > FAR).sort((a, b) => (most[a] === most[b] ? 0 : most[b] - most[a])).slice(0, MOST_NAMED);
 }
 
-// Names beside points; a name that would cover another one, or leave the picture, is on the other side or left out.
+// Names beside points; a name that would cover another one, or its point, or leave the picture, is on the other side or left out.
 function addNames(picture, /** @type {number[]} */ heads, /** @type {(at: number) => number[]} */ placeOf, width) {
-  const boxes = /** @type {number[][]} */ ([]);
+  const boxes = heads.map(placeOf).map(([x, y]) => [x - 5, y - 5, x + 5, y + 5]);
   for (const at of heads) {
     const [x, y] = placeOf(at), name = makeSvg("text", { class: "name", y: y + 4 }, headName(survey.heads[at]));
     picture.append(name);
@@ -111,7 +111,8 @@ export function drawScatter() {
     picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
   }
   picture.append(makeSvg("text", { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
-    words(chosen.x)));
+    `${words(chosen.x)} →`));
+  picture.append(makeSvg("text", { class: "axis", x: 4, y: 13 }, `↑ ${words(chosen.y)}`));
 
   const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));
   for (const i of order) {

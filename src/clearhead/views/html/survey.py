@@ -8,6 +8,7 @@ The page holds all numbers and the contexts of its examples, so it needs no serv
 import html
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -21,11 +22,14 @@ from ...corpus.compare import Comparison, compare
 from ...corpus.examples import BANDS, LARGEST
 from ...corpus.looks import BEHAVIOURS, CLASSES
 from ...corpus.roles import roles_of
+from ...models.roles.role_keys import is_separator
 from . import schema
 from .document import INKS, fields_of, filled, table, write
 from .schema import Host
 
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
+ONE_KEY = "first", "self", "previous", "next", "largest"  # metrics of one weight
+BACK = {"duplicate": 0, "induction": 1}  # from a key to the copy of the query's token
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
 
 
@@ -76,7 +80,7 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
             quantiles=[row[name] for name in ("q05", "q25", "q50", "q75", "q95")],
             bins=[x["bin"] for x in bins],
             counts=[x["count"] for x in bins],
-            examples=[contexts.example(x) for x in _chosen(examples.get(key, []))],
+            examples=[contexts.example(x) for x in _chosen(examples.get(key, []), contexts)],
             compared=differences.get(key),
         )
     _add_tokens(survey, heads, contexts)
@@ -120,12 +124,21 @@ def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
     return fields_of(schema.SurveyMetric, row, name=row["metric"], edges=edges)
 
 
-def _chosen(examples: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+def _chosen(
+    examples: Iterable[Mapping[str, Any]], contexts: "Contexts"
+) -> Iterable[Mapping[str, Any]]:
     """Return some examples of each decile, by their hash, and of the largest values.
 
-    A query with few keys has large weights in any head, so the first ones are chosen last."""
+    A query with few keys has large weights in any head, so the first ones are chosen last. The
+    largest are those that exceed equal weights most, first one of each token of queries."""
     for stratum, of_stratum in groupby(examples, itemgetter("stratum")):
         in_order = sorted(of_stratum, key=lambda row: row["query"] < BANDS[1])
+        if stratum == LARGEST:
+            in_order.sort(
+                key=lambda row: (row["query"] < BANDS[1], contexts.by_chance(row) - row["value"])
+            )
+            firsts = {row["token"]: row for row in reversed(in_order)}
+            in_order.sort(key=lambda row: row is not firsts[row["token"]])
         yield from in_order[: OF_LARGEST if stratum == LARGEST else PER_DECILE]
 
 
@@ -138,6 +151,9 @@ class Contexts:
         self.spelling: dict[str, int] = {}
         self._numbers: dict[tuple[int, int], int] = {}
         self._names = dict(survey.query("select text, name from texts").rows)
+        self._read = lru_cache(maxsize=None)(survey.context)
+        later = survey.query("select 1 from heads where metric = 'ahead' and queries > 0 limit 1")
+        self._causal = not later.rows
 
     def token(self, text: str) -> int:
         """Return the index of a token's text, in which only the space before a word is a space."""
@@ -149,12 +165,24 @@ class Contexts:
         """What is between two tokens: a space if no token has its own."""
         return "" if any(text[0] == " " for text in self.spelling) else " "
 
+    def by_chance(self, row: Mapping[str, Any]) -> float:
+        """Compute an example's metric for equal weights on all keys, without a window.
+
+        For a metric that is not a mass of keys, return the example's own value."""
+        tokens, query = self._read(row["text"], row["context"]), row["query"]
+        keys, back = query + 1 if self._causal else len(tokens), BACK.get(row["metric"])
+        if back is not None:
+            return sum(tokens[k - back] == tokens[query] for k in range(1, query - 1)) / keys
+        if row["metric"] == "separators":
+            return sum(map(is_separator, tokens[1:keys])) / keys
+        return 1 / keys if row["metric"] in ONE_KEY else row["value"]
+
     def example(self, row: Mapping[str, Any]) -> schema.SurveyExample:
         text, context = text_context = row["text"], row["context"]
         if text_context not in self._numbers:
             self._numbers[text_context] = len(self.stored)
             name = f"{self._names[text]}, context {context}"
-            tokens = [self.token(x) for x in self.survey.context(text, context)]
+            tokens = [self.token(x) for x in self._read(text, context)]
             self.stored.append({"name": name, "text": text, "context": context, "tokens": tokens})
         weights = [round(x, 5) for x in row["weights"]]
         number = self._numbers[text_context]

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f90db394898a60feb23ebd36df82bba6a9511723f5399620d8198d6024eeaf70; do not edit.
+// Made by `make page` from the sources fc2289c2ca7e75e3e4f3210c498a7387efbecb212604c8df7e950cead6219695; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f90db394898a60feb23ebd36df82bba6a9511723f5399620d8198d6024eeaf70; do not edit.
+// Made by `make page` from the sources fc2289c2ca7e75e3e4f3210c498a7387efbecb212604c8df7e950cead6219695; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -318,15 +318,19 @@ var clearhead = (() => {
   var BEST = 3;
   var MOST = 0.5;
   var headName = ({ layer, head: head2 }) => `L${layer}H${head2}`;
+  var keysOf = (name) => survey.key_kinds[name] ?? survey.key_kinds[name.replace(/s$/, "")] ?? words(name);
   function sentences() {
     const kinds2 = Object.entries(survey.key_kinds), heads = survey.heads, several = heads.filter((it) => it.several);
     const leading = heads.map(({ mixes }) => mixes.at(-1)?.shares.findIndex(([share]) => share > MOST) ?? -1);
     const groups = kinds2.map(([kind, meaning], i) => ({ kind, meaning, n: leading.filter((it) => it === i).length })).filter(({ n }) => n).sort((a, b) => b.n - a.n), all = groups.reduce((sum, { n }) => sum + n, 0);
+    const clearest = BEHAVIOURS.filter((name) => name !== "first").flatMap((name) => bestHeads(name).slice(0, 1).map((best) => ({ name, ...best }))).sort((a, b) => excess(b.numbers) - excess(a.numbers)).slice(0, BEST).map(({ name, it, numbers: numbers2 }) => `${headName(it)} puts ${number(numbers2.mean, 2)} of its weight on ${keysOf(name)}` + (numbers2.uniform === null ? "" : ` (equal weights: ${number(numbers2.uniform, 2)})`));
     return [
       `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
+      clearest.length ? `The clearest besides: ${clearest.join("; ")}.` : "",
       several.length ? `${count(several.length, "head does", "heads do")} more than one thing, for example ${several.slice(0, BEST).map(headName).join(", ")}.` : ""
     ].filter(Boolean);
   }
+  var excess = ({ mean, uniform }) => mean - (uniform ?? 0);
   function bestHeads(name) {
     const own = survey.heads.map((it, at) => ({ at, it, numbers: it.metrics[name] }));
     return own.filter(({ numbers: numbers2 }) => numbers2 && (numbers2.low ?? numbers2.mean) > (numbers2.uniform ?? 0)).sort((a, b) => b.numbers.mean - a.numbers.mean).slice(0, BEST);
@@ -334,7 +338,7 @@ var clearhead = (() => {
   function buildFindings() {
     byId("findings-words").replaceChildren(...sentences().map((it) => make("p", { class: "lead" }, it)));
     const rows = BEHAVIOURS.filter(metricOf).map((name) => ({ name, best: bestHeads(name) })).filter(({ best }) => best.length).map(({ name, best }) => ({ kind: "", cells: [
-      make("span", { title: metricOf(name)?.formula }, words(name)),
+      make("span", { title: metricOf(name)?.formula }, words(name), make("small", {}, keysOf(name))),
       ...best.map(({ at, it, numbers: numbers2 }) => {
         const { mean, low, high } = numbers2, interval = low === null || high === null ? "" : `${number(low, 2)} to ${number(high, 2)}`;
         const button = make(
@@ -344,12 +348,17 @@ var clearhead = (() => {
           ` ${number(mean, 2)} `,
           make("small", {}, interval)
         );
-        button.addEventListener("click", () => go({ at, metric: name, y: name }));
+        button.addEventListener("click", () => {
+          go({ at, metric: name, y: name });
+          const title = byId("all-title");
+          if (title.getBoundingClientRect().top > innerHeight) title.scrollIntoView();
+        });
         return button;
       }),
-      ...Array(BEST - best.length).fill("")
+      ...Array(BEST - best.length).fill(""),
+      best[0].numbers.uniform === null ? "" : number(best[0].numbers.uniform, 2)
     ] }));
-    byId("findings-table").replaceChildren(...rows.length ? [table("The best heads of each behaviour: mean weight on its keys, with 95 % interval", ["behaviour", "1", "2", "3"], rows)] : []);
+    byId("findings-table").replaceChildren(...rows.length ? [table("The best heads of each behaviour: mean weight on its keys, with 95 % interval", ["behaviour", "best", "second", "third", "equal weights"], rows)] : []);
   }
   function drawFindings() {
     for (const button of byId("findings-table").querySelectorAll("button")) {
@@ -371,8 +380,8 @@ var clearhead = (() => {
   var LEAST_SHARE = 0.01;
   var kinds = Object.keys(survey.key_kinds);
   function rolesOf(mix) {
-    const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: kinds[i], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
-    return parts.length ? `Largest weight, by query: ${parts.map(({ kind, share }) => `${kind} ${percent(share)}`).join(", ")}.` : "";
+    const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: survey.key_kinds[kinds[i]], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
+    return parts.length ? `Its largest weight is ${parts.map(({ kind, share }, i) => `on ${kind} at ${percent(share)}${i ? "" : " of queries"}`).join(", ")}.` : "";
   }
   function drawMixes() {
     const { mixes, several } = head(), scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
@@ -410,8 +419,20 @@ var clearhead = (() => {
     drawHistogram();
     drawTokens();
   }
+  var GROUPS = (
+    /** @type {[RegExp, string][]} */
+    [
+      [/^(first|self|previous|next|separators|duplicate|induction)$/, "Weight on one kind of key"],
+      [/^(last|distance)_|^ahead$/, "Weight by distance, in tokens"],
+      [/^(entropy|evenness|support|largest)$/, "How concentrated the weights are"],
+      [/^looks_/, "Queries whose largest weight is on this kind of key"],
+      [/^/, "Others"]
+    ]
+  );
+  var groupOf = (name) => GROUPS.findIndex(([names]) => names.test(name));
   function drawMetrics() {
-    const rows = metricsOf(head()).map((name) => {
+    const names = metricsOf(head()).toSorted((a, b) => groupOf(a) - groupOf(b)), columns = survey.other ? 5 : 4;
+    const rows = names.flatMap((name, i) => {
       const { formula } = (
         /** @type {any} */
         metricOf(name)
@@ -426,7 +447,9 @@ var clearhead = (() => {
       button.addEventListener("click", () => go({ metric: name }));
       const interval = low === null ? "" : `${number(low, 3)} to ${either(high)}`;
       const cells = survey.other ? comparison(compared) : [number(mean, 3), interval, either(uniform)];
-      return { kind: `${name === chosen.metric ? "chosen" : ""} ${compared && compared.q < LEAST_Q ? "differs" : ""}`, cells: [button, ...cells] };
+      const row = { kind: `${name === chosen.metric ? "chosen" : ""} ${compared && compared.q < LEAST_Q ? "differs" : ""}`, cells: [button, ...cells] };
+      const isNew = !i || groupOf(names[i - 1]) !== groupOf(name);
+      return isNew ? [{ kind: "group", cells: [GROUPS[groupOf(name)][1], ...Array(columns - 1).fill("")] }, row] : [row];
     });
     byId("metrics").replaceChildren(survey.other ? table("Means of texts, in this survey and in the other", ["metric", "here", "there", "difference", "q"], rows) : table("Means over all queries", ["metric", "mean", "95 % interval", "uniform"], rows));
   }
@@ -435,7 +458,7 @@ var clearhead = (() => {
     const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
     const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
     byId("metric-title").textContent = words(chosen.metric);
-    byId("formula").textContent = formula;
+    byId("formula").textContent = BEHAVIOURS.includes(chosen.metric) ? `The weight on ${keysOf(chosen.metric)}: ${formula}.` : formula;
     byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
     const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
     const first = Math.min(...bins), last = Math.max(...bins);
@@ -463,7 +486,7 @@ var clearhead = (() => {
       /** @type {const} */
       ["query", "key"].map((side) => {
         const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS).map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
-        return rows.length ? table(side === "query" ? "Tokens that look" : "Tokens that are looked at", ["token", "links", "lift"], rows) : "";
+        return rows.length ? table(side === "query" ? "Query tokens" : "Key tokens", ["token", "links", "lift"], rows) : "";
       })
     );
     byId("tokens").replaceChildren(...parts.filter(Boolean));
@@ -519,6 +542,7 @@ var clearhead = (() => {
     const shown2 = numbers().examples.filter((it) => it.decile === chosen.decile);
     const isStored = metricOf(chosen.metric)?.examples;
     byId("no-examples").textContent = shown2.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
+    byId("examples-about").textContent = chosen.decile < LARGEST ? "" : `The values that most exceed equal weights on all tokens up to the query; one of each query token first, and queries with four keys or more.`;
     byId("examples").replaceChildren(...shown2.map((example) => article(example)));
   }
   function article(example, source = survey) {
@@ -526,7 +550,7 @@ var clearhead = (() => {
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
     const line = make("p", { class: "sample" });
-    let last = -1;
+    let last = -1, wasEnd = false;
     for (const position of positions(example, tokens.length)) {
       if (position > last + 1) line.append(make("span", { class: "gap" }, " … "));
       else if (position) line.append(source.between);
@@ -538,7 +562,9 @@ var clearhead = (() => {
         Object.assign(piece.style, { background: css(colour), color: inkOn(colour) });
       }
       line.append(piece);
-      if (LINE_END.test(text)) line.append(make("br"));
+      const isEnd = LINE_END.test(text);
+      if (isEnd && !wasEnd) line.append(make("br"));
+      wasEnd = isEnd;
     }
     const place = `${name}, position ${query}`;
     const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query, source) }, place) : place;
@@ -661,14 +687,14 @@ var clearhead = (() => {
   }
 
   // src/survey/scatter.js
-  var SPACE = { left: 52, right: 14, top: 12, bottom: 36 };
+  var SPACE = { left: 52, right: 14, top: 26, bottom: 36 };
   function buildScatter() {
     for (const axis of ["x", "y", "colour"]) {
       const list = byId(`axis-${axis}`);
       list.append(...axes.map((name) => make("option", { value: name }, words(name))));
       list.addEventListener("change", () => go({
         [axis]: list.value,
-        ...axis === "y" && metricOf(list.value) ? { metric: list.value } : {}
+        ...axis !== "colour" && metricOf(list.value) ? { metric: list.value } : {}
       }));
     }
     listenToPoints(byId("scatter"), (at) => go({ at }), nameActive);
@@ -700,10 +726,7 @@ var clearhead = (() => {
     return most.map((_, i) => i).filter((i) => most[i] > FAR).sort((a, b) => most[a] === most[b] ? 0 : most[b] - most[a]).slice(0, MOST_NAMED);
   }
   function addNames(picture, heads, placeOf2, width) {
-    const boxes = (
-      /** @type {number[][]} */
-      []
-    );
+    const boxes = heads.map(placeOf2).map(([x, y]) => [x - 5, y - 5, x + 5, y + 5]);
     for (const at of heads) {
       const [x, y] = placeOf2(at), name = makeSvg("text", { class: "name", y: y + 4 }, headName(survey.heads[at]));
       picture.append(name);
@@ -756,8 +779,9 @@ var clearhead = (() => {
     picture.append(makeSvg(
       "text",
       { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
-      words(chosen.x)
+      `${words(chosen.x)} →`
     ));
+    picture.append(makeSvg("text", { class: "axis", x: 4, y: 13 }, `↑ ${words(chosen.y)}`));
     const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));
     for (const i of order) {
       const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];

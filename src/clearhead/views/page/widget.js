@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 235ed96155f6bd1413d30ef6b60e7f1895003e70033428fd3d015613c0680e27; do not edit.
+// Made by `make page` from the sources 7e97782afede5cfd83b47abdf928942c7e1f7bba47e0d7901c1407f7c56c276b; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
