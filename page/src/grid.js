@@ -7,7 +7,7 @@ import { narrow, sheet, store } from "./store.js";
 export const MANY_HEADS = 64; // more are grouped by label
 const LEAST_TILE = 14, LEAST_TARGET = 40, LARGEST_TILE = 150; // pixels; a target of a finger
 const LABEL_HEIGHT = 22, LEAST_LABELLED = 50, ROLE = 1.7; // a tile with a role is larger
-const AXIS = 30, COLUMN_NAME = 26; // pixels, of the name of a layer and of a head
+const AXIS = 30, AXIS_WITH_PART = 60, COLUMN_NAME = 26; // pixels, of the name of a layer and of a head
 const GROUP_GAP = 8; // pixels, beside and below the name of a group
 const gapOf = () => (store.tiles.length > MANY_HEADS ? 3 : 6);
 
@@ -65,7 +65,9 @@ function layOutRows(grid, width, height) {
   }
   const isMatrix = sheet.order === "matrix";
   if (isMatrix) {
-    const wide = Math.floor((width - AXIS + gap) / across) - gap, high = Math.floor((height + gap) / (layers + 1)) - gap;
+    const axis = snapshot().layer(0).part ? AXIS_WITH_PART : AXIS;
+    grid.style.setProperty("--axis", `${axis - gap}px`);
+    const wide = Math.floor((width - axis + gap) / across) - gap, high = Math.floor((height + gap) / (layers + 1)) - gap;
     const size = Math.max(narrow.matches ? wide : Math.min(wide, high, LARGEST_TILE), leastTile()); // or it scrolls
     best = { columns: across, rows: layers, side: 1, size, isLabelled: false };
     const every = Math.ceil(COLUMN_NAME / (best.size + gap)); // a name is wider than a small tile

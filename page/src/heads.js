@@ -78,19 +78,21 @@ export function fillHeads() {
   store.tiles = places.map(tile);
   byId("grid").classList.toggle("grouped", sheet.order === "label");
   byId("grid").replaceChildren(...({ label: inGroups, matrix: withAxes }[sheet.order]?.(store.tiles) ?? store.tiles));
-  const hasElsewhere = byId("grid").querySelector(".label[data-elsewhere]") !== null;
-  byId("grid-note").textContent = snapshot().data.missing ?? (hasElsewhere
-    ? "“5 + 4”: 5 heads in this row, and 4 in other rows that have its role, too." : "");
+  const [row, more] = byId("grid").querySelector(".label[data-elsewhere] small")?.textContent.split("+").map(Number) ?? [];
+  byId("grid-note").textContent = snapshot().data.missing ?? (more
+    ? `“${row} + ${more}”: ${count(row, "head")} in this row, and ${more} in other rows that ${more === 1 ? "has" : "have"} its role, too.` : "");
   byId("heads-pane").hidden = places.length === 1;
   layOutGrid();
 }
+
+const SHORT_PARTS = /** @type {Record<string, string>} */ ({ encoder: " enc.", decoder: " dec.", "cross-attention": " cross" });
 
 // The tiles of a matrix of layers and heads, with a name before each row and above each column.
 function withAxes(tiles) {
   const axis = (kind, words) => make("span", { class: `axis ${kind}`, "aria-hidden": "true" }, words);
   const across = Math.max(...tiles.map((it) => it.head)) + 1;
   return [axis("row", ""), ...Array.from({ length: across }, (_, i) => axis("column", `H${i}`)),
-    ...tiles.flatMap((it) => (it.head === 0 ? [axis("row", `L${it.layer}`), it] : [it]))];
+    ...tiles.flatMap((it) => (it.head === 0 ? [axis("row", `L${it.layer}${SHORT_PARTS[snapshot().layer(it.layer).part] ?? ""}`), it] : [it]))];
 }
 
 // The tiles in a row for each label, with a button that fades the others. A role that no head has as its row has

@@ -90,4 +90,4 @@ export { chosen, NO_EDITS, pageData, store, walk } from "./store.js";
 export { chooseView } from "./listen.js";
 export { tellingQuery } from "./telling.js";
 export { draw, fillAll } from "./views.js";
-export { isolated } from "./words.js";
+export { isolated, quoted } from "./words.js";

@@ -13,6 +13,9 @@ const isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").r
 
 /** A token inside a sentence: the direction of one from right to left does not change that of the words beside it. */
 export const isolated = (/** @type {string} */ token) => (/[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(token) ? `\u2068${token}\u2069` : token);
+
+/** A token in a sentence: in quotes if it has no letter, because ", the next token" would be read as part of it. */
+export const quoted = (/** @type {string} */ token) => (/[\p{L}\p{N}]/u.test(token) ? token : `“${token}”`);
 export const isLineEnd = (token) => token?.includes("↵") ?? false; // as labels show it
 
 /** How predicted tokens are written: with the space before a word only if two would look the same without it.

@@ -145,7 +145,8 @@ def test_two_numbers_beside_a_role_are_explained(visit):
     layers = (*report.layers[:22], replace(layer, heads=heads))
     tab = visit(replace(report, layers=layers))
     assert tab.locator("#grid .label", has_text="first token").inner_text().endswith("+ 1")
-    assert "in other rows that have its role" in tab.locator("#grid-note").inner_text()
+    note = tab.locator("#grid-note").inner_text()
+    assert note.startswith("“0 + 1”: 0 heads in this row, and 1 in other rows that has its role")
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])
@@ -161,6 +162,12 @@ def test_encoder_decoder_and_cross_attention_are_named(visit, kind):
     given = {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
     report = ch.report(model.eval(), given, tokens=ours, decoder_tokens=theirs, progress=False)
     tab = visit(report)
+    tab.locator("#order").select_option("matrix")
+    short = {"encoder": "enc.", "decoder": "dec.", "cross-attention": "cross"}
+    assert tab.locator("#grid .axis.row").all_text_contents()[1:] == [
+        f"L{layer.number} {short[report.part_of(layer)]}" for layer in report.layers
+    ]
+    assert tab.evaluate("(it) => it.scrollWidth <= it.clientWidth", tab.query_selector("#grid"))
     for layer in report.layers:
         part = report.part_of(layer)
         tab.evaluate(f"go({{ layer: {layer.number}, head: 1, query: 2, key: null }})")
@@ -176,6 +183,12 @@ def test_encoder_decoder_and_cross_attention_are_named(visit, kind):
             .text_content()
             .startswith(f"{place}: {'st'[layer.in_decoder]}2")
         )
+
+
+def test_a_token_without_letters_is_in_quotes_in_a_sentence(visit):
+    tab = visit(ch.explain_text("the cat sat"))
+    assert tab.evaluate("quoted(',')") == "“,”"
+    assert tab.evaluate("quoted('der')") == "der"
 
 
 def test_a_token_from_the_right_does_not_turn_the_sentence_around_it(visit):

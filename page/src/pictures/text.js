@@ -9,7 +9,7 @@ import { claimOf } from "../roles.js";
 import { Scene, fitted, widthOf } from "../scene.js";
 import { go, isByNorm, isOff, largestAt, placeInWords, placeName, point, queryOr, shades, shownTrace, sides, snapshot, state } from "../state.js";
 import { chosen, pageData, store } from "../store.js";
-import { isWord, runsFromLeft, writtenApart, writtenLines } from "../words.js";
+import { isWord, quoted, runsFromLeft, writtenApart, writtenLines } from "../words.js";
 import { zoomedWeight } from "./zoom.js";
 
 /** @import { Snapshot } from "../data.js" */
@@ -151,7 +151,7 @@ export function drawSentence() {
       const shown = claim && !store.edited && row[to] > 0.5;
       words.push(make("strong", {}, queryToken(query, 40)), " looks at ",
         make("strong", {}, keyToken(to, 40)), ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
-        ...(writer ? [", and this head writes ", make("strong", {}, clip(snapshot().nextToken.token, 40)),
+        ...(writer ? [", and this head writes ", make("strong", {}, quoted(clip(snapshot().nextToken.token, 40))),
           ", the predicted next token."] : [shown ? `. ${claim}.` : "."]), ...inDetail(trace, layer, head, query, to, writer));
     }
   }
@@ -164,7 +164,7 @@ export const NORM_WEIGHTED = "Norm-weighted attention: the weight of a key times
 
 // What the head writes of the predicted token, and how probable this is without it, if it was measured.
 function writtenInWords({ from_key, without }) {
-  const { token, probability } = snapshot().nextToken, name = clip(token, 24);
+  const { token, probability } = snapshot().nextToken, name = quoted(clip(token, 24));
   const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
   const words = without === null ? part[0].toUpperCase() + part.slice(1)
     : `Without this head the probability of ${name} is ${percent(without)} instead of ${percent(probability)}; ${part}`;
@@ -198,6 +198,7 @@ const percentOf = (weight) =>
 
 const WORD_SIZES = [26, 22, 18, 16, 14, 13, 12]; // the largest that fits
 const GUTTER = 20, LEAST_GUTTER = 8; // pixels between two lines of words, in which arcs run
+const LEAST_WRAPPED = 0.1; // of the weights of arcs between two lines
 const MARGIN = 14; // pixels beside the words, in which arcs run past other lines
 const MOST_SHOWN = 400; // words
 const boxHeight = (size) => Math.round(size * 1.45);
@@ -292,6 +293,7 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
   for (const [position, to] of boxes) {
     const weight = row[position];
     if (!from || position === query || !(weight >= Math.max(LEAST, chosen.threshold))) continue;
+    if (from.y !== to.y && weight < LEAST_WRAPPED) continue; // its shade is enough: faint lines around words look like frames
     scene.path(arc(from, to, [x + 5, x + width - 5], gutter),
       { stroke: "accent", line: 1 + gutter / 4 * weight, opacity: 0.25 + 0.7 * weight }, { weight });
   }
@@ -313,7 +315,7 @@ function textScene(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, l
 }
 
 // The path from one word to another, which crosses no word: through the space above the line of each,
-// and, if they are on two lines, along one of the `sides`: the nearer one of the query, so that no two make a frame.
+// and, if they are on two lines, along one of the `sides`: the nearer one of the query, so that no two make a frame. There it ends in an arrow.
 function arc(from, to, sides, gutter) {
   const [x1, x2] = [from, to].map((it) => it.x + it.width / 2), [y1, y2] = [from.y, to.y];
   if (y1 === y2) {
@@ -326,7 +328,7 @@ function arc(from, to, sides, gutter) {
   const before = (x) => x + Math.sign(side - x) * Math.min(round, Math.abs(x - side) / 2);
   return `M ${x1} ${y1} Q ${x1} ${above1} ${before(x1)} ${above1} L ${towards(x1)} ${above1} ` +
     `Q ${side} ${above1} ${side} ${above1 + down} L ${side} ${above2 - down} Q ${side} ${above2} ${towards(x2)} ${above2} ` +
-    `L ${before(x2)} ${above2} Q ${x2} ${above2} ${x2} ${y2}`;
+    `L ${before(x2)} ${above2} Q ${x2} ${above2} ${x2} ${y2} M ${x2 - 5} ${y2 - 5} L ${x2} ${y2} L ${x2 + 5} ${y2 - 5}`;
 }
 
 // The lines to show, in order: those of the `wanted` positions, then those with the largest weights, then
@@ -406,7 +408,7 @@ function changedPredictions(trace, query, earlier, after, most) {
 // The heads that write the predicted token, with what each adds to its logit from one token.
 function writersList(/** @type {Snapshot} */ from, trace, writers) {
   const largest = Math.max(...writers.map((it) => it.from_key));
-  return [`Added to the logit of ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) =>
+  return [`Added to the logit of ${quoted(clip(from.nextToken.token, 12))}`, writers.map(({ layer, head, key, from_key }) =>
     [`${placeName(layer, head)} from ${clip(trace.keys[key], 12)}`, from_key / largest, { layer, head, key: null }, `${placeInWords(layer, head)}. ${WRITES}`,
       `+${number(from_key, 2)}`])];
 }

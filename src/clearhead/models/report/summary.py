@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...core.formatting import Token, aligned, quantity, visible
-from .findings import Head, NextToken
+from .findings import Head, NextToken, Writer
 from .opening import Opening, best_heads, opening, token_labels
 from .result import EFFECTS, Report
 
@@ -74,7 +74,7 @@ def _best_of_roles(report: Report, width: int) -> list[str]:
     for label, head in best_heads(report).items():
         role = max((x for x in head.roles if x.label == label), key=lambda x: x.mass)
         over = f"{role.queries} tokens"
-        rows.append((label, f"L{head.layer}H{head.head}", f"{role.mass:.2f}", over))
+        rows.append((label, _named(report, head), f"{role.mass:.2f}", over))
     heading = (
         "The best head of each role: the fraction of its weight on the keys of the role, over the "
         "tokens that may look at such keys and at others."
@@ -93,8 +93,13 @@ def _largest_effects(report: Report, width: int) -> list[str]:
     metric = EFFECTS.get(name, f"how much {name} changes").removesuffix(",")
     heading = f"The heads with the largest effects: {metric}, without the head."
     rows = [["head", "effect", "role, fraction of weight over tokens"]]
-    rows += [[f"L{x.layer}H{x.head}", f"{x.effect:+.3f}", _does(x)] for x in matter_most(report)]
+    rows += [[_named(report, x), f"{x.effect:+.3f}", _does(x)] for x in matter_most(report)]
     return ["", *textwrap.wrap(heading, width), *_columns(rows, width)]
+
+
+def _named(report: Report, head: Head | Writer) -> str:
+    part = report.part_of(report.layers[head.layer])
+    return f"L{head.layer}H{head.head}{f' ({part})' * bool(part)}"
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -111,8 +116,7 @@ def in_words(report: Report, begin: Opening) -> str:
     """Describe the head to begin with, its query and its key, and why it is that head."""
     head, query, key, weight, writer = begin
     queries, keys = token_labels(report, head.layer)
-    part = report.part_of(report.layers[head.layer])
-    begin_with = f"Begin with L{head.layer}H{head.head}{f' ({part})' * bool(part)}"
+    begin_with = f"Begin with {_named(report, head)}"
     looks = (
         f"At {_quoted(queries[query])} (position {query}, counted from 0) it looks at "
         f"{_quoted(keys[key])} (position {key}) with {weight:.2f} of its weight"
@@ -137,7 +141,7 @@ def _writers(report: Report, next_token: NextToken, width: int) -> list[str]:
     rows = [("head", "logits", "from")]
     for x in next_token.writers:
         _, keys = token_labels(report, x.layer)
-        rows.append((f"L{x.layer}H{x.head}", f"{x.from_key:+.2f}", _quoted(keys[x.key])))
+        rows.append((_named(report, x), f"{x.from_key:+.2f}", _quoted(keys[x.key])))
     return [*textwrap.wrap(line, width), *_columns(rows, width)]
 
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources fc2289c2ca7e75e3e4f3210c498a7387efbecb212604c8df7e950cead6219695; do not edit.
+// Made by `make page` from the sources 318f834ea4b7df8c945035901020387d00b80fe134b8381a6a19cfadc7bca194; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -40,6 +40,7 @@ var clearhead = (() => {
     largestAt: () => largestAt,
     liveSource: () => liveSource,
     pageData: () => pageData,
+    quoted: () => quoted,
     readEdits: () => readEdits,
     remoteSource: () => remoteSource,
     shareColour: () => shareColour,
@@ -717,6 +718,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
   var isFromRight = (tokens) => FROM_RIGHT.test(/\p{L}/u.exec(tokens.join(" ").replace(/⟨[^⟩]*⟩|<[^<>\s]+>|\[[A-Z]+\]/g, ""))?.[0] ?? "");
   var isolated = (token2) => /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(token2) ? `⁨${token2}⁩` : token2;
+  var quoted = (token2) => /[\p{L}\p{N}]/u.test(token2) ? token2 : `“${token2}”`;
   var isLineEnd = (token2) => token2?.includes("↵") ?? false;
   function writtenApart(words) {
     const short2 = words.map((it) => it.replace(/^␣(?=[^␣])/u, ""));
@@ -1270,9 +1272,9 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function commandFor(text) {
     if (pageData.images || !pageData.folder && !pageData.model) return null;
-    const quoted2 = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
-    const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted2(folder.slice(2))}` : quoted2(folder);
-    return `clearhead serve --open ${pageData.folder ? `--model ${path} ` : ""}${text.startsWith("-") ? "-- " : ""}${quoted2(text)}`;
+    const quoted3 = (it) => `'${it.replaceAll("'", "'\\''")}'`, folder = String(pageData.folder);
+    const path = /^[\w~./+@-]+$/.test(folder) ? folder : folder.startsWith("~/") ? `~/${quoted3(folder.slice(2))}` : quoted3(folder);
+    return `clearhead serve --open ${pageData.folder ? `--model ${path} ` : ""}${text.startsWith("-") ? "-- " : ""}${quoted3(text)}`;
   }
   function fillMasks() {
     const list = byId("masks"), trace = store.current.layer(chosen.layer), last = trace.size.k - 1;
@@ -1881,7 +1883,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
           ` (${percentOf(row[to] ?? zoomedWeight(query, to))})`,
           ...writer2 ? [
             ", and this head writes ",
-            make("strong", {}, clip(snapshot().nextToken.token, 40)),
+            make("strong", {}, quoted(clip(snapshot().nextToken.token, 40))),
             ", the predicted next token."
           ] : [shown ? `. ${claim}.` : "."],
           ...inDetail(trace, layer, head, query, to, writer2)
@@ -1893,7 +1895,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var STORED = "Of a long text it has those of some tokens for every head, and of all tokens for the heads of which it has every step.";
   var NORM_WEIGHTED = "Norm-weighted attention: the weight of a key times |v W_O|, the norm of what its value writes, as a fraction of the sum over all keys. What two keys write may cancel.";
   function writtenInWords({ from_key, without: without2 }) {
-    const { token: token2, probability } = snapshot().nextToken, name = clip(token2, 24);
+    const { token: token2, probability } = snapshot().nextToken, name = quoted(clip(token2, 24));
     const part = `from there it adds ${number(from_key, 2)} to the logit of ${name}`;
     const words = without2 === null ? part[0].toUpperCase() + part.slice(1) : `Without this head the probability of ${name} is ${percent(without2)} instead of ${percent(probability)}; ${part}`;
     return [" ", make("span", { class: "more", title: WRITES }, words, ".")];
@@ -1918,6 +1920,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   var WORD_SIZES = [26, 22, 18, 16, 14, 13, 12];
   var GUTTER = 20;
   var LEAST_GUTTER = 8;
+  var LEAST_WRAPPED = 0.1;
   var MARGIN = 14;
   var MOST_SHOWN = 400;
   var boxHeight = (size) => Math.round(size * 1.45);
@@ -2006,6 +2009,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     for (const [position, to] of boxes) {
       const weight = row[position];
       if (!from || position === query || !(weight >= Math.max(LEAST, chosen.threshold))) continue;
+      if (from.y !== to.y && weight < LEAST_WRAPPED) continue;
       scene.path(
         arc(from, to, [x + 5, x + width - 5], gutter),
         { stroke: "accent", line: 1 + gutter / 4 * weight, opacity: 0.25 + 0.7 * weight },
@@ -2046,7 +2050,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const [above1, above2] = [y1 - gutter / 2, y2 - gutter / 2], round = gutter / 2;
     const towards = (x) => side + Math.sign(x - side) * Math.min(round, Math.abs(x - side)), down = Math.sign(y2 - y1) * round;
     const before = (x) => x + Math.sign(side - x) * Math.min(round, Math.abs(x - side) / 2);
-    return `M ${x1} ${y1} Q ${x1} ${above1} ${before(x1)} ${above1} L ${towards(x1)} ${above1} Q ${side} ${above1} ${side} ${above1 + down} L ${side} ${above2 - down} Q ${side} ${above2} ${towards(x2)} ${above2} L ${before(x2)} ${above2} Q ${x2} ${above2} ${x2} ${y2}`;
+    return `M ${x1} ${y1} Q ${x1} ${above1} ${before(x1)} ${above1} L ${towards(x1)} ${above1} Q ${side} ${above1} ${side} ${above1 + down} L ${side} ${above2 - down} Q ${side} ${above2} ${towards(x2)} ${above2} L ${before(x2)} ${above2} Q ${x2} ${above2} ${x2} ${y2} M ${x2 - 5} ${y2 - 5} L ${x2} ${y2} L ${x2 + 5} ${y2 - 5}`;
   }
   function linesToShow(lines, most, row, wanted) {
     const all = lines.map((_, i) => i);
@@ -2114,7 +2118,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function writersList(from, trace, writers) {
     const largest2 = Math.max(...writers.map((it) => it.from_key));
-    return [`Added to the logit of ${clip(from.nextToken.token, 12)}`, writers.map(({ layer, head, key, from_key }) => [
+    return [`Added to the logit of ${quoted(clip(from.nextToken.token, 12))}`, writers.map(({ layer, head, key, from_key }) => [
       `${placeName(layer, head)} from ${clip(trace.keys[key], 12)}`,
       from_key / largest2,
       { layer, head, key: null },
@@ -2369,6 +2373,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var LEAST_LABELLED = 50;
   var ROLE = 1.7;
   var AXIS = 30;
+  var AXIS_WITH_PART = 60;
   var COLUMN_NAME = 26;
   var GROUP_GAP = 8;
   var gapOf = () => store.tiles.length > MANY_HEADS ? 3 : 6;
@@ -2416,7 +2421,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }
     const isMatrix = sheet.order === "matrix";
     if (isMatrix) {
-      const wide = Math.floor((width - AXIS + gap) / across) - gap, high = Math.floor((height + gap) / (layers + 1)) - gap;
+      const axis = snapshot().layer(0).part ? AXIS_WITH_PART : AXIS;
+      grid.style.setProperty("--axis", `${axis - gap}px`);
+      const wide = Math.floor((width - axis + gap) / across) - gap, high = Math.floor((height + gap) / (layers + 1)) - gap;
       const size = Math.max(narrow.matches ? wide : Math.min(wide, high, LARGEST_TILE), leastTile());
       best = { columns: across, rows: layers, side: 1, size, isLabelled: false };
       const every = Math.ceil(COLUMN_NAME / (best.size + gap));
@@ -2624,18 +2631,22 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     store.tiles = places.map(tile);
     byId("grid").classList.toggle("grouped", sheet.order === "label");
     byId("grid").replaceChildren(...{ label: inGroups, matrix: withAxes }[sheet.order]?.(store.tiles) ?? store.tiles);
-    const hasElsewhere = byId("grid").querySelector(".label[data-elsewhere]") !== null;
-    byId("grid-note").textContent = snapshot().data.missing ?? (hasElsewhere ? "“5 + 4”: 5 heads in this row, and 4 in other rows that have its role, too." : "");
+    const [row, more] = byId("grid").querySelector(".label[data-elsewhere] small")?.textContent.split("+").map(Number) ?? [];
+    byId("grid-note").textContent = snapshot().data.missing ?? (more ? `“${row} + ${more}”: ${count(row, "head")} in this row, and ${more} in other rows that ${more === 1 ? "has" : "have"} its role, too.` : "");
     byId("heads-pane").hidden = places.length === 1;
     layOutGrid();
   }
+  var SHORT_PARTS = (
+    /** @type {Record<string, string>} */
+    { encoder: " enc.", decoder: " dec.", "cross-attention": " cross" }
+  );
   function withAxes(tiles) {
     const axis = (kind, words) => make("span", { class: `axis ${kind}`, "aria-hidden": "true" }, words);
     const across = Math.max(...tiles.map((it) => it.head)) + 1;
     return [
       axis("row", ""),
       ...Array.from({ length: across }, (_, i) => axis("column", `H${i}`)),
-      ...tiles.flatMap((it) => it.head === 0 ? [axis("row", `L${it.layer}`), it] : [it])
+      ...tiles.flatMap((it) => it.head === 0 ? [axis("row", `L${it.layer}${SHORT_PARTS[snapshot().layer(it.layer).part] ?? ""}`), it] : [it])
     ];
   }
   function inGroups(tiles) {
@@ -3984,8 +3995,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     whole.group(scene, 16, 58);
     return whole;
   }
-  var quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
-  var inCsv = (text) => quoted(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
+  var quoted2 = (text) => `"${String(text).replaceAll('"', '""')}"`;
+  var inCsv = (text) => quoted2(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
   function csvOf() {
     const lines = ["side,layer,head,query position,query,key position,key,step,value"];
     for (const side of sides()) {

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources fc2289c2ca7e75e3e4f3210c498a7387efbecb212604c8df7e950cead6219695; do not edit.
+// Made by `make page` from the sources 318f834ea4b7df8c945035901020387d00b80fe134b8381a6a19cfadc7bca194; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -327,7 +327,7 @@ var clearhead = (() => {
     return [
       `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
       clearest.length ? `The clearest besides: ${clearest.join("; ")}.` : "",
-      several.length ? `${count(several.length, "head does", "heads do")} more than one thing, for example ${several.slice(0, BEST).map(headName).join(", ")}.` : ""
+      several.length ? `${count(several.length, "head does", "heads do")} more than one thing${several.length > BEST ? ", for example" : ":"} ${several.slice(0, BEST).map(headName).join(", ")}.` : ""
     ].filter(Boolean);
   }
   var excess = ({ mean, uniform }) => mean - (uniform ?? 0);

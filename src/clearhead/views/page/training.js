@@ -1,4 +1,4 @@
-// Made by `make page` from the sources fc2289c2ca7e75e3e4f3210c498a7387efbecb212604c8df7e950cead6219695; do not edit.
+// Made by `make page` from the sources 318f834ea4b7df8c945035901020387d00b80fe134b8381a6a19cfadc7bca194; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

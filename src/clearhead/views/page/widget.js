@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7e97782afede5cfd83b47abdf928942c7e1f7bba47e0d7901c1407f7c56c276b; do not edit.
+// Made by `make page` from the sources c575d3d8c287dc2f97638d2fe704b3bb7d60485ed63223a98453e385a5c8c98a; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
