@@ -135,6 +135,18 @@ def test_a_saved_notebook_shows_the_last_state(shown, browser):
     tab.close()
 
 
+def test_an_executed_notebook_shows_what_python_chose_last(shown):
+    """As nbconvert executes it, without a browser: the state of the widget has the picture."""
+    before = shown.picture
+    shown.head, shown.query = (1, 3), "queen"
+    state = shown.get_state()
+    assert state["picture"] == shown._repr_mimebundle_()[0]["text/html"] != before
+    assert "Begin with L1H3" in state["picture"] and "Layer 1:" in state["picture"]
+    assert "At &quot;queen&quot; (position 5, counted from 0) it looks at" in state["picture"]
+    shown.head = 0, 2
+    assert "Begin with L0H2" in shown.picture
+
+
 def test_a_wrong_choice_shows_its_message_without_the_frames_of_libraries(shown, capsys):
     from IPython.core.interactiveshell import InteractiveShell
 

@@ -1,6 +1,7 @@
 """The notebook widget: a page in a frame, its selection, and its requests."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode
@@ -11,6 +12,7 @@ import traitlets
 from ...core.errors import BadType, BadValue, as_index, did_you_mean, kind_of
 from ...core.formatting import spellings
 from ...core.functional.trace import Trace
+from ...models.report import Report
 from ...models.report.opening import opening
 from ...models.report.text_model import TextModel
 from .. import cells, html
@@ -30,7 +32,7 @@ class Explorer(anywidget.AnyWidget):
     exist raises `BadValue`, and the selection stays. `text` is the last text.
 
     The page is sent when a cell shows it, and is not stored in the notebook's file. A picture of
-    the heads is, and after a change that of the page, which is shown where no Python runs.
+    the heads is, and after a change that of the selection, which is shown where no Python runs.
     """
 
     _esm = WIDGET.read_text(encoding="utf-8")
@@ -44,7 +46,8 @@ class Explorer(anywidget.AnyWidget):
     def __init__(self, model: Model, text: str | None) -> None:
         self._runs: dict[str, threading.Event] = {}
         self._reader: Reader | None = None
-        begin = None
+        self._report: Report | None = None  # of the text, for the picture of a selection
+        begin = report = None
         if (text is None) != isinstance(model, Trace):
             raise BadType(
                 f"explore got {kind_of(model)} and {kind_of(text)} for a text.",
@@ -69,6 +72,7 @@ class Explorer(anywidget.AnyWidget):
         self.picture = picture
         if begin is not None:  # the selection with which the page opens
             self.head, self.query = (begin.head.layer, begin.head.head), begin.query
+        self._report = report
         self.on_msg(self._receive)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -132,6 +136,9 @@ class Explorer(anywidget.AnyWidget):
             wanted["query"] = "none" if self.query is None else str(self.query)
         if wanted.items() - fields.items():
             self.address = "#" + urlencode({**fields, **wanted})
+            report, query = self._report, self.query
+            if report is not None and query in report.layers[self.head[0]].kept_queries:
+                self.picture = cells.still(replace(report, begin=(*self.head, query)))
 
     def _exists(self, layer: int, head: int) -> bool:
         return layer < len(self._sizes) and head < self._sizes[layer][0]
@@ -182,7 +189,7 @@ class Explorer(anywidget.AnyWidget):
             response = answer(reader, path, request, on_progress)
             snapshot: Any = response.get("snapshot")
             if snapshot is not None:
-                self._tokens = list(snapshot["tokens"])
+                self._report, self._tokens = None, list(snapshot["tokens"])
                 sizes = [layer["size"] for layer in snapshot["layers"]]
                 self._sizes = [(size.get("h", 1), size["q"]) for size in sizes]
                 self.set_trait("text", snapshot["text"])
