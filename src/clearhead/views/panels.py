@@ -59,17 +59,10 @@ def panels(trace: Trace, step: Step, heads: Sequence[int] | None = None) -> list
     letters.remove(head_axis)
     count = tensor.shape[axis]
     numbers = sorted({head // group for head in chosen}) if head_axis == "g" else chosen
-    return [
-        _panel(
-            trace,
-            step,
-            _title(trace, head_axis, i, group, count),
-            letters,
-            tensor.select(axis, i),
-            blocked.select(axis, i),
-        )
-        for i in numbers
-    ]
+    titles = (_title(trace, head_axis, i, group, count) for i in numbers)
+    parts = ((tensor.select(axis, i), blocked.select(axis, i)) for i in numbers)
+    named = zip(titles, parts, strict=True)
+    return [_panel(trace, step, title, letters, *part) for title, part in named]
 
 
 def panel_of(trace: Trace, step: str, head: int, reader: str) -> Panel:

@@ -168,9 +168,7 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
     is_complete = step_bytes <= budget.all_steps and all(
         len(x.traced_heads) == len(x.heads) for x in report.layers
     )
-    exact: list[ExactHeads] | None = None
-    if not is_complete:
-        exact = exact_heads(report, begin, budget.steps)
+    exact = None if is_complete else exact_heads(report, begin, budget.steps)
     data: schema.Snapshot = {
         "names": AXES,
         "name": visible_in_browser(report.name),

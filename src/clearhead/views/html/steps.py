@@ -221,11 +221,9 @@ def _fallback(trace: Trace) -> str:
 
 
 def _token(tokens: list[str], position: int | None) -> str:
-    return (
-        "…"
-        if position is None
-        else f"<bdi>{html.escape(visible_in_browser(tokens[position][:40]))}</bdi>"
-    )
+    if position is None:
+        return "…"
+    return f"<bdi>{html.escape(visible_in_browser(tokens[position][:40]))}</bdi>"
 
 
 def _number(weights: Tensor, row: int | None, column: int | None) -> str:

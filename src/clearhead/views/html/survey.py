@@ -5,8 +5,6 @@ The page holds all numbers and the contexts of its examples, so it needs no serv
 270 heads with 34 metrics.
 """
 
-import html
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import groupby
@@ -44,10 +42,7 @@ def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | Non
     texts = {"title": f"Survey of {name_of(survey)}", "about": repr(survey).split(": ", 1)[1]}
     texts["caption"] = "The mean of the first metric over all queries."
     rows = [
-        [
-            f"L{of['layer']}H{of['head']}",
-            *(html.escape(f"{x['mean']:.4g}") for x in list(of["metrics"].values())[:1]),
-        ]
+        [f"L{of['layer']}H{of['head']}", *(f"{x['mean']:.4g}" for x in of["metrics"].values())][:2]
         for of in data["heads"]
     ]
     return filled("survey", ("page.css", "survey.css"), data, texts, table(rows), host)
@@ -195,16 +190,13 @@ def _add_tokens(
     survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead], contexts: Contexts
 ) -> None:
     """Add the tokens that each head's links have more often than the corpus, on each side."""
-    added: dict[tuple[int, int, str], int] = defaultdict(int)
     condition = f"lift >= {LEAST_LIFT} and count >= {LEAST_LINKS}"
-    order = "layer, head, side, lift desc, token"
-    rows = survey.query(f"select * from tokens where {condition} order by {order}")
-    for row in rows.to_pylist():
-        side = row["layer"], row["head"], row["side"]
-        if added[side] < TOKENS:
-            added[side] += 1
-            token = fields_of(schema.SurveyToken, row, token=contexts.token(row["spelling"]))
-            heads[side[:2]]["tokens"].append(token)
+    side, first = "layer, head, side", "lift desc, token"
+    best = f"row_number() over (partition by {side} order by {first}) <= {TOKENS}"
+    question = f"select * from tokens where {condition} qualify {best} order by {side}, {first}"
+    for row in survey.query(question).to_pylist():
+        token = fields_of(schema.SurveyToken, row, token=contexts.token(row["spelling"]))
+        heads[row["layer"], row["head"]]["tokens"].append(token)
 
 
 def _add_mixes(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead]) -> None:

@@ -44,13 +44,8 @@ def signed_ink(limit: float) -> "tuple[Colormap, Normalize]":
 def ink_of(drawn: Sequence[Panel]) -> "tuple[Colormap, Normalize]":
     """Return common colours and scale for panels of one step."""
     if not drawn[0].is_share:
-        return signed_ink(_largest(drawn))
+        return signed_ink(max(map(abs, value_range(drawn))) or 1.0)
     return weight_ink(*map_range(drawn)) if drawn[0].is_part else weight_ink()
-
-
-def _largest(drawn: Sequence[Panel]) -> float:
-    """Return the largest absolute value in some panels; 1 if all are 0."""
-    return max(map(abs, value_range(drawn))) or 1.0
 
 
 def _colours(points: Sequence[tuple[int, int, int]]) -> "Colormap":
@@ -156,14 +151,11 @@ def draw(
     """
     colours, scale = ink or ink_of([panel])
     values, blocked = panel.values.numpy(), panel.blocked.numpy()
-    image = ax.imshow(
-        np.ma.array(values, mask=blocked | ~np.isfinite(values)),
-        cmap=colours,
-        norm=scale,
-        interpolation="nearest",
-        # Square cells, unless a few tokens with many features would become a thin line.
-        aspect="equal" if max(values.shape) <= 4 * min(values.shape) else "auto",
-    )
+    # Square cells, unless a few tokens with many features would become a thin line.
+    is_square = max(values.shape) <= 4 * min(values.shape)
+    cells = np.ma.array(values, mask=blocked | ~np.isfinite(values))
+    image = ax.imshow(cells, cmap=colours, norm=scale, aspect="equal" if is_square else "auto")
+    image.set_interpolation("nearest")
     if blocked.any() and max(values.shape) <= HATCHED:
         ax.add_patch(_hatch(blocked))
     if max(values.shape) <= ANNOTATED:
@@ -196,13 +188,8 @@ def _hatch(blocked: np.ndarray) -> "PathPatch":
 
     corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1], [0, 0]]) - 0.5
     cells = [Outline(corners + np.array([j, i]), closed=True) for i, j in np.argwhere(blocked)]
-    return PathPatch(
-        Outline.make_compound_path(*cells),
-        hatch="////",
-        facecolor="none",
-        edgecolor="0.78",
-        linewidth=0,
-    )
+    outline = Outline.make_compound_path(*cells)
+    return PathPatch(outline, hatch="////", facecolor="none", edgecolor="0.78", linewidth=0)
 
 
 def _annotate(ax: "Axes", values: np.ndarray, blocked: np.ndarray, image: "AxesImage") -> None:

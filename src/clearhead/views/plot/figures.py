@@ -114,12 +114,9 @@ def steps(
     figure = canvas.figure_for(figure, ax, first_width + width, height * down + 0.7)
     # In a single row, widths are proportional to columns, so that all cells have one height.
     columns = drawn[0].values.shape[1]
-    ratios = (
-        [min(max(panel.values.shape[1], 2, columns / 5), 2 * columns) for panel in drawn]
-        if down == 1
-        else None
-    )
-    grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios)
+    ratios = [min(max(panel.values.shape[1], 2, columns / 5), 2 * columns) for panel in drawn]
+    widths = ratios if down == 1 else None
+    grid = figure.subplots(down, across, squeeze=False, width_ratios=widths)
     axes = grid.ravel().tolist()
     for i, (subplot, name, panel) in enumerate(zip(axes, chain, drawn, strict=False)):
         # In two rows, a matrix of another shape has cells of another height: label its rows.

@@ -241,17 +241,9 @@ class Query:
         return panel_of(self.trace, name, self.head, "follow needs").values
 
 
-COMPUTED = {
-    "inputs": Query.inputs,
-    "query": Query.query,
-    "scores": Query.scores,
-    "scaled": Query.scaled,
-    "capped": Query.capped,
-    "biased": Query.biased,
-    "masked": Query.masked,
-    "weights": Query.softmax,
-    "dropped": Query.dropped,
-    "output": Query.output,
+COMPUTED: dict[str, Callable[[Query], Computed]] = {"weights": Query.softmax} | {
+    name: getattr(Query, name)
+    for name in "inputs query scores scaled capped biased masked dropped output".split()
 }
 
 
