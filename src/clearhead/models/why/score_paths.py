@@ -63,18 +63,30 @@ class _Reached(BaseException):
     """Ends a run of the model at the call that is split."""
 
 
-class ScorePaths(DirectPaths):
-    """Collects the parts of a run, which ends at the attention call `layer`, in the module `name`.
+class Target(NamedTuple):
+    """An attention call whose scores are split.
 
-    `inside` has the modules that ran in that module, and `target` the call.
+    `call` has its tensors with their graphs, `inside` the modules that ran in its module, and
+    `written` what wrote into the stream before it: heads, other modules, biases.
     """
 
-    target: FollowedCall
+    layer: int
     attention: AttentionCall
+    call: FollowedCall
+    inside: list[ModuleRun]
+    written: tuple[list[HeadsPart], list[Part], list[Part]]
 
-    def __init__(self, model: nn.Module, layer: int, name: str) -> None:
+
+class ScorePaths(DirectPaths):
+    """Collects the parts of a run for some attention calls, `layers`. It ends at the last of them.
+
+    `modules` are those of all calls.
+    """
+
+    def __init__(self, model: nn.Module, modules: Sequence[str], layers: Sequence[int]) -> None:
         super().__init__(model)
-        self.layer, self.prefix = layer, f"{name}." if name else ""
+        self.layers, self.targets = layers, list[Target]()
+        self.prefixes = tuple({f"{modules[i]}." if modules[i] else "" for i in layers})
         self.inside: list[ModuleRun] = []
 
     def on_call(self, call: AttentionCall) -> None:
@@ -84,21 +96,24 @@ class ScorePaths(DirectPaths):
     def receive(self, call: FollowedCall) -> None:
         number = self.calls
         super().receive(call)
-        if self.calls > number == self.layer:
-            self.target = call
+        if self.calls > number and number in self.layers:
+            written = [*self.heads], [*self.others], [*self.biases]
+            self.targets.append(Target(number, self.attention, call, self.inside, written))
+            self.inside = []
+        if self.calls > self.layers[-1]:
             raise _Reached
 
     def after(self, ran: ModuleRun) -> Tensor | None:
-        """Cut the graph as `DirectPaths` does, but not between the stream and the target's call."""
-        if ran.name.startswith(self.prefix):
+        """Cut the graph as `DirectPaths` does, but not between the stream and a target's call."""
+        is_inside = ran.name.startswith(self.prefixes)
+        if is_inside:
             self.inside.append(ran)
         constant = _is_table(ran.module) and ran.result.is_floating_point()
         if constant and not ran.result.requires_grad:
             written, returned = cut(ran.result)
             self.others.append(Part(ran.name, self.calls, written))
             return returned
-        projects = ran.name.startswith(self.prefix) and not ran.projects
-        if not projects or is_norm(ran.module) or isinstance(ran.module, nn.Embedding):
+        if not is_inside or ran.projects or is_norm(ran.module) or isinstance(ran.module, nn.Embedding):
             return super().after(ran)
         bias = getattr(ran.module, "bias", None)
         if not isinstance(bias, Tensor) or not ran.result.is_floating_point():
@@ -115,11 +130,14 @@ def _is_table(module: nn.Module) -> bool:
     )
 
 
-def record_scores(model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: int) -> "ScoreRun":
-    """Run the model twice: to find the module of the layer, and to record the parts.
+def record_scores(
+    model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: int | None
+) -> "list[ScoreRun]":
+    """Run the model twice: to find the modules of all calls, and to record the parts.
 
-    Raises `BadValue` for a layer that does not exist, more than one text, and an operation between
-    the stream and the scores that is not linear.
+    Returns the run of a layer, or with None those of all layers. Raises `BadValue` for a layer that
+    does not exist, more than one text, padding, and an operation between the stream and the scores
+    that is not linear.
     """
     with no_random_numbers(model):
         with torch.no_grad(), watch(model, stats=[]) as calls:
@@ -129,28 +147,16 @@ def record_scores(model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: i
             run_with_known_ids(model, fresh(one))
         modules, count = [call.module for call in calls], len(calls)
         rule = f"the model makes {count} attention calls, 0 to {count - 1}."
-        layer = as_index("Layer", layer, count, rule, "pass one of these.")
-        paths = ScorePaths(model, layer, modules[layer])
+        layers: Sequence[int] = range(count)
+        if layer is not None:
+            layers = [as_index("Layer", layer, count, rule, "pass one of these.")]
+        paths = ScorePaths(model, modules, layers)
         with suppress(_Reached), paths.recorded():
             run_with_known_ids(model, fresh(inputs))
-    problem, received = paths.target.problem, paths.target.inputs
-    if problem.B != 1:
-        raise BadValue(
-            f"why got {problem.B} texts.",
-            "it reads one score of one text.",
-            "call why once for each text, without padding.",
-        )
-    run = ScoreRun(model, modules, paths, problem, received)
-    for of, x in ("queries", run.q), ("keys", run.k):
-        step = nonlinear_step(x, run.leaves) if x.requires_grad else "a cache, or a graph that ends"
-        if step is not None:
-            raise BadValue(
-                f"In the {type(model).__name__}, {step} is between the stream and the {of} of "
-                f"{modules[layer]}.",
-                "only sums, products with constants, norms, linear modules and rotations may be.",
-                "no other score is a sum of parts; choose a layer without it, and pass no cache.",
-            )
-    return run
+    runs = [ScoreRun(model, modules, target) for target in paths.targets]
+    for run in runs:
+        run.must_be_linear()
+    return runs
 
 
 @dataclass(eq=False)
@@ -159,23 +165,43 @@ class ScoreRun:
 
     model: nn.Module
     modules: Sequence[str]  # those of all attention calls
-    paths: ScorePaths
-    problem: Problem
-    inputs: Inputs
+    target: Target
 
     def __post_init__(self) -> None:
-        paths = self.paths
+        self.problem, self.inputs = self.target.call.problem, self.target.call.inputs
         self.q, self.k = self.inputs.q, self.inputs.k
-        self.written: list[HeadsPart | Part] = [*paths.heads, *paths.others, *paths.biases]
+        self.heads, others, biases = self.target.written
+        self.written: list[HeadsPart | Part] = [*self.heads, *others, *biases]
         self.leaves = [x.written for x in self.written]
         self.components: list[Component] = []
-        for layer, (call, _) in enumerate(paths.heads):
+        for layer, (call, _) in enumerate(self.heads):
             heads = range(call.problem.H)
             self.components += [Component("head", layer, head, call.module) for head in heads]
             if call.projection.bias is not None:
                 self.components.append(Component("bias", layer, None, call.projection.module))
-        self.components += map(self._component, paths.others)
-        self.components += [Component("bias", self._layer(x), None, x.module) for x in paths.biases]
+        self.components += map(self._component, others)
+        self.components += [Component("bias", self._layer(x), None, x.module) for x in biases]
+
+    def must_be_linear(self) -> None:
+        """Raise `BadValue` for several texts, and for a step to the scores that is not linear."""
+        if self.problem.B != 1:
+            raise BadValue(
+                f"why got {self.problem.B} texts.",
+                "it reads one score of one text.",
+                "call why once for each text, without padding.",
+            )
+        for of, x in ("queries", self.q), ("keys", self.k):
+            is_part = x.requires_grad
+            step = nonlinear_step(x, self.leaves) if is_part else "a cache, or a graph that ends"
+            if step is not None:
+                raise BadValue(
+                    f"In the {type(self.model).__name__}, {step} is between the stream and the "
+                    f"{of} of {self.modules[self.target.layer]}.",
+                    "only sums, products with constants, norms, linear modules and rotations may "
+                    "be.",
+                    "no other score is a sum of parts; choose a layer without it, and pass no "
+                    "cache.",
+                )
 
     def _component(self, part: Part) -> Component:
         module = self.model.get_submodule(part.module)
@@ -223,7 +249,7 @@ class ScoreRun:
         Part t is sum_j A_jt (v_t W_O) . g_j, with the gradients g_j of `parts`.
         """
         gradient = self.gradients(of, direction)[layer]
-        call = self.paths.heads[layer].call
+        call = self.heads[layer].call
         values = repeat_heads(call.inputs.v, call.problem.H)[0].double()
         if gradient is None:
             return values.new_zeros(values.shape[:2])

@@ -101,9 +101,9 @@ def why(
             "the check measures one weight.",
             "pass a query, or leave check out.",
         )
-    run = record_scores(model, inputs, layer)
+    (run,) = record_scores(model, inputs, layer)
     p = run.problem
-    layer = run.paths.layer
+    layer = run.target.layer
     rule = f"heads are 0 to {p.H - 1}."
     h = as_index("Head", head, p.H, rule, "pass one of these.")
     if query is not None:
@@ -131,7 +131,7 @@ def why(
         rotary: Rotary | None = None
         remarks: tuple[str, ...] = ()
         try:
-            rotary = rotary_of_call(model, run.paths.attention, run.paths.inside)
+            rotary = rotary_of_call(model, run.target.attention, run.target.inside)
         except BadValue as error:
             remarks = (f"{error.gave} So there are no four terms.",)
         split = Split(run, query, h, partial(_contrasts, query, key, against), rotary)
