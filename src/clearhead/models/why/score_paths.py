@@ -66,13 +66,14 @@ class _Reached(BaseException):
 class Target(NamedTuple):
     """An attention call whose scores are split.
 
-    `call` has its tensors with their graphs, `inside` the modules that ran in its module, and
-    `written` what wrote into the stream before it: heads, other modules, biases.
+    `inputs` have their graphs, `inside` has the modules that ran in its module, and `written` what
+    wrote into the stream before it: heads, other modules, biases.
     """
 
     layer: int
     attention: AttentionCall
-    call: FollowedCall
+    problem: Problem
+    inputs: Inputs
     inside: list[ModuleRun]
     written: tuple[list[HeadsPart], list[Part], list[Part]]
 
@@ -98,7 +99,8 @@ class ScorePaths(DirectPaths):
         super().receive(call)
         if self.calls > number and number in self.layers:
             written = [*self.heads], [*self.others], [*self.biases]
-            self.targets.append(Target(number, self.attention, call, self.inside, written))
+            of_call = self.attention, call.problem, call.inputs
+            self.targets.append(Target(number, *of_call, self.inside, written))
             self.inside = []
         if self.calls > self.layers[-1]:
             raise _Reached
@@ -113,7 +115,12 @@ class ScorePaths(DirectPaths):
             written, returned = cut(ran.result)
             self.others.append(Part(ran.name, self.calls, written))
             return returned
-        if not is_inside or ran.projects or is_norm(ran.module) or isinstance(ran.module, nn.Embedding):
+        if (
+            not is_inside
+            or ran.projects
+            or is_norm(ran.module)
+            or isinstance(ran.module, nn.Embedding)
+        ):
             return super().after(ran)
         bias = getattr(ran.module, "bias", None)
         if not isinstance(bias, Tensor) or not ran.result.is_floating_point():
@@ -168,7 +175,7 @@ class ScoreRun:
     target: Target
 
     def __post_init__(self) -> None:
-        self.problem, self.inputs = self.target.call.problem, self.target.call.inputs
+        self.problem, self.inputs = self.target.problem, self.target.inputs
         self.q, self.k = self.inputs.q, self.inputs.k
         self.heads, others, biases = self.target.written
         self.written: list[HeadsPart | Part] = [*self.heads, *others, *biases]

@@ -3,37 +3,48 @@
 Letters: C components, H heads, G KV heads, Tq queries, Tk keys, D head dimension.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ...core import engines
 from ...core.errors import BadValue
 from ...core.errors.limits import STRIP_CELLS
+from ...core.problem.problem import Inputs, Problem
 from ..weights.norms_and_rotations import Rotary
 from .result import Terms
 from .score_paths import TOLERANCE, Component, ScoreRows, ScoreRun, Side, score_rows
 
 _AT_ONCE = 16  # features whose gradients are in memory
-# Return e and e - u of some queries, (n, Tk) each, and which of them are in the mean, (n,): both
-# are 0 for the others. See `why`.
-Contrasts = Callable[[ScoreRows, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class Split:
-    """The parts of the contrast of one query, or of its mean over n queries.
+    """The contrast of one query, or its mean over n queries, and what its parts are.
 
     With M = e - u, (Tq, Tk), the mean of sum_j M_ij scale q_i . k_j is sum_j w_j . k_j with
     w = scale M^T q / n, and sum_i v_i . q_i with v = scale M k / n. So its parts are those of one
-    vector for each key, and of one for each query. Strips of M are in memory, one at a time.
+    vector for each key, and of one for each query. `why` describes e and u.
+
+    M is computed in strips of queries, one at a time. For e = A and u uniform, both products are
+    attention: A k with the keys as values, and A^T q its gradient. So an engine computes them.
     """
 
     rows: ScoreRows  # of the last strip; with one query, all of them
     contrast: Tensor  # M of the same queries
     to_keys: Tensor  # w, (Tk, D)
+    to_queries: Tensor  # scale M k, (n, D)
+    to_means: Tensor  # scale M (mean k), (n, D)
+    of_bias: Tensor  # sum_j M_ij bias_ij, (n,)
 
     def __init__(
-        self, run: ScoreRun, query: int | None, h: int, contrasts: Contrasts, rotary: Rotary | None
+        self,
+        run: ScoreRun,
+        query: int | None,
+        key: int | None,
+        h: int,
+        against: str | int,
+        rotary: Rotary | None,
     ) -> None:
         self.run, self.h, self.rotary = run, h, rotary
         p = run.problem
@@ -42,52 +53,75 @@ class Split:
         # NaN is only where nothing is visible: `score_rows` refuses it elsewhere.
         q, self.k = (x.detach().double().nan_to_num() for x in (run.q[0, h], run.k[0, self.g]))
         self.q, self.mean_q = q[self.at], self._mean(q)[self.at]
-        self._sum(contrasts)
-        self.along, self.of_key = self.to_keys, torch.ones_like(self.weights)
-        if query is not None:  # the scores of all keys, whose sum with e - u is the contrast
-            self.along, self.of_key = (p.scale * self.q).expand_as(self.k), self.contrast[0]
-            self.bias = self.rows.bias[0]
-        self._split()
-
-    @torch.no_grad()
-    def _sum(self, contrasts: Contrasts) -> None:
-        """Sum over the queries what the parts need, and divide by their number."""
-        p, D = self.run.problem, self.k.shape[1]
-        q = torch.cat([self.q, self.mean_q], -1)
-        to_keys, to_queries = self.k.new_zeros(p.Tk, 2 * D), torch.zeros_like(self.q)
         self.weights, self.bias = self.k.new_zeros(2, p.Tk)
-        self.visible, score, count = self.weights.bool(), 0.0, 0
-        size = max(1, STRIP_CELLS // p.Tk)
-        for start in range(0, len(q), size):
-            strip = slice(start, min(start + size, len(q)))
-            at = slice(self.at.start + start, self.at.start + strip.stop)
-            self.rows, weights = score_rows(self.run, at, self.h)
-            e, self.contrast, averaged = contrasts(self.rows, weights)
-            to_keys += self.contrast.T @ q[strip]
-            to_queries[strip] = self.contrast @ self.k
-            self.weights += averaged.double() @ weights
-            self.visible |= self.rows.visible[averaged].any(0)
-            if p.bias is not None:
-                self.bias += (self.contrast * self.rows.bias).sum(0)
-            score += float(e.flatten() @ self.rows.scores.flatten())
-            count += int(averaged.sum())
-        if not count:
+        self.visible, self.score, self.count = self.weights.bool(), 0.0, 0
+        self.of_bias = self.q.new_zeros(len(self.q))
+        keys = torch.cat([self.k, self._mean(self.k)], -1)
+        of_all = query is None and key is None and against == "others" and p.bias is None
+        if of_all and not (p.masked and p.key_ranges.keys_per_query().shape[1] > 1):
+            to_keys, to_queries = self._sum_by_engine(keys)
+        else:
+            to_keys, to_queries = self._sum_strips(keys, query, key, against)
+        if not self.count:
             raise BadValue(
                 "No query looks at the key and at what it is compared with.",
                 "the mean is over queries that do.",
                 "pass another key, or against another one.",
             )
-        self.weights, self.bias = self.weights / count, self.bias / count
-        self.score, self.count = score / count, count
-        self.to_keys, self.to_means = (p.scale / count * to_keys).split(D, -1)
-        self.to_queries = p.scale / count * to_queries
+        self.weights, self.bias = self.weights / self.count, self.bias / self.count
+        self.score = self.score / self.count
+        self.to_keys = p.scale / self.count * to_keys
+        self.to_queries, self.to_means = (p.scale * to_queries).chunk(2, -1)
+        self.along, self.of_key = self.to_keys, torch.ones_like(self.weights)
+        if query is not None:  # the scores of all keys, whose sum with e - u is the contrast
+            self.along, self.of_key = (p.scale * self.q).expand_as(self.k), self.contrast[0]
+            self.bias = self.rows.bias[0]
 
-    def _split(self) -> None:
+    @torch.no_grad()
+    def _sum_strips(
+        self, keys: Tensor, query: int | None, key: int | None, against: str | int
+    ) -> tuple[Tensor, Tensor]:
+        """Return M^T q and M [k, mean k], and sum over the queries what else is needed."""
+        p = self.run.problem
+        to_keys, to_queries = torch.zeros_like(self.k), self.q.new_zeros(len(self.q), keys.shape[1])
+        size = max(1, STRIP_CELLS // p.Tk)
+        for start in range(0, len(self.q), size):
+            strip = slice(start, min(start + size, len(self.q)))
+            at = slice(self.at.start + start, self.at.start + strip.stop)
+            self.rows, weights = score_rows(self.run, at, self.h)
+            e, self.contrast, averaged = _contrasts(query, key, against, self.rows, weights)
+            to_keys += self.contrast.T @ self.q[strip]
+            to_queries[strip] = self.contrast @ keys
+            self.weights += averaged.double() @ weights
+            self.visible |= self.rows.visible[averaged].any(0)
+            if p.bias is not None:
+                of_bias = self.contrast * self.rows.bias
+                self.bias += of_bias.sum(0)
+                self.of_bias[strip] = of_bias.sum(1)
+            self.score += float(e.flatten() @ self.rows.scores.flatten())
+            self.count += int(averaged.sum())
+        return to_keys, to_queries
+
+    def _sum_by_engine(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same for the weights of all queries, against all keys that each may see."""
+        p, h, D = self.run.problem, self.h, self.k.shape[1]
+        score_rows(self.run, slice(0, 1), h)  # checks the weights
+        sinks = None if p.sinks is None else p.sinks[h : h + 1]
+        one = replace(p, H=1, G=1, Dv=2 * D + 1, sinks=sinks, dtype=p.wide, grad=True, input_dims=4)
+        of_weights, to_keys, self.weights, _ = _products(one, self.q, self.k, keys, self.q)
+        even = replace(one, sinks=None)
+        of_even, of_all, visible, sees = _products(even, 0 * self.q, self.k, keys, self.q)
+        self.visible, self.count = visible > 0, int(sees.sum())
+        self.score = p.scale * float((self.q * of_weights[:, :D]).sum())
+        return to_keys - of_all, of_weights - of_even
+
+    def split(self) -> None:
+        """Compute the parts of the components, for all keys and queries."""
         by_key = self._parts("key", self.along[None])[0].masked_fill(~self.visible, 0.0)
-        by_query = self._parts("query", self.to_queries[None])[0]
+        by_query = self._parts("query", self.to_queries[None] / self.count)[0]
         of_keys = (self.along * self.k).sum(-1).masked_fill(~self.visible, 0.0)
         self._must_sum("keys", by_key, of_keys)
-        self._must_sum("queries", by_query, (self.to_queries * self.q).sum(-1))
+        self._must_sum("queries", by_query, (self.to_queries * self.q).sum(-1) / self.count)
         self.total = (of_keys + self.bias) @ self.of_key
         wrote = [x for x in range(len(by_key)) if bool(by_key[x].any() or by_query[x].any())]
         self.indices = torch.tensor(wrote, device=by_key.device)
@@ -129,7 +163,7 @@ class Split:
 
     def sources(self, side: Side, layer: int) -> Tensor:
         """Split the parts of an earlier layer's heads by the token that they read from, (H, T)."""
-        vectors = self.to_queries
+        vectors = self.to_queries / self.count
         if side == "key":
             vectors = self.along * self.of_key.unsqueeze(-1)
         return self.run.sources(side, self._direction(side, vectors), layer)
@@ -152,13 +186,18 @@ class Split:
             return x.mean(0).expand_as(x)
         return self.rotary.rotated(self.rotary.rotated(x, -at).mean(0).expand_as(x), at)
 
+    def row_terms(self) -> Tensor:
+        """Split the contrast of each query into the four `Terms`, (n, 4)."""
+        products = [
+            (a * b).sum(-1)
+            for b in (self.to_means, self.to_queries - self.to_means)
+            for a in (self.mean_q, self.q - self.mean_q)
+        ]
+        return torch.stack([products[0] + self.of_bias, *products[1:]], -1)
+
     def terms(self) -> Terms:
         """Split the contrast by the means of queries and keys before rotation; see `Terms`."""
-        mean = self._mean(self.k)
-        rest, of_rest = self.k - mean, self.to_keys - self.to_means
-        products = ((a * b).sum() for b in (mean, rest) for a in (self.to_means, of_rest))
-        position, *others = map(float, products)
-        return Terms(position + float(self.bias @ self.of_key), *others)
+        return Terms(*map(float, self.row_terms().sum(0) / self.count))
 
     def further(self, key: int, by: Tensor) -> Tensor | None:
         """Return by how much the score of a key changes if its vector is further back."""
@@ -176,3 +215,55 @@ class Split:
         pairs = products[:r].unflatten(0, (-1, 2) if self.rotary.interleaved else (2, -1))
         summed = pairs.sum(-1 if self.rotary.interleaved else 0)
         return torch.cat([summed, products[r:].sum().reshape(1)]).float()
+
+
+def _products(
+    p: Problem, q: Tensor, k: Tensor, values: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return A v, A^T y, A^T 1, and which queries see a key, for the weights A of one head.
+
+    The values are (Tk, 2 D), and the rows y (Tq, D). In the first two, the weights of a query are
+    divided by their sum, which is 1 without a sink.
+    """
+    one = values.new_ones(1, 1)
+    v = torch.cat([values, one.expand(len(k), 1)], -1).to(p.dtype)[None, None].requires_grad_()
+    inputs = Inputs(q[None, None].to(p.dtype), k[None, None].to(p.dtype), v)
+    out = engines.choose(p, "auto").compute(p, inputs)
+    sums = out[0, 0, :, -1:].detach().double()
+    sees = sums > 0
+    y = torch.cat([rows / sums, 0 * rows, one.expand(len(q), 1)], -1).where(sees, 0)
+    (to,) = torch.autograd.grad(out, v, y.to(out.dtype).expand_as(out))
+    product = (out[0, 0, :, :-1].detach() / sums).where(sees, 0)
+    of_rows = to[0, 0].double()
+    return product, of_rows[:, : rows.shape[1]], of_rows[:, -1], sees
+
+
+def _contrasts(
+    query: int | None, key: int | None, against: str | int, rows: ScoreRows, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return e and e - u of some queries, (n, Tk) each, with e the key or the weights, and which
+    queries look at something of both, (n,). e and u are 0 for the others.
+
+    Raises `BadValue` if `query`, the only one of these, does not look at both.
+    """
+    at = torch.arange(weights.shape[1], device=weights.device)
+    others = rows.visible if key is None else rows.visible & (at != key)
+    if not isinstance(against, str):
+        others = others & (at == against)
+    e = weights if key is None else rows.visible & (at == key)
+    u = weights if against == "weights" else others
+    of_e, of_u = e.sum(-1), u.sum(-1)
+    both = (of_e > 0) & ((of_u > 0) | (against == "nothing"))
+    if query is not None and not bool(both):
+        keys = rows.visible[0].nonzero().flatten().tolist()
+        some = f"{', '.join(map(str, keys[:8]))}{', ...' if len(keys) > 8 else ''}"
+        raise BadValue(
+            f"Query {query} looks at {len(keys)} keys ({some}), and why got key={key!r} and "
+            f"against={against!r}.",
+            "it must look at the key, and at something else to compare with.",
+            'pass keys that it looks at, or against="nothing" for the score itself.',
+        )
+    e = e * (both.double() / of_e).nan_to_num().unsqueeze(-1)
+    if against == "nothing":
+        return e, e, both
+    return e, e - u * (both.double() / of_u).nan_to_num().unsqueeze(-1), both

@@ -5,7 +5,6 @@ Letters: C components, Tq queries, Tk keys, D head dimension.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ..inspect.edits.path import without_paths
 from ..weights.attention_weights import rotary_of_call
 from ..weights.norms_and_rotations import Rotary
 from .result import Check, Why
-from .score_paths import Component, ScoreRows, record_scores
+from .score_paths import Component, record_scores
 from .split import Split
 
 AGAINST = ("others", "weights", "nothing")
@@ -134,7 +133,8 @@ def why(
             rotary = rotary_of_call(model, run.target.attention, run.target.inside)
         except BadValue as error:
             remarks = (f"{error.gave} So there are no four terms.",)
-        split = Split(run, query, h, partial(_contrasts, query, key, against), rotary)
+        split = Split(run, query, key, h, against, rotary)
+        split.split()
         best = split.components[int(split.keys.argmax())]
         sources = None
         if best.layer is not None and best.head is not None:
@@ -150,37 +150,6 @@ def why(
         if check:
             result = replace(result, checks=check_parts(model, inputs, result, split))
     return result
-
-
-def _contrasts(
-    query: int | None, key: int | None, against: str | int, rows: ScoreRows, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return e and e - u of some queries, (n, Tk) each, with e the key or the weights, and which
-    queries look at something of both, (n,). e and u are 0 for the others.
-
-    Raises `BadValue` if `query`, the only one of these, does not look at both.
-    """
-    at = torch.arange(weights.shape[1], device=weights.device)
-    others = rows.visible if key is None else rows.visible & (at != key)
-    if not isinstance(against, str):
-        others = others & (at == against)
-    e = weights if key is None else rows.visible & (at == key)
-    u = weights if against == "weights" else others
-    of_e, of_u = e.sum(-1), u.sum(-1)
-    both = (of_e > 0) & ((of_u > 0) | (against == "nothing"))
-    if query is not None and not bool(both):
-        keys = rows.visible[0].nonzero().flatten().tolist()
-        some = f"{', '.join(map(str, keys[:8]))}{', ...' if len(keys) > 8 else ''}"
-        raise BadValue(
-            f"Query {query} looks at {len(keys)} keys ({some}), and why got key={key!r} and "
-            f"against={against!r}.",
-            "it must look at the key, and at something else to compare with.",
-            'pass keys that it looks at, or against="nothing" for the score itself.',
-        )
-    e = e * (both.double() / of_e).nan_to_num().unsqueeze(-1)
-    if against == "nothing":
-        return e, e, both
-    return e, e - u * (both.double() / of_u).nan_to_num().unsqueeze(-1), both
 
 
 _CHECKED = 3  # parts of each side
