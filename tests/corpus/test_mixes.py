@@ -249,5 +249,5 @@ def test_a_survey_of_an_older_format_is_refused_by_name(tmp_path):
     ch.survey(model, TEXTS[:3], out=tmp_path, tokenizer=tok, context=CONTEXT)
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 4}))
-    with pytest.raises(ch.BadValue, match="it has format 4, and this version writes 7"):
+    with pytest.raises(ch.BadValue, match="it has format 4, and this version writes 8"):
         ch.Survey.open(tmp_path)

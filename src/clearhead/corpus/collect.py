@@ -82,9 +82,15 @@ class Collector:
         problem, inputs, output = followed.problem, followed.inputs, followed.out
         self.must_read_one_text(call, problem)
         uniform = self.uniform(problem, inputs)
+        parts = {
+            of: (number, sums)
+            for number, metric in enumerate(self.metrics)
+            for of, sums in metric.components(self.batch, call.layer).items()
+        }
         if call.layer == len(self.layers):
-            self.add_layer(call, problem)
+            self.add_layer(call, problem, [*map(list, parts)])
         layer, examples = self.layers[call.layer], self.examples[call.layer]
+        self.add_parts(layer, parts, uniform)
         top = self.requests.results_of(TOP, call.statistics)["topk"]
         assert isinstance(top, TopWeights)
         examples.begin([uniform.counts[number] for number in self.sampled], self.queries, top)
@@ -144,13 +150,31 @@ class Collector:
         index = index.masked_fill(~counts.unsqueeze(1), H * size)  # beyond all bins
         part += index.flatten().bincount(minlength=H * size + 1)[:-1].view(H, size)
 
-    def add_layer(self, call: Call, problem: Problem) -> None:
-        n, H, M = len(self.texts), problem.H, len(self.metrics)
+    def add_parts(
+        self,
+        layer: LayerState,
+        parts: dict[tuple[str, str], tuple[int, Tensor]],
+        uniform: "_Uniform",
+    ) -> None:
+        """Add further sums of metrics, behind the sums of all metrics."""
+        if layer.parts != [*map(list, parts)]:
+            raise BadValue(
+                f"{layer.module} reads what {len(parts)} components wrote, and in another context "
+                f"{len(layer.parts)}.",
+                "the same modules write into the stream in every context.",
+                "leave out 'reasons'.",
+            )
+        for column, (number, sums) in enumerate(parts.values(), len(self.metrics)):
+            layer.sums[..., column].index_add_(0, self.rows, sums.double())
+            layer.queries[:, column].index_add_(0, self.rows, uniform.counts[number].sum(-1))
+
+    def add_layer(self, call: Call, problem: Problem, parts: list[list[str]]) -> None:
+        n, H, M, P = len(self.texts), problem.H, len(self.metrics), len(parts)
         number, count = torch.float64, torch.int64
         self.layers.append(
             LayerState(
-                call.module, problem.G, sums=torch.zeros(n, H, M, dtype=number),
-                queries=torch.zeros(n, M, dtype=count), uniform=torch.zeros(M, dtype=number),
+                call.module, problem.G, parts, sums=torch.zeros(n, H, M + P, dtype=number),
+                queries=torch.zeros(n, M + P, dtype=count), uniform=torch.zeros(M, dtype=number),
                 counts=torch.zeros(H, self.bins[-1].stop, dtype=count),
                 looks=torch.zeros(n, H, *SHAPE, dtype=torch.int32),
                 chances=torch.zeros(SHAPE[0], len(BEHAVIOURS), dtype=number), sample=np.zeros(0),

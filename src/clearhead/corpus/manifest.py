@@ -24,7 +24,7 @@ from .metric import Metric
 from .reader import Reader
 from .tables import SCHEMA
 
-FILE, FORMAT = "manifest.json", 7
+FILE, FORMAT = "manifest.json", 8
 # Fixed values of the machine, which change how numbers are rounded.
 MACHINE = ("batch tokens", "threads of a worker", "device", "dtype", "instruction level",
            "torch uses", "versions")  # fmt: skip

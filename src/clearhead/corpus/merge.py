@@ -5,6 +5,7 @@ once: first the totals, then the sums of texts, for their deviations from the me
 not grow with the corpus, and the time grows with the number of shards.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -37,6 +38,7 @@ TEXTS = (
     "sum(tokens)::bigint as tokens from rows group by text order by text"
 )
 MOST_TOKENS = 100  # rows of a head and side in the table of tokens, by lift and by count
+ANY = Bins(bounds=(None, None))  # of numbers without limits
 LEAST_COUNT = 5  # links of a token with a lift
 
 
@@ -97,6 +99,7 @@ def merge(out: Path, prepared: Manifest | None = None) -> Path:
     write("examples", _examples(folded, manifest, spelling))
     write("histograms", _histograms(folded, manifest))
     write("heads", _heads(manifest, folded, moments))
+    write("reasons", _reasons(folded, moments))
     write("mixes", [mixes.columns_of(heads, shares, p)])
     write("roles", [_columns("roles", mixes.roles_rows(heads, mixes.tests_of(shares, p)))])
     metrics = "".join(f"- `{row['metric']}`: {row['formula']}\n" for row in manifest.metrics)
@@ -150,7 +153,7 @@ def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
             examples = Pile(largest, shard.examples)
             linked, tokens = Pile(merged, shard.linked), Pile(merged, shard.tokens)
             continue
-        _must_have_layers(*([layer.module for layer in x.layers] for x in (folded, shard)))
+        _must_have_layers(*([[x.module, *x.parts] for x in y.layers] for y in (folded, shard)))
         for known, new in zip(folded.layers, shard.layers, strict=True):
             for name in (*state.TOTAL_OF_TEXTS, *state.OF_SHARD):
                 getattr(known, name).add_(getattr(new, name))
@@ -165,7 +168,7 @@ def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
     return State(folded.texts, folded.layers, *parts), spelling
 
 
-def _must_have_layers(known: list[str], modules: list[str]) -> None:
+def _must_have_layers(known: list[list[Any]], modules: list[list[Any]]) -> None:
     if known != modules:
         raise BadValue(
             f"Two shards have different layers: {len(known)} and {len(modules)}.",
@@ -268,6 +271,20 @@ def _heads(manifest: Manifest, folded: State, moments: "_Moments") -> Iterator[C
                     rows.append(row | {"uniform": float(layer.uniform[m]) / queries})
         if rows:
             yield _columns("heads", rows)
+
+
+def _reasons(folded: State, moments: "_Moments") -> Iterator[Columns]:
+    for number, layer in enumerate(folded.layers):
+        named = sorted(zip(layer.parts, itertools.count(len(layer.uniform))))
+        rows = [
+            {"layer": number, "head": head, "side": side, "component": component}
+            | moments.numbers(number, head, column, ANY)
+            for head in range(len(layer.counts))
+            for (side, component), column in named
+            if layer.queries[0, column]
+        ]
+        if rows:
+            yield _columns("reasons", rows)
 
 
 class _Moments:

@@ -126,6 +126,9 @@ class LayerCall:
         return self.results[name]
 
 
+Parts = dict[tuple[str, str], Tensor]  # sums, (B, H) each, by side and component
+
+
 class Metric:
     """One number for each head and query. Subclass it, and define `values`.
 
@@ -161,6 +164,10 @@ class Metric:
         A subclass defines it: here it raises `NotImplementedError`.
         """
         raise NotImplementedError
+
+    def components(self, batch: Batch, layer: int) -> Parts:
+        """Return what its sum over the queries that count consists of: rows of `reasons`."""
+        return {}
 
     def counts(self, uniform: LayerCall) -> Tensor:
         """Return the queries over which the mean is taken, (B|1, 1, T).

@@ -8,6 +8,7 @@ from .basic import basic
 from .long import long
 from .metric import Metric
 from .reader import Reader
+from .reasons import reasons
 from .written import attribution, values
 
 # Each returns the metrics for a model and the longest context.
@@ -16,6 +17,7 @@ SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
     "values": values,
     "long": long,
     "attribution": attribution,
+    "reasons": reasons,
 }
 
 

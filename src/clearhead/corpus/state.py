@@ -51,8 +51,10 @@ class LayerState:
     Attributes:
         module: the name of the module that calls attention.
         key_heads: the number of its KV heads.
-        sums: the sum of each metric over the queries of each text, (n, H, M) in float64.
-        queries: the number of these queries, (n, M) in int64.
+        parts: the side and the component of each further sum.
+        sums: the sum of each metric over the queries of each text, and P further ones,
+            (n, H, M + P) in float64.
+        queries: the number of these queries, (n, M + P) in int64.
         uniform: the sum of each metric for uniform weights, (M,) in float64; NaN without one.
         counts: the histograms of all metrics, one after the other, (H, bins) in int64.
         looks: which kinds of keys the queries of each text look at, (n, H, *looks.SHAPE) in int32.
@@ -63,6 +65,7 @@ class LayerState:
 
     module: str
     key_heads: int
+    parts: list[list[str]]
     sums: Tensor
     queries: Tensor
     uniform: Tensor
@@ -111,6 +114,7 @@ class State:
         heads = [[len(layer.counts), layer.key_heads] for layer in self.layers]
         metrics = [len(self.layers[0].uniform), self.layers[0].sample["values"].shape[-1]]
         about: dict[str, Any] = {"modules": modules, "heads": heads, "metrics": metrics}
+        about["parts"] = [layer.parts for layer in self.layers]
         about["origin"] = origin
         digests = {
             part: _digest({n: x for n, x in tensors.items() if n.startswith(part)}, about)
@@ -138,7 +142,8 @@ def read_totals(path: Path, origin: str, seed: int) -> State:
         }  # fmt: skip
         shaped = {name: arrays[name].view(shape) for name, shape in shapes.items()}
         sample = unpacked_records(f"{number}.sample", tensors, sample_type(H, M), SAMPLE_FIELDS)
-        layers.append(LayerState(module, G, **shaped, sample=_with_hashes(sample, seed)))
+        parts = about["parts"][number]
+        layers.append(LayerState(module, G, parts, **shaped, sample=_with_hashes(sample, seed)))
     examples, linked, tokens = (
         unpacked_records(name, tensors, dtype, STORED[name])
         for name, dtype in (("examples", EXAMPLE), ("linked", LINK), ("tokens", LINK))
@@ -153,7 +158,7 @@ def read_sums(path: Path, origin: str) -> Iterator[tuple[int, list[list[Tensor]]
     """
     tensors, about = _read(path, origin, TEXTS)
     texts = unpacked(tensors["numbers"], np.dtype(np.int64))
-    shapes = [((H, about["metrics"][0]), (-1,), (H, *SHAPE)) for H, _ in about["heads"]]
+    shapes = [((H, -1), (-1,), (H, *SHAPE)) for H, _ in about["heads"]]
     layers: list[list[Tensor]] = []
     for number, of_layer in enumerate(shapes):
         sums, queries, looks = (

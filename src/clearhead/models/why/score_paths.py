@@ -242,13 +242,45 @@ class ScoreRun:
         rows = []
         with torch.no_grad():
             for part, of_part in zip(self.written, zip(*gradients, strict=True), strict=True):
-                known = [_by_position(x, n, at) for x in of_part if x is not None]
+                known = [_by_position(x, n, at).double() for x in of_part if x is not None]
                 if known:
                     rows.append(_products(part, torch.stack(known), n, at))
                 else:  # not before these queries or keys
                     size = len(directions), _count(part), len(range(n)[at])
                     rows.append(torch.zeros(size, dtype=torch.float64, device=self.q.device))
             return torch.cat(rows, 1)
+
+    def totals(self, of: Side, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum ``direction . x`` of each component over positions, (C,).
+
+        Also returns which components reach x, as booleans. Products are in the dtype of softmax.
+        """
+        n, wide = direction.shape[2], self.problem.wide
+        nothing = torch.zeros((), dtype=torch.float64, device=self.q.device)
+        totals, reached = [], []
+        known: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # of one part of the stream
+        with torch.no_grad():
+            for part, gradient in zip(self.written, self.gradients(of, direction), strict=True):
+                reached += [gradient is not None] * _count(part)
+                if gradient is None:
+                    totals.append(nothing.expand(_count(part)))
+                    continue
+                if (key := gradient.data_ptr()) not in known:
+                    x = _by_position(gradient, n).to(wide)
+                    known[key] = x, *_factors(x, self.problem.D)
+                x, left, right = known[key]
+                if isinstance(part, Part):
+                    of_rows = (_by_position(part.written, n).to(wide) * x).sum(-1)
+                    totals.append(of_rows.double().sum().reshape(1))
+                    continue
+                projection = part.call.projection
+                weight = projection.weight.to(wide)
+                sums = part.call.z[0].to(wide).transpose(1, 2) @ left  # (H, Dv, r)
+                sums *= weight if right is None else weight @ right.T
+                totals.append(sums.sum((1, 2)).double())
+                if projection.bias is not None:
+                    totals.append((x @ projection.bias.to(wide)).double().sum().reshape(1))
+        return torch.cat(totals), torch.tensor(reached)
 
     def sources(self, of: Side, direction: Tensor, layer: int) -> Tensor:
         """Split the parts of an earlier layer's heads by the token that they read from, (H, T).
@@ -261,9 +293,29 @@ class ScoreRun:
         if gradient is None:
             return values.new_zeros(values.shape[:2])
         with torch.no_grad():
-            to = along(call, _by_position(gradient, call.problem.Tq))
+            to = along(call, _by_position(gradient, call.problem.Tq).double())
             weights = Matrix(replace(call.problem, input_dims=4), call.inputs)
             return (values * (weights.T @ to[None])[0].double()).nan_to_num(nan=0.0).sum(-1)
+
+
+_MORE = 16  # random combinations than a matrix has rows, against rounding
+
+
+def _factors(x: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+    """Return factors of x, (n, d): (n, r) and (r, d), or x and None for the identity.
+
+    The gradients of one head are combinations of the `size` rows of its matrix, so a few more
+    random combinations of them span all (Halko et al. 2011).
+    """
+    r = size + _MORE
+    if len(x) > r and x.shape[1] > 2 * r:
+        draw = torch.Generator(x.device).manual_seed(0)
+        some = torch.randn(r, len(x), generator=draw, dtype=x.dtype, device=x.device)
+        right = torch.linalg.qr((some @ x).T).Q.T
+        left = x @ right.T
+        if float((left @ right - x).norm()) <= 16 * torch.finfo(x.dtype).eps * float(x.norm()):
+            return left, right
+    return x, None
 
 
 def _count(part: HeadsPart | Part) -> int:
@@ -301,7 +353,7 @@ def _by_position(x: Tensor, n: int, at: slice = slice(None)) -> Tensor:
             "each position of the stream is a query or a key of its own.",
             "pass a model whose layers read all positions, and inputs without a cache.",
         )
-    return rows[at].double()
+    return rows[at]
 
 
 class ScoreRows(NamedTuple):

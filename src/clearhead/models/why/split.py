@@ -16,6 +16,7 @@ from ..weights.norms_and_rotations import Rotary
 from .result import Terms
 from .score_paths import TOLERANCE, Component, ScoreRows, ScoreRun, Side, score_rows
 
+SIDES: dict[Side, str] = {"key": "keys", "query": "queries"}
 _AT_ONCE = 16  # features whose gradients are in memory
 
 
@@ -132,6 +133,15 @@ class Split:
             self.by_key = torch.cat([self.by_key, self.bias[None]])
             self.queries = torch.cat([self.queries, (self.bias @ self.of_key).reshape(1)])
         self.keys = self.by_key @ self.of_key
+
+    def totals(self, side: Side) -> tuple[Tensor, Tensor]:
+        """Sum the parts of the components over all queries, (C,), and return which exist."""
+        vectors, x = (self.to_queries, self.q)
+        if side == "key":
+            vectors, x = self.count * self.to_keys, self.k
+        totals, reached = self.run.totals(side, self._direction(side, vectors))
+        self._must_sum(SIDES[side], totals[:, None], (vectors * x).sum().reshape(1))
+        return totals, reached
 
     def _parts(self, side: Side, vectors: Tensor) -> Tensor:
         """Multiply K sets of a vector for each key or query by what each component wrote of it,
