@@ -120,7 +120,11 @@ class Dense:
 
 def built(name, **options):
     torch.manual_seed(3)
-    return MODELS[name](**options).eval()
+    model = MODELS[name](**options).eval()
+    with torch.no_grad():
+        for x in model.parameters():  # biases, and gains of norms
+            x.add_(0.3 * torch.randn(x.shape) if x.dim() == 1 else 0)
+    return model
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

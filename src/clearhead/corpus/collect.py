@@ -90,7 +90,15 @@ class Collector:
         if call.layer == len(self.layers):
             self.add_layer(call, problem, [*map(list, parts)])
         layer, examples = self.layers[call.layer], self.examples[call.layer]
-        self.add_parts(layer, parts, uniform)
+        if layer.parts != [*map(list, parts)]:
+            raise BadValue(
+                f"Other modules write into the stream before layer {call.layer} than elsewhere.",
+                "what a head reads is written by the same modules in every context.",
+                "leave out 'reasons'.",
+            )
+        for column, (number, sums) in enumerate(parts.values(), len(self.metrics)):
+            layer.sums[..., column].index_add_(0, self.rows, sums.double())
+            layer.queries[:, column].index_add_(0, self.rows, uniform.counts[number].sum(-1))
         top = self.requests.results_of(TOP, call.statistics)["topk"]
         assert isinstance(top, TopWeights)
         examples.begin([uniform.counts[number] for number in self.sampled], self.queries, top)
@@ -149,24 +157,6 @@ class Collector:
         index = bins + torch.arange(H).unsqueeze(-1) * size
         index = index.masked_fill(~counts.unsqueeze(1), H * size)  # beyond all bins
         part += index.flatten().bincount(minlength=H * size + 1)[:-1].view(H, size)
-
-    def add_parts(
-        self,
-        layer: LayerState,
-        parts: dict[tuple[str, str], tuple[int, Tensor]],
-        uniform: "_Uniform",
-    ) -> None:
-        """Add further sums of metrics, behind the sums of all metrics."""
-        if layer.parts != [*map(list, parts)]:
-            raise BadValue(
-                f"{layer.module} reads what {len(parts)} components wrote, and in another context "
-                f"{len(layer.parts)}.",
-                "the same modules write into the stream in every context.",
-                "leave out 'reasons'.",
-            )
-        for column, (number, sums) in enumerate(parts.values(), len(self.metrics)):
-            layer.sums[..., column].index_add_(0, self.rows, sums.double())
-            layer.queries[:, column].index_add_(0, self.rows, uniform.counts[number].sum(-1))
 
     def add_layer(self, call: Call, problem: Problem, parts: list[list[str]]) -> None:
         n, H, M, P = len(self.texts), problem.H, len(self.metrics), len(parts)

@@ -281,7 +281,7 @@ def _reasons(folded: State, moments: "_Moments") -> Iterator[Columns]:
             | moments.numbers(number, head, column, ANY)
             for head in range(len(layer.counts))
             for (side, component), column in named
-            if layer.queries[0, column]
+            if layer.sums[0, head, column]  # exactly 0 if the head does not read it
         ]
         if rows:
             yield _columns("reasons", rows)

@@ -3,22 +3,26 @@
 A head prefers some keys to others. The contrast of a query is the mean of its scores under its
 weights, minus their mean over all keys that it may look at: what `clearhead.why` splits for a row.
 Without a sink and a soft cap it is KL(w | u) + KL(u | w) of the weights w and uniform ones u, in
-nats. Each context is split in a run of its own.
+nats. Each context is split in a run of its own. The means of terms are over all queries and all
+keys of the head in the context, before rotation.
 """
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ..core.errors import AttentionError, BadValue
-from ..models.why.every_head import HeadReasons, reasons_of_heads
+from ..models.why.split import SIDES, HeadReasons, reasons_of_heads
 from .metric import Batch, Bins, LayerCall, Metric, Parts, WithoutBaseline
 from .reader import Reader
 
-TERMS = {
-    "position": "of the mean query and the mean key at this distance, with the position bias",
-    "query_by_position": "of the query without its mean, and the mean key at this distance",
-    "key_alone": "of the mean query, and the key without its mean",
-    "match": "of the query and the key, both without their means",
+FORMULAS = {  # of the contrast, and the terms that sum to it
+    "contrast": "Σ w s - mean s, of the scores s of the keys that the query may look at",
+    "position": "contrast of the mean query with mean keys at all distances, and the position bias",
+    "query_by_position": "contrast of the query without its mean with mean keys at all distances",
+    "key_alone": "contrast of the mean query with the keys without their mean",
+    "match": "contrast of the query with the keys, both without their means",
 }
 
 
@@ -28,57 +32,37 @@ class Contexts:
     def __init__(self, reader: Reader, ids: Tensor) -> None:
         self.model = reader.module
         _, self.rotaries = reasons_of_heads(self.model, ids)
-        self._of: tuple[Batch, list[list[HeadReasons]]] | None = None
+        self.layers = lru_cache(maxsize=1)(self._layers)
 
-    def layers(self, batch: Batch) -> list[list[HeadReasons]]:
+    def _layers(self, batch: Batch) -> list[list[HeadReasons]]:
         """Return the reasons of each layer, of one context after the other."""
-        if self._of is None or self._of[0] is not batch:
-            contexts = [reasons_of_heads(self.model, ids, self.rotaries)[0] for ids in batch.ids]
-            self._of = batch, [[*layer] for layer in zip(*contexts, strict=True)]
-        return self._of[1]
+        contexts = [reasons_of_heads(self.model, ids, self.rotaries)[0] for ids in batch.ids]
+        return [[*layer] for layer in zip(*contexts, strict=True)]
 
 
-class Term(WithoutBaseline):
-    """A term of the contrast. The four terms sum to it.
-
-    The means are over all queries and keys of the head in the context, before rotation.
-    """
+class Contrast(WithoutBaseline):
+    """By how much a query prefers the keys that it looks at; or a term of this."""
 
     bins = Bins(-32.0, 32.0, count=128, bounds=(None, None))
-    source = "clearhead"
 
     def __init__(self, contexts: Contexts, name: str) -> None:
-        self.contexts, self.name = contexts, name
-        self.formula = f"the part of contrast {TERMS[name]}"
+        self.contexts, self.name, self.formula = contexts, name, FORMULAS[name]
 
     def begin(self, batch: Batch) -> None:
         self.contexts.layers(batch)
 
     def values(self, call: LayerCall) -> Tensor:
-        at = [*TERMS].index(self.name)
-        return torch.stack([x.terms for x in self.contexts.layers(call.batch)[call.layer]])[..., at]
-
-
-class Contrast(Term):
-    """By how much a query prefers the keys that it looks at, and what wrote queries and keys."""
-
-    def __init__(self, contexts: Contexts) -> None:
-        self.contexts, self.name = contexts, "contrast"
-        self.formula = "Σ w s - mean s, of the scores s of the keys that the query may look at"
-
-    def values(self, call: LayerCall) -> Tensor:
-        contexts = self.contexts.layers(call.batch)[call.layer]
-        return torch.stack([x.terms for x in contexts]).sum(-1)
+        terms = torch.stack([x.terms for x in self.contexts.layers(call.batch)[call.layer]])
+        term = [*FORMULAS].index(self.name)
+        return terms[..., term - 1] if term else terms.sum(-1)
 
     def components(self, batch: Batch, layer: int) -> Parts:
-        contexts = self.contexts.layers(batch)[layer]
-        parts: Parts = {}
-        for side in ("key", "query"):
-            of_contexts = torch.stack([getattr(x, f"{side}_parts") for x in contexts])
-            for name, part in zip(
-                map(str, contexts[0].components), of_contexts.unbind(-1), strict=True
-            ):
-                parts[side, name] = parts.get((side, name), 0.0) + part
+        contexts, parts = self.contexts.layers(batch)[layer], Parts()
+        for side in SIDES if self.name == "contrast" else ():
+            sums = torch.stack([getattr(x, f"{side}_parts") for x in contexts])
+            for component, part in zip(contexts[0].components, sums.unbind(-1), strict=True):
+                name = side, str(component)
+                parts[name] = parts[name] + part if name in parts else part
         return parts
 
 
@@ -97,4 +81,4 @@ def reasons(reader: Reader, context: int) -> list[Metric]:
             error.rule,
             f"leave out 'reasons', or: {error.hint}",
         ) from error
-    return [Contrast(contexts), *(Term(contexts, name) for name in TERMS)]
+    return [Contrast(contexts, name) for name in FORMULAS]

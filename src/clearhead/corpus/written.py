@@ -12,6 +12,7 @@ a run of its own for each context.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -105,14 +106,11 @@ class Parts:
 
     def __init__(self, predictor: nn.Module) -> None:
         self.predictor, self.digest = predictor, weights_digest(predictor)
-        self._of: tuple[Batch, Tensor] | None = None
+        self.of_heads = lru_cache(maxsize=1)(self._of_heads)
 
-    def of_heads(self, batch: Batch) -> Tensor:
+    def _of_heads(self, batch: Batch) -> Tensor:
         """Compute the parts, (B, L, H, T); 0 at the last query."""
-        if self._of is None or self._of[0] is not batch:
-            parts = [self.of_context(ids) for ids in batch.ids]
-            self._of = batch, pad(torch.stack(parts), (0, 1))
-        return self._of[1]
+        return pad(torch.stack([self.of_context(ids) for ids in batch.ids]), (0, 1))
 
     def of_context(self, ids: Tensor) -> Tensor:
         """Compute the parts of one context, (L, H, T - 1)."""

@@ -30,7 +30,7 @@ from ..follow.run import AttentionCall, ModuleRun
 from ..inspect.watch import watch
 from ..weights.direct_paths import DirectPaths, HeadsPart, Part, cut
 from ..weights.logit_attribution import block_of
-from ..weights.norms_and_rotations import is_norm
+from ..weights.norms_and_rotations import Rotary, is_norm
 from .linear_graph import nonlinear_step
 
 Side = Literal["key", "query"]
@@ -173,6 +173,7 @@ class ScoreRun:
     model: nn.Module
     modules: Sequence[str]  # those of all attention calls
     target: Target
+    rotary: Rotary | None = None
 
     def __post_init__(self) -> None:
         self.problem, self.inputs = self.target.problem, self.target.inputs
@@ -250,37 +251,27 @@ class ScoreRun:
                     rows.append(torch.zeros(size, dtype=torch.float64, device=self.q.device))
             return torch.cat(rows, 1)
 
-    def totals(self, of: Side, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum ``direction . x`` of each component over positions, (C,).
-
-        Also returns which components reach x, as booleans. Products are in the dtype of softmax.
-        """
-        n, wide = direction.shape[2], self.problem.wide
-        nothing = torch.zeros((), dtype=torch.float64, device=self.q.device)
-        totals, reached = [], []
-        known: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # of one part of the stream
-        with torch.no_grad():
-            for part, gradient in zip(self.written, self.gradients(of, direction), strict=True):
-                reached += [gradient is not None] * _count(part)
-                if gradient is None:
-                    totals.append(nothing.expand(_count(part)))
-                    continue
-                if (key := gradient.data_ptr()) not in known:
-                    x = _by_position(gradient, n).to(wide)
-                    known[key] = x, *_factors(x, self.problem.D)
-                x, left, right = known[key]
-                if isinstance(part, Part):
-                    of_rows = (_by_position(part.written, n).to(wide) * x).sum(-1)
-                    totals.append(of_rows.double().sum().reshape(1))
-                    continue
-                projection = part.call.projection
-                weight = projection.weight.to(wide)
-                sums = part.call.z[0].to(wide).transpose(1, 2) @ left  # (H, Dv, r)
-                sums *= weight if right is None else weight @ right.T
-                totals.append(sums.sum((1, 2)).double())
-                if projection.bias is not None:
-                    totals.append((x @ projection.bias.to(wide)).double().sum().reshape(1))
-        return torch.cat(totals), torch.tensor(reached)
+    @torch.no_grad()
+    def totals(self, of: Side, direction: Tensor) -> Tensor:
+        """Sum ``direction . x`` of each component over positions, (C,), in the dtype of softmax."""
+        n, wide, totals = direction.shape[2], self.problem.wide, list[Tensor]()
+        known: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # of parts of one stream
+        for part, gradient in zip(self.written, self.gradients(of, direction), strict=True):
+            if gradient is None:  # not before these queries or keys
+                totals.append(self.q.new_zeros(_count(part)))
+                continue
+            if (key := gradient.data_ptr()) not in known:
+                x = _by_position(gradient, n).to(wide)
+                known[key] = x, *_factors(x, self.problem.D)
+            x, left, right = known[key]
+            if isinstance(part, Part):
+                totals.append((_by_position(part.written, n) * x).sum(-1).double().sum(0, True))
+                continue
+            weight, bias = part.call.projection.weight.to(wide), part.call.projection.bias
+            sums = part.call.z[0].to(wide).transpose(1, 2) @ left  # (H, Dv, r)
+            totals.append((sums * (weight if right is None else weight @ right.T)).sum((1, 2)))
+            totals += [] if bias is None else [(x @ bias.to(wide)).double().sum(0, True)]
+        return torch.cat([x.double() for x in totals])
 
     def sources(self, of: Side, direction: Tensor, layer: int) -> Tensor:
         """Split the parts of an earlier layer's heads by the token that they read from, (H, T).
@@ -298,19 +289,15 @@ class ScoreRun:
             return (values * (weights.T @ to[None])[0].double()).nan_to_num(nan=0.0).sum(-1)
 
 
-_MORE = 16  # random combinations than a matrix has rows, against rounding
-
-
 def _factors(x: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
     """Return factors of x, (n, d): (n, r) and (r, d), or x and None for the identity.
 
-    The gradients of one head are combinations of the `size` rows of its matrix, so a few more
-    random combinations of them span all (Halko et al. 2011).
+    The gradients of one head are combinations of the `size` rows of its matrix, so r random
+    combinations of them span all. A few more than rows keep rounding small (Halko et al. 2011).
     """
-    r = size + _MORE
+    r = size + 16
     if len(x) > r and x.shape[1] > 2 * r:
-        draw = torch.Generator(x.device).manual_seed(0)
-        some = torch.randn(r, len(x), generator=draw, dtype=x.dtype, device=x.device)
+        some = torch.randn(r, len(x), generator=torch.Generator().manual_seed(0)).to(x)
         right = torch.linalg.qr((some @ x).T).Q.T
         left = x @ right.T
         if float((left @ right - x).norm()) <= 16 * torch.finfo(x.dtype).eps * float(x.norm()):

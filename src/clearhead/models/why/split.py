@@ -3,20 +3,33 @@
 Letters: C components, H heads, G KV heads, Tq queries, Tk keys, D head dimension.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core import engines
 from ...core.errors import BadValue
 from ...core.errors.limits import STRIP_CELLS
 from ...core.problem.problem import Inputs, Problem
+from ...core.torch_state import own_dtypes
+from ..follow.refused_models import weights_must_be_whole
+from ..weights.attention_weights import rotary_of_call
 from ..weights.norms_and_rotations import Rotary
 from .result import Terms
-from .score_paths import TOLERANCE, Component, ScoreRows, ScoreRun, Side, score_rows
+from .score_paths import (
+    TOLERANCE,
+    Component,
+    ScoreRows,
+    ScoreRun,
+    Side,
+    record_scores,
+    score_rows,
+)  # fmt: skip
 
-SIDES: dict[Side, str] = {"key": "keys", "query": "queries"}
+SIDES: tuple[Side, Side] = "key", "query"
 _AT_ONCE = 16  # features whose gradients are in memory
 
 
@@ -39,15 +52,10 @@ class Split:
     of_bias: Tensor  # sum_j M_ij bias_ij, (n,)
 
     def __init__(
-        self,
-        run: ScoreRun,
-        query: int | None,
-        key: int | None,
-        h: int,
-        against: str | int,
-        rotary: Rotary | None,
-    ) -> None:
-        self.run, self.h, self.rotary = run, h, rotary
+        self, run: ScoreRun, h: int, query: int | None = None, key: int | None = None,
+        against: str | int = "others",
+    ) -> None:  # fmt: skip
+        self.run, self.h, self.rotary = run, h, run.rotary
         p = run.problem
         self.g = h // (p.H // p.G)
         self.at = slice(0, p.Tq) if query is None else slice(query, query + 1)
@@ -121,8 +129,8 @@ class Split:
         by_key = self._parts("key", self.along[None])[0].masked_fill(~self.visible, 0.0)
         by_query = self._parts("query", self.to_queries[None] / self.count)[0]
         of_keys = (self.along * self.k).sum(-1).masked_fill(~self.visible, 0.0)
-        self._must_sum("keys", by_key, of_keys)
-        self._must_sum("queries", by_query, (self.to_queries * self.q).sum(-1) / self.count)
+        self._must_sum("key", by_key, of_keys)
+        self._must_sum("query", by_query, (self.to_queries * self.q).sum(-1) / self.count)
         self.total = (of_keys + self.bias) @ self.of_key
         wrote = [x for x in range(len(by_key)) if bool(by_key[x].any() or by_query[x].any())]
         self.indices = torch.tensor(wrote, device=by_key.device)
@@ -134,14 +142,14 @@ class Split:
             self.queries = torch.cat([self.queries, (self.bias @ self.of_key).reshape(1)])
         self.keys = self.by_key @ self.of_key
 
-    def totals(self, side: Side) -> tuple[Tensor, Tensor]:
-        """Sum the parts of the components over all queries, (C,), and return which exist."""
-        vectors, x = (self.to_queries, self.q)
-        if side == "key":
-            vectors, x = self.count * self.to_keys, self.k
-        totals, reached = self.run.totals(side, self._direction(side, vectors))
-        self._must_sum(SIDES[side], totals[:, None], (vectors * x).sum().reshape(1))
-        return totals, reached
+    def totals(self, side: Side) -> Tensor:
+        """Sum the parts of each component over all queries, (C,); a position bias is the last."""
+        is_key = side == "key"
+        vectors = self.count * self.to_keys if is_key else self.to_queries
+        totals = self.run.totals(side, self._direction(side, vectors))
+        wanted = (vectors * (self.k if is_key else self.q)).sum().reshape(1)
+        self._must_sum(side, totals.unsqueeze(1), wanted)
+        return torch.cat([totals, self.of_bias.sum().reshape(1)])
 
     def _parts(self, side: Side, vectors: Tensor) -> Tensor:
         """Multiply K sets of a vector for each key or query by what each component wrote of it,
@@ -155,7 +163,7 @@ class Split:
         to[(0, self.g) if side == "key" else (0, self.h, self.at)] = vectors.to(to.dtype)
         return to
 
-    def _must_sum(self, of: str, parts: Tensor, wanted: Tensor) -> None:
+    def _must_sum(self, side: Side, parts: Tensor, wanted: Tensor) -> None:
         """Raise `BadValue` unless the parts (C, n) sum to the scores (n,)."""
         sizes = parts.abs().sum(0)
         missed = (parts.sum(0) - wanted).abs() / sizes.clamp(
@@ -164,7 +172,8 @@ class Split:
         worst = float(missed.max())
         if not worst <= max(TOLERANCE, 8 * torch.finfo(self.run.problem.dtype).eps):
             raise BadValue(
-                f"In the {type(self.run.model).__name__} the parts of the {of} miss a score by "
+                f"In the {type(self.run.model).__name__} the parts of the "
+                f"{'keys' if side == 'key' else 'queries'} miss a score by "
                 f"{worst:.1g} of their absolute sum.",
                 "the stream must be a sum of what modules with weights write, position by "
                 "position, without a cache.",
@@ -235,17 +244,15 @@ def _products(
     The values are (Tk, 2 D), and the rows y (Tq, D). In the first two, the weights of a query are
     divided by their sum, which is 1 without a sink.
     """
-    one = values.new_ones(1, 1)
-    v = torch.cat([values, one.expand(len(k), 1)], -1).to(p.dtype)[None, None].requires_grad_()
-    inputs = Inputs(q[None, None].to(p.dtype), k[None, None].to(p.dtype), v)
-    out = engines.choose(p, "auto").compute(p, inputs)
+    D, ones = rows.shape[1], rows.new_ones(max(len(q), len(k)), 1)
+    v = torch.cat([values, ones[: len(k)]], -1)
+    x, y, v = (x.to(p.dtype)[None, None] for x in (q, k, v))
+    out = engines.choose(p, "auto").compute(p, Inputs(x, y, v.requires_grad_()))
     sums = out[0, 0, :, -1:].detach().double()
-    sees = sums > 0
-    y = torch.cat([rows / sums, 0 * rows, one.expand(len(q), 1)], -1).where(sees, 0)
-    (to,) = torch.autograd.grad(out, v, y.to(out.dtype).expand_as(out))
-    product = (out[0, 0, :, :-1].detach() / sums).where(sees, 0)
-    of_rows = to[0, 0].double()
-    return product, of_rows[:, : rows.shape[1]], of_rows[:, -1], sees
+    along = torch.cat([rows / sums, 0 * rows, ones[: len(q)]], -1).where(sums > 0, 0)
+    to = torch.autograd.grad(out, v, along.to(out.dtype).expand_as(out))[0][0, 0].double()
+    product = (out[0, 0, :, :-1].detach() / sums).where(sums > 0, 0)
+    return product, to[:, :D], to[:, -1], sums > 0
 
 
 def _contrasts(
@@ -277,3 +284,43 @@ def _contrasts(
     if against == "nothing":
         return e, e, both
     return e, e - u * (both.double() / of_u).nan_to_num().unsqueeze(-1), both
+
+
+class HeadReasons(NamedTuple):
+    """Why the heads of a layer look at their keys more than at all keys that they see.
+
+    `terms` are those of `Terms` for each query, (H, Tq, 4), whose sum is the contrast of the query.
+    `key_parts` and `query_parts` are sums over all queries, by what wrote the keys and the queries,
+    (H, C), the last of which is a position bias. Each sums to the sum of all contrasts.
+    """
+
+    terms: Tensor
+    components: tuple[Component, ...]
+    key_parts: Tensor
+    query_parts: Tensor
+
+
+@torch.inference_mode(False)  # it needs gradients inside torch.no_grad(), too
+@torch.enable_grad()
+def reasons_of_heads(
+    model: nn.Module, ids: Tensor, rotaries: Sequence[Rotary | None] | None = None
+) -> tuple[list[HeadReasons], list[Rotary | None]]:
+    """Split what `why` splits with ``over="rows"``, for each head of a model and the ids (T,).
+
+    Returns the reasons of each layer, and its rotation, which another text needs not find again.
+    Raises the errors of `why`, and `BadValue` if a rotation is unknown.
+    """
+    weights_must_be_whole("why", model)
+    with own_dtypes():
+        runs = record_scores(model, ids[None], None)
+        if rotaries is None:
+            rotaries = [rotary_of_call(model, x.target.attention, x.target.inside) for x in runs]
+        layers = []
+        for run, rotary in zip(runs, rotaries, strict=True):
+            run.rotary = rotary
+            splits = [Split(run, h) for h in range(run.problem.H)]
+            keys, queries = (torch.stack([x.totals(of) for x in splits]) for of in SIDES)
+            components = *run.components, Component("distance", None, None, "")
+            terms = torch.stack([x.row_terms() for x in splits])
+            layers.append(HeadReasons(terms, components, keys, queries))
+    return layers, [*rotaries]

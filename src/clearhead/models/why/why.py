@@ -19,7 +19,6 @@ from ..follow.refused_models import weights_must_be_whole
 from ..inspect.edits import Edit, ablate, patch, path
 from ..inspect.edits.path import without_paths
 from ..weights.attention_weights import rotary_of_call
-from ..weights.norms_and_rotations import Rotary
 from .result import Check, Why
 from .score_paths import Component, record_scores
 from .split import Split
@@ -127,13 +126,12 @@ def why(
         )
     names = None if tokens is None else tuple(map(str, tokens))
     with own_dtypes():
-        rotary: Rotary | None = None
         remarks: tuple[str, ...] = ()
         try:
-            rotary = rotary_of_call(model, run.target.attention, run.target.inside)
+            run.rotary = rotary_of_call(model, run.target.attention, run.target.inside)
         except BadValue as error:
             remarks = (f"{error.gave} So there are no four terms.",)
-        split = Split(run, query, key, h, against, rotary)
+        split = Split(run, h, query, key, against)
         split.split()
         best = split.components[int(split.keys.argmax())]
         sources = None
