@@ -276,3 +276,27 @@ def last(why):
 
 def distance(why, key):
     return float(why.by_key[-1, key]) if why.components[-1].kind == "distance" else 0.0
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_of_a_batch_is_split_without_its_padding(name, side):
+    """A mean would count padding that looks at the text. So padding is refused, by its mask."""
+    model, text, layer = built(name)
+    padding, ones = torch.zeros(2, dtype=torch.long), torch.ones(T, dtype=torch.long)
+    order = slice(None, None, -1 if side == "left" else 1)
+    ids = torch.cat([text, padding][order])[None]
+    mask = torch.cat([ones, padding][order])[None]
+    for inputs in (
+        {"input_ids": ids, "attention_mask": mask},
+        {"input_ids": ids.expand(2, -1), "attention_mask": mask.expand(2, -1)},
+    ):
+        for asked in ({"over": "rows"}, {"query": 3, "key": 2}):
+            with pytest.raises(ch.BadValue, match="text with padding"):
+                ch.why(model, inputs, layer=layer, head=1, **asked)
+    real = mask[0].bool()
+    cut = {"input_ids": ids[:, real], "attention_mask": mask[:, real]}
+    one = ch.why(model, cut, layer=layer, head=1, over="rows")
+    assert torch.equal(
+        one.key_parts, ch.why(model, text, layer=layer, head=1, over="rows").key_parts
+    )

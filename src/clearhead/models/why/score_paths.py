@@ -157,6 +157,12 @@ def record_scores(
         layers: Sequence[int] = range(count)
         if layer is not None:
             layers = [as_index("Layer", layer, count, rule, "pass one of these.")]
+        if any(calls[i].at.padded for i in layers):
+            raise BadValue(
+                "why got a text with padding.",
+                "means over queries and keys would count padding as tokens.",
+                "pass the tokens of the text alone.",
+            )
         paths = ScorePaths(model, modules, layers)
         with suppress(_Reached), paths.recorded():
             run_with_known_ids(model, fresh(inputs))

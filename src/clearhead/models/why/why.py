@@ -76,8 +76,8 @@ def why(
     With a soft cap, parts sum to what enters the cap. Raises `BadValue` if parts miss a score by
     more than 1e-4 of their absolute sum (8 roundings in 16-bit types). Raises it for an operation
     between the stream and the scores that is not known to be linear, and for a key that the query
-    may not look at. Raises it also for a cache, several texts, random numbers, and a compiled,
-    sharded or offloaded model.
+    may not look at. Raises it also for a cache, several texts, padding, random numbers, and a
+    compiled, sharded or offloaded model.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Kamath et al.
     2025, "Tracing Attention Computation Through Feature Interactions"; path edits Wang et al. 2022.
