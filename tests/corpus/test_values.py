@@ -111,7 +111,7 @@ def test_a_model_without_a_projection_is_refused_before_the_texts_are_read(tmp_p
     for layer in model.layers:
         layer.self_attn.o_proj = torch.nn.Sequential(torch.nn.Sigmoid(), layer.self_attn.o_proj)
     options = {"out": tmp_path / "out", "tokenizer": tokenizer(True)}
-    with pytest.raises(ch.BadValue, match="'values', which need to know what heads write") as error:
+    with pytest.raises(ch.BadValue, match="'values', which needs to know what heads") as error:
         ch.survey(model, no_text(), metrics="basic,values", **options)
     assert "returned other numbers" in str(error.value) or "No output projection" in str(error)
     assert not (tmp_path / "out").exists()

@@ -13,7 +13,8 @@ Letters: B contexts, H query heads, T tokens of a context.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.errors import AttentionError, BadValue
 from ..core.masks import Mask
 from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Result, Statistic, mass
@@ -218,3 +220,16 @@ class Mass(Metric):
     def counts(self, uniform: LayerCall) -> Tensor:
         inside = (self.values(uniform) * uniform.allowed).round()
         return (inside > 0) & (inside < uniform.allowed)
+
+
+@contextmanager
+def needed_by(name: str, needs: str) -> Iterator[None]:
+    """Raise what a set of metrics needs, and why a model is refused, as one error."""
+    try:
+        yield
+    except AttentionError as error:
+        raise BadValue(
+            f"metrics has {name!r}, which needs {needs}. {error.gave}",
+            error.rule,
+            f"leave out {name!r}, or: {error.hint}",
+        ) from error

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..core.errors import AttentionError, BadValue
+from ..core.errors import BadValue
 from ..core.stats import Statistic, value_weighted
 from ..models.effects.digest import weights_digest
 from ..models.inspect.watch import watch
 from ..models.weights.logit_attribution import logit_attribution
 from .basic import Distances, First, Separators
-from .metric import Batch, Bins, LayerCall, Mass, Metric, WithoutBaseline
+from .metric import Batch, Bins, LayerCall, Mass, Metric, WithoutBaseline, needed_by
 from .reader import Reader
 
 RECENT = 16
@@ -84,15 +84,8 @@ def values(reader: Reader, context: int) -> list[Metric]:
     model runs on two tokens, and each layer must write its heads times its output projection.
     """
     number = len(reader.words)
-    try:
-        with watch(reader.module, stats=["varying"]):
-            reader.run(torch.tensor([[number // 2, number // 3]]))
-    except BadValue as error:
-        raise BadValue(
-            f"metrics has 'values', which need to know what heads write. {error.gave}",
-            error.rule,
-            f"leave out 'values', or: {error.hint}",
-        ) from error
+    with needed_by("values", "to know what heads write"), watch(reader.module, stats=["varying"]):
+        reader.run(torch.tensor([[number // 2, number // 3]]))
     masses: list[Mass] = [
         First(), Distances("self", 0, 1), Distances("previous", 1, 2), Separators()
     ]  # fmt: skip
@@ -178,13 +171,7 @@ def attribution(reader: Reader, context: int) -> list[Metric]:
             "leave out 'attribution', or pass a model that predicts the next token.",
         )
     number = len(reader.words)
-    try:
+    with needed_by("attribution", "logits that can be split"):
         logit_attribution(reader.predictor, torch.tensor([number // 2, number // 3]))
-    except AttentionError as error:
-        raise BadValue(
-            f"metrics has 'attribution', which needs logits that can be split. {error.gave}",
-            error.rule,
-            f"leave out 'attribution', or: {error.hint}",
-        ) from error
     parts, (before, after) = Parts(reader.predictor), map(len, reader.around)
     return [TowardNext(parts, before, after), NextShare(parts, before, after)]
