@@ -20,6 +20,7 @@ from .corpus import Shard
 from .examples import EXAMPLE, LayerExamples, Queries
 from .groups import Pile
 from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class, token_classes
+from .merge import must_have_layers
 from .metric import Batch, LayerCall, Metric, slices_of
 from .reader import Reader
 from .requests import Requests
@@ -90,12 +91,7 @@ class Collector:
         if call.layer == len(self.layers):
             self.add_layer(call, problem, [*map(list, parts)])
         layer, examples = self.layers[call.layer], self.examples[call.layer]
-        if layer.parts != [*map(list, parts)]:
-            raise BadValue(
-                f"Other modules write into the stream before layer {call.layer} than elsewhere.",
-                "what a head reads is written by the same modules in every context.",
-                "leave out 'reasons'.",
-            )
+        must_have_layers(layer.parts, [*map(list, parts)])
         for column, (number, sums) in enumerate(parts.values(), len(self.metrics)):
             layer.sums[..., column].index_add_(0, self.rows, sums.double())
             layer.queries[:, column].index_add_(0, self.rows, uniform.counts[number].sum(-1))

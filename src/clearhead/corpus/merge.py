@@ -153,7 +153,7 @@ def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
             examples = Pile(largest, shard.examples)
             linked, tokens = Pile(merged, shard.linked), Pile(merged, shard.tokens)
             continue
-        _must_have_layers(*([[x.module, *x.parts] for x in y.layers] for y in (folded, shard)))
+        must_have_layers(*([[x.module, *x.parts] for x in y.layers] for y in (folded, shard)))
         for known, new in zip(folded.layers, shard.layers, strict=True):
             for name in (*state.TOTAL_OF_TEXTS, *state.OF_SHARD):
                 getattr(known, name).add_(getattr(new, name))
@@ -168,11 +168,13 @@ def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
     return State(folded.texts, folded.layers, *parts), spelling
 
 
-def _must_have_layers(known: list[list[Any]], modules: list[list[Any]]) -> None:
-    if known != modules:
+def must_have_layers(known: list[list[Any]], new: list[list[Any]]) -> None:
+    """Raise `BadValue` if the model made other calls, or its heads read other components."""
+    if known != new:
+        differ = [x for x in (*known, *new) if x not in known or x not in new][:2]
         raise BadValue(
-            f"Two shards have different layers: {len(known)} and {len(modules)}.",
-            "a model makes the same attention calls for every context.",
+            f"The model made {len(known)} and {len(new)} calls or parts, such as {differ}.",
+            "a model makes the same attention calls for every context, of the same parts.",
             "survey a model, or a part of it, whose layers do not depend on the text.",
         )
 
@@ -275,13 +277,13 @@ def _heads(manifest: Manifest, folded: State, moments: "_Moments") -> Iterator[C
 
 def _reasons(folded: State, moments: "_Moments") -> Iterator[Columns]:
     for number, layer in enumerate(folded.layers):
-        named = sorted(zip(layer.parts, itertools.count(len(layer.uniform))))
+        named = sorted(zip(layer.parts, itertools.count(len(layer.uniform)), strict=False))
         rows = [
             {"layer": number, "head": head, "side": side, "component": component}
             | moments.numbers(number, head, column, ANY)
-            for head in range(len(layer.counts))
+            for head, sums in enumerate(layer.sums[0].tolist())
             for (side, component), column in named
-            if layer.sums[0, head, column]  # exactly 0 if the head does not read it
+            if sums[column]  # exactly 0 if the head does not read it
         ]
         if rows:
             yield _columns("reasons", rows)

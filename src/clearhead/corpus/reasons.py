@@ -7,14 +7,14 @@ nats. Each context is split in a run of its own. The means of terms are over all
 keys of the head in the context, before rotation.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ..core.errors import AttentionError, BadValue
 from ..models.why.split import SIDES, HeadReasons, reasons_of_heads
-from .metric import Batch, Bins, LayerCall, Metric, Parts, WithoutBaseline
+from .metric import Batch, Bins, LayerCall, Metric, Parts, WithoutBaseline, needed_by
 from .reader import Reader
 
 FORMULAS = {  # of the contrast, and the terms that sum to it
@@ -26,18 +26,8 @@ FORMULAS = {  # of the contrast, and the terms that sum to it
 }
 
 
-class Contexts:
-    """Why the heads of a model look at their keys, for the last batch."""
-
-    def __init__(self, reader: Reader, ids: Tensor) -> None:
-        self.model = reader.module
-        _, self.rotaries = reasons_of_heads(self.model, ids)
-        self.layers = lru_cache(maxsize=1)(self._layers)
-
-    def _layers(self, batch: Batch) -> list[list[HeadReasons]]:
-        """Return the reasons of each layer, of one context after the other."""
-        contexts = [reasons_of_heads(self.model, ids, self.rotaries)[0] for ids in batch.ids]
-        return [[*layer] for layer in zip(*contexts, strict=True)]
+# The reasons of each layer, of one context of a batch after the other.
+OfBatch = Callable[[Batch], list[tuple[HeadReasons, ...]]]
 
 
 class Contrast(WithoutBaseline):
@@ -45,19 +35,19 @@ class Contrast(WithoutBaseline):
 
     bins = Bins(-32.0, 32.0, count=128, bounds=(None, None))
 
-    def __init__(self, contexts: Contexts, name: str) -> None:
-        self.contexts, self.name, self.formula = contexts, name, FORMULAS[name]
+    def __init__(self, layers: OfBatch, name: str) -> None:
+        self.layers, self.name, self.formula = layers, name, FORMULAS[name]
 
     def begin(self, batch: Batch) -> None:
-        self.contexts.layers(batch)
+        self.layers(batch)
 
     def values(self, call: LayerCall) -> Tensor:
-        terms = torch.stack([x.terms for x in self.contexts.layers(call.batch)[call.layer]])
+        terms = torch.stack([x.terms for x in self.layers(call.batch)[call.layer]])
         term = [*FORMULAS].index(self.name)
         return terms[..., term - 1] if term else terms.sum(-1)
 
     def components(self, batch: Batch, layer: int) -> Parts:
-        contexts, parts = self.contexts.layers(batch)[layer], Parts()
+        contexts, parts = self.layers(batch)[layer], Parts()
         for side in SIDES if self.name == "contrast" else ():
             sums = torch.stack([getattr(x, f"{side}_parts") for x in contexts])
             for component, part in zip(contexts[0].components, sums.unbind(-1), strict=True):
@@ -73,12 +63,11 @@ def reasons(reader: Reader, context: int) -> list[Metric]:
     of a few tokens are, in all layers.
     """
     number = len(reader.words)
-    try:
-        contexts = Contexts(reader, (number // 2 + torch.arange(min(8, context))) % number)
-    except AttentionError as error:
-        raise BadValue(
-            f"metrics has 'reasons', which needs scores that can be split. {error.gave}",
-            error.rule,
-            f"leave out 'reasons', or: {error.hint}",
-        ) from error
-    return [Contrast(contexts, name) for name in FORMULAS]
+    with needed_by("reasons", "scores that can be split"):
+        reasons_of_heads(reader.module, (number // 2 + torch.arange(min(8, context))) % number)
+
+    @lru_cache(maxsize=1)
+    def layers(batch: Batch) -> list[tuple[HeadReasons, ...]]:
+        return [*zip(*(reasons_of_heads(reader.module, ids) for ids in batch.ids), strict=True)]
+
+    return [Contrast(layers, name) for name in FORMULAS]

@@ -377,10 +377,10 @@ def test_a_part_that_nothing_wrote_is_refused():
         (dict(against=3), "against=3"),
         (dict(against=7), "A contrast with key 7 was requested"),
         (dict(query=0, key=0), r"Query 0 looks at 1 keys \(0\)"),
-        (dict(query=None), "query=None and over=None"),
-        (dict(over="rows"), "query=5 and over='rows'"),
+        (dict(query=None), "query=None, over=None"),
+        (dict(over="rows"), "query=5, over='rows'"),
         (dict(query=None, over="columns"), "over='columns'"),
-        (dict(query=None, over="rows", check=True), "check=True and over="),
+        (dict(query=None, over="rows", check=True), "over='rows' and check=True"),
         (dict(tokens=["a"]), "1 tokens for 7 keys"),
     ],
 )

@@ -34,7 +34,6 @@ from ..weights.norms_and_rotations import Rotary, is_norm
 from .linear_graph import nonlinear_step
 
 Side = Literal["key", "query"]
-TOLERANCE = 1e-4  # of the absolute sum of the parts; larger in 16-bit types
 
 
 @loadable
@@ -63,21 +62,6 @@ class _Reached(BaseException):
     """Ends a run of the model at the call that is split."""
 
 
-class Target(NamedTuple):
-    """An attention call whose scores are split.
-
-    `inputs` have their graphs, `inside` has the modules that ran in its module, and `written` what
-    wrote into the stream before it: heads, other modules, biases.
-    """
-
-    layer: int
-    attention: AttentionCall
-    problem: Problem
-    inputs: Inputs
-    inside: list[ModuleRun]
-    written: tuple[list[HeadsPart], list[Part], list[Part]]
-
-
 class ScorePaths(DirectPaths):
     """Collects the parts of a run for some attention calls, `layers`. It ends at the last of them.
 
@@ -86,7 +70,7 @@ class ScorePaths(DirectPaths):
 
     def __init__(self, model: nn.Module, modules: Sequence[str], layers: Sequence[int]) -> None:
         super().__init__(model)
-        self.layers, self.targets = layers, list[Target]()
+        self.modules, self.layers, self.runs = modules, layers, list[ScoreRun]()
         self.prefixes = tuple({f"{modules[i]}." if modules[i] else "" for i in layers})
         self.inside: list[ModuleRun] = []
 
@@ -99,8 +83,8 @@ class ScorePaths(DirectPaths):
         super().receive(call)
         if self.calls > number and number in self.layers:
             written = [*self.heads], [*self.others], [*self.biases]
-            of_call = self.attention, call.problem, call.inputs
-            self.targets.append(Target(number, *of_call, self.inside, written))
+            of_call = self.attention, call.problem, call.inputs, self.inside
+            self.runs.append(ScoreRun(self.model, self.modules, number, *of_call, *written))
             self.inside = []
         if self.calls > self.layers[-1]:
             raise _Reached
@@ -115,12 +99,8 @@ class ScorePaths(DirectPaths):
             written, returned = cut(ran.result)
             self.others.append(Part(ran.name, self.calls, written))
             return returned
-        if (
-            not is_inside
-            or ran.projects
-            or is_norm(ran.module)
-            or isinstance(ran.module, nn.Embedding)
-        ):
+        projects = is_inside and not ran.projects and not is_norm(ran.module)
+        if not projects or isinstance(ran.module, nn.Embedding):
             return super().after(ran)
         bias = getattr(ran.module, "bias", None)
         if not isinstance(bias, Tensor) or not ran.result.is_floating_point():
@@ -166,35 +146,44 @@ def record_scores(
         paths = ScorePaths(model, modules, layers)
         with suppress(_Reached), paths.recorded():
             run_with_known_ids(model, fresh(inputs))
-    runs = [ScoreRun(model, modules, target) for target in paths.targets]
-    for run in runs:
+    for run in paths.runs:
         run.must_be_linear()
-    return runs
+    return paths.runs
 
 
 @dataclass(eq=False)
 class ScoreRun:
-    """The target's queries (1, H, Tq, D) and keys (1, G, Tk, D), with graphs to the components."""
+    """A call's queries (1, H, Tq, D) and keys (1, G, Tk, D), with graphs to the components.
+
+    `inside` has the modules that ran in its module. `heads`, `others` and `biases` wrote before it.
+    """
 
     model: nn.Module
     modules: Sequence[str]  # those of all attention calls
-    target: Target
+    layer: int
+    attention: AttentionCall
+    problem: Problem
+    inputs: Inputs
+    inside: Sequence[ModuleRun]
+    heads: Sequence[HeadsPart]
+    others: Sequence[Part]
+    biases: Sequence[Part]
     rotary: Rotary | None = None
 
     def __post_init__(self) -> None:
-        self.problem, self.inputs = self.target.problem, self.target.inputs
         self.q, self.k = self.inputs.q, self.inputs.k
-        self.heads, others, biases = self.target.written
-        self.written: list[HeadsPart | Part] = [*self.heads, *others, *biases]
+        self.written: list[HeadsPart | Part] = [*self.heads, *self.others, *self.biases]
         self.leaves = [x.written for x in self.written]
-        self.components: list[Component] = []
+        of_parts: list[list[Component]] = []
         for layer, (call, _) in enumerate(self.heads):
-            heads = range(call.problem.H)
-            self.components += [Component("head", layer, head, call.module) for head in heads]
+            own = [Component("head", layer, head, call.module) for head in range(call.problem.H)]
             if call.projection.bias is not None:
-                self.components.append(Component("bias", layer, None, call.projection.module))
-        self.components += map(self._component, others)
-        self.components += [Component("bias", self._layer(x), None, x.module) for x in biases]
+                own.append(Component("bias", layer, None, call.projection.module))
+            of_parts.append(own)
+        of_parts += ([self._component(x)] for x in self.others)
+        of_parts += ([Component("bias", self._layer(x), None, x.module)] for x in self.biases)
+        self.components = [x for own in of_parts for x in own]
+        self.counts = [*map(len, of_parts)]
 
     def must_be_linear(self) -> None:
         """Raise `BadValue` for several texts, and for a step to the scores that is not linear."""
@@ -207,15 +196,14 @@ class ScoreRun:
         for of, x in ("queries", self.q), ("keys", self.k):
             is_part = x.requires_grad
             step = nonlinear_step(x, self.leaves) if is_part else "a cache, or a graph that ends"
-            if step is not None:
-                raise BadValue(
-                    f"In the {type(self.model).__name__}, {step} is between the stream and the "
-                    f"{of} of {self.modules[self.target.layer]}.",
-                    "only sums, products with constants, norms, linear modules and rotations may "
-                    "be.",
-                    "no other score is a sum of parts; choose a layer without it, and pass no "
-                    "cache.",
-                )
+            if step is None:
+                continue
+            raise BadValue(
+                f"In the {type(self.model).__name__}, {step} is between the stream and the {of} of "
+                f"{self.modules[self.layer]}.",
+                "only sums, products with constants, norms, linear modules and rotations may be.",
+                "no other score is a sum of parts; choose a layer without it, and pass no cache.",
+            )
 
     def _component(self, part: Part) -> Component:
         module = self.model.get_submodule(part.module)
@@ -232,7 +220,8 @@ class ScoreRun:
         return before[-1] if before else inside[0] if inside else None
 
     def gradients(self, of: Side, direction: Tensor) -> Sequence[Tensor | None]:
-        """Compute the derivatives of ``sum(direction * queries)`` or keys by what was written."""
+        """Compute the derivatives of ``sum(direction * queries)`` or keys by what was written; None
+        for what is not before these."""
         root = self.q if of == "query" else self.k
         return torch.autograd.grad(
             root, self.leaves, direction.to(root.dtype), retain_graph=True, allow_unused=True
@@ -244,40 +233,43 @@ class ScoreRun:
         x are the queries or keys, and each of the K directions has their shape. `at` selects
         positions.
         """
-        gradients = [self.gradients(of, direction) for direction in directions]
-        n = (self.q if of == "query" else self.k).shape[2]
-        rows = []
+        gradients = zip(*(self.gradients(of, x) for x in directions), strict=True)
+        n, K = directions[0].shape[2], len(directions)
+        parts = torch.zeros(K, len(self.components), len(range(n)[at]), dtype=torch.float64)
+        parts = parts.to(self.q.device)
+        split = zip(self.written, gradients, parts.split(self.counts, 1), strict=True)
         with torch.no_grad():
-            for part, of_part in zip(self.written, zip(*gradients, strict=True), strict=True):
-                known = [_by_position(x, n, at).double() for x in of_part if x is not None]
-                if known:
-                    rows.append(_products(part, torch.stack(known), n, at))
-                else:  # not before these queries or keys
-                    size = len(directions), _count(part), len(range(n)[at])
-                    rows.append(torch.zeros(size, dtype=torch.float64, device=self.q.device))
-            return torch.cat(rows, 1)
+            for part, of_part, own in split:
+                if known := [_by_position(x, n, at).double() for x in of_part if x is not None]:
+                    own += _products(part, torch.stack(known), n, at)
+        return parts
 
     @torch.no_grad()
     def totals(self, of: Side, direction: Tensor) -> Tensor:
         """Sum ``direction . x`` of each component over positions, (C,), in the dtype of softmax."""
-        n, wide, totals = direction.shape[2], self.problem.wide, list[Tensor]()
-        known: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # of parts of one stream
-        for part, gradient in zip(self.written, self.gradients(of, direction), strict=True):
-            if gradient is None:  # not before these queries or keys
-                totals.append(self.q.new_zeros(_count(part)))
+        n, wide, totals = direction.shape[2], self.problem.wide, torch.zeros(len(self.components))
+        totals = totals.to(self.q.device, torch.float64)
+        known: dict[Any, tuple[Tensor, Tensor, Tensor | None]] = {}  # of parts of one stream
+        split = zip(
+            self.written, self.gradients(of, direction), totals.split(self.counts), strict=True
+        )
+        for part, gradient, own in split:
+            if gradient is None:
                 continue
-            if (key := gradient.data_ptr()) not in known:
+            if (same := (gradient.data_ptr(), gradient.shape, gradient.stride())) not in known:
                 x = _by_position(gradient, n).to(wide)
-                known[key] = x, *_factors(x, self.problem.D)
-            x, left, right = known[key]
+                known[same] = x, *_factors(x, self.problem.D)
+            x, left, right = known[same]
             if isinstance(part, Part):
-                totals.append((_by_position(part.written, n) * x).sum(-1).double().sum(0, True))
+                own += (_by_position(part.written, n) * x).sum(-1).double().sum()
                 continue
             weight, bias = part.call.projection.weight.to(wide), part.call.projection.bias
             sums = part.call.z[0].to(wide).transpose(1, 2) @ left  # (H, Dv, r)
-            totals.append((sums * (weight if right is None else weight @ right.T)).sum((1, 2)))
-            totals += [] if bias is None else [(x @ bias.to(wide)).double().sum(0, True)]
-        return torch.cat([x.double() for x in totals])
+            sums *= weight if right is None else weight @ right.T
+            own[: len(sums)] = sums.sum((1, 2))
+            if bias is not None:
+                own[-1] = (x @ bias.to(wide)).double().sum()
+        return totals
 
     def sources(self, of: Side, direction: Tensor, layer: int) -> Tensor:
         """Split the parts of an earlier layer's heads by the token that they read from, (H, T).
@@ -309,13 +301,6 @@ def _factors(x: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
         if float((left @ right - x).norm()) <= 16 * torch.finfo(x.dtype).eps * float(x.norm()):
             return left, right
     return x, None
-
-
-def _count(part: HeadsPart | Part) -> int:
-    """Count the components of a part: the heads and the bias of an attention call, or one."""
-    if isinstance(part, Part):
-        return 1
-    return part.call.problem.H + (part.call.projection.bias is not None)
 
 
 def _products(part: HeadsPart | Part, gradients: Tensor, n: int, at: slice) -> Tensor:

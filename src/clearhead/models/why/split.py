@@ -3,7 +3,6 @@
 Letters: C components, H heads, G KV heads, Tq queries, Tk keys, D head dimension.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,23 +12,15 @@ from torch import Tensor, nn
 from ...core import engines
 from ...core.errors import BadValue
 from ...core.errors.limits import STRIP_CELLS
-from ...core.problem.problem import Inputs, Problem
+from ...core.problem.problem import Inputs
 from ...core.torch_state import own_dtypes
 from ..follow.refused_models import weights_must_be_whole
 from ..weights.attention_weights import rotary_of_call
-from ..weights.norms_and_rotations import Rotary
 from .result import Terms
-from .score_paths import (
-    TOLERANCE,
-    Component,
-    ScoreRows,
-    ScoreRun,
-    Side,
-    record_scores,
-    score_rows,
-)  # fmt: skip
+from .score_paths import Component, ScoreRows, ScoreRun, Side, record_scores, score_rows
 
 SIDES: tuple[Side, Side] = "key", "query"
+TOLERANCE = 1e-4  # of the absolute sum of the parts; larger in 16-bit types
 _AT_ONCE = 16  # features whose gradients are in memory
 
 
@@ -112,25 +103,41 @@ class Split:
         return to_keys, to_queries
 
     def _sum_by_engine(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same for the weights of all queries, against all keys that each may see."""
+        """Return the same for the weights of all queries, against all keys that each may see.
+
+        A second head, with queries of 0, has uniform weights. A last column of the values, of 1,
+        has the sum of a query's weights, which is below 1 with a sink.
+        """
         p, h, D = self.run.problem, self.h, self.k.shape[1]
         score_rows(self.run, slice(0, 1), h)  # checks the weights
-        sinks = None if p.sinks is None else p.sinks[h : h + 1]
-        one = replace(p, H=1, G=1, Dv=2 * D + 1, sinks=sinks, dtype=p.wide, grad=True, input_dims=4)
-        of_weights, to_keys, self.weights, _ = _products(one, self.q, self.k, keys, self.q)
-        even = replace(one, sinks=None)
-        of_even, of_all, visible, sees = _products(even, 0 * self.q, self.k, keys, self.q)
-        self.visible, self.count = visible > 0, int(sees.sum())
-        self.score = p.scale * float((self.q * of_weights[:, :D]).sum())
-        return to_keys - of_all, of_weights - of_even
+        sinks = None if p.sinks is None else torch.stack([p.sinks[h], p.sinks[h] - torch.inf])
+        v = torch.cat([keys, torch.ones_like(keys[:, :1])], -1)[None, None].to(p.wide)
+        v.requires_grad_()
+        inputs = Inputs(torch.stack([self.q, 0 * self.q])[None].to(v), self.k[None, None].to(v), v)
+        both = replace(
+            p, H=2, G=1, Dv=v.shape[-1], dtype=v.dtype, sinks=sinks, grad=True, input_dims=4
+        )
+        out = engines.choose(both, "auto").compute(both, inputs)
+        means = out[0].detach().double()
+        sums, sees = means[..., -1:], means[1, :, -1] > 0
+        along = torch.zeros_like(means)
+        along[..., :D] = self.q / sums * sums.new_tensor([1, -1]).view(2, 1, 1)
+        along[0, :, -1] = along[1, :, D] = 1.0
+        along = along.where(sees.unsqueeze(-1), 0)
+        to = torch.autograd.grad(out, v, along[None].to(out))[0][0, 0].double()
+        means = (means[..., :-1] / sums).where(sees.unsqueeze(-1), 0)
+        self.weights, self.visible, self.count = to[:, -1], to[:, D] > 0, int(sees.sum())
+        self.score = p.scale * float((self.q * means[0, :, :D]).sum())
+        return to[:, :D], means[0] - means[1]
 
     def split(self) -> None:
         """Compute the parts of the components, for all keys and queries."""
         by_key = self._parts("key", self.along[None])[0].masked_fill(~self.visible, 0.0)
         by_query = self._parts("query", self.to_queries[None] / self.count)[0]
-        of_keys = (self.along * self.k).sum(-1).masked_fill(~self.visible, 0.0)
+        of_keys = (self.along * self.k).masked_fill(~self.visible.unsqueeze(-1), 0.0)
         self._must_sum("key", by_key, of_keys)
-        self._must_sum("query", by_query, (self.to_queries * self.q).sum(-1) / self.count)
+        self._must_sum("query", by_query, self.to_queries * self.q / self.count)
+        of_keys = of_keys.sum(-1)
         self.total = (of_keys + self.bias) @ self.of_key
         wrote = [x for x in range(len(by_key)) if bool(by_key[x].any() or by_query[x].any())]
         self.indices = torch.tensor(wrote, device=by_key.device)
@@ -144,11 +151,11 @@ class Split:
 
     def totals(self, side: Side) -> Tensor:
         """Sum the parts of each component over all queries, (C,); a position bias is the last."""
-        is_key = side == "key"
-        vectors = self.count * self.to_keys if is_key else self.to_queries
+        vectors, x = self.to_queries, self.q
+        if side == "key":
+            vectors, x = self.count * self.to_keys, self.k
         totals = self.run.totals(side, self._direction(side, vectors))
-        wanted = (vectors * (self.k if is_key else self.q)).sum().reshape(1)
-        self._must_sum(side, totals.unsqueeze(1), wanted)
+        self._must_sum(side, totals.unsqueeze(1), (vectors * x).reshape(1, -1))
         return torch.cat([totals, self.of_bias.sum().reshape(1)])
 
     def _parts(self, side: Side, vectors: Tensor) -> Tensor:
@@ -163,12 +170,16 @@ class Split:
         to[(0, self.g) if side == "key" else (0, self.h, self.at)] = vectors.to(to.dtype)
         return to
 
-    def _must_sum(self, side: Side, parts: Tensor, wanted: Tensor) -> None:
-        """Raise `BadValue` unless the parts (C, n) sum to the scores (n,)."""
+    def _must_sum(self, side: Side, parts: Tensor, products: Tensor) -> None:
+        """Raise `BadValue` unless the parts (C, n) sum to the scores, the sums of products (n, D).
+
+        Rounding is that of the products, also where they cancel.
+        """
         sizes = parts.abs().sum(0)
-        missed = (parts.sum(0) - wanted).abs() / sizes.clamp(
+        sizes = sizes.maximum(0.05 * products.abs().sum(-1)).clamp(
             min=max(1e-30, 1e-6 * float(sizes.max()))
         )
+        missed = (parts.sum(0) - products.sum(-1)).abs() / sizes
         worst = float(missed.max())
         if not worst <= max(TOLERANCE, 8 * torch.finfo(self.run.problem.dtype).eps):
             raise BadValue(
@@ -236,25 +247,6 @@ class Split:
         return torch.cat([summed, products[r:].sum().reshape(1)]).float()
 
 
-def _products(
-    p: Problem, q: Tensor, k: Tensor, values: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return A v, A^T y, A^T 1, and which queries see a key, for the weights A of one head.
-
-    The values are (Tk, 2 D), and the rows y (Tq, D). In the first two, the weights of a query are
-    divided by their sum, which is 1 without a sink.
-    """
-    D, ones = rows.shape[1], rows.new_ones(max(len(q), len(k)), 1)
-    v = torch.cat([values, ones[: len(k)]], -1)
-    x, y, v = (x.to(p.dtype)[None, None] for x in (q, k, v))
-    out = engines.choose(p, "auto").compute(p, Inputs(x, y, v.requires_grad_()))
-    sums = out[0, 0, :, -1:].detach().double()
-    along = torch.cat([rows / sums, 0 * rows, ones[: len(q)]], -1).where(sums > 0, 0)
-    to = torch.autograd.grad(out, v, along.to(out.dtype).expand_as(out))[0][0, 0].double()
-    product = (out[0, 0, :, :-1].detach() / sums).where(sums > 0, 0)
-    return product, to[:, :D], to[:, -1], sums > 0
-
-
 def _contrasts(
     query: int | None, key: int | None, against: str | int, rows: ScoreRows, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -302,25 +294,19 @@ class HeadReasons(NamedTuple):
 
 @torch.inference_mode(False)  # it needs gradients inside torch.no_grad(), too
 @torch.enable_grad()
-def reasons_of_heads(
-    model: nn.Module, ids: Tensor, rotaries: Sequence[Rotary | None] | None = None
-) -> tuple[list[HeadReasons], list[Rotary | None]]:
-    """Split what `why` splits with ``over="rows"``, for each head of a model and the ids (T,).
+def reasons_of_heads(model: nn.Module, ids: Tensor) -> list[HeadReasons]:
+    """Split what `why` splits with ``over="rows"``, for all heads of a model and the ids (T,).
 
-    Returns the reasons of each layer, and its rotation, which another text needs not find again.
-    Raises the errors of `why`, and `BadValue` if a rotation is unknown.
+    Raises the errors of `why`, and `BadValue` if the rotation of a layer is unknown.
     """
     weights_must_be_whole("why", model)
+    layers = []
     with own_dtypes():
-        runs = record_scores(model, ids[None], None)
-        if rotaries is None:
-            rotaries = [rotary_of_call(model, x.target.attention, x.target.inside) for x in runs]
-        layers = []
-        for run, rotary in zip(runs, rotaries, strict=True):
-            run.rotary = rotary
+        for run in record_scores(model, ids[None], None):
+            run.rotary = rotary_of_call(model, run.attention, run.inside)
             splits = [Split(run, h) for h in range(run.problem.H)]
             keys, queries = (torch.stack([x.totals(of) for x in splits]) for of in SIDES)
             components = *run.components, Component("distance", None, None, "")
             terms = torch.stack([x.row_terms() for x in splits])
             layers.append(HeadReasons(terms, components, keys, queries))
-    return layers, [*rotaries]
+    return layers

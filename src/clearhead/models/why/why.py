@@ -87,21 +87,17 @@ def why(
     refuse_compiled(model)
     weights_must_be_whole("why", model)
     inputs = as_batch(inputs)
-    if (query is None) != (over == "rows") or over not in (None, "rows"):
+    one_query = query is not None
+    if over not in (None, "rows") or one_query == (over == "rows") or (check and not one_query):
         raise BadValue(
-            f"why got query={query!r} and over={over!r}.",
-            'it splits one query, or with over="rows" the mean over the queries of the text.',
-            'pass a query, or over="rows".',
-        )
-    if check and query is None:
-        raise BadValue(
-            'why got check=True and over="rows".',
-            "the check measures one weight.",
-            "pass a query, or leave check out.",
+            f"why got query={query!r}, over={over!r} and check={check!r}.",
+            'it splits one query, whose weight a check measures, or with over="rows" the mean over '
+            "the queries of the text.",
+            'pass a query, or over="rows" without a check.',
         )
     (run,) = record_scores(model, inputs, layer)
     p = run.problem
-    layer = run.target.layer
+    layer = run.layer
     rule = f"heads are 0 to {p.H - 1}."
     h = as_index("Head", head, p.H, rule, "pass one of these.")
     if query is not None:
@@ -128,7 +124,7 @@ def why(
     with own_dtypes():
         remarks: tuple[str, ...] = ()
         try:
-            run.rotary = rotary_of_call(model, run.target.attention, run.target.inside)
+            run.rotary = rotary_of_call(model, run.attention, run.inside)
         except BadValue as error:
             remarks = (f"{error.gave} So there are no four terms.",)
         split = Split(run, h, query, key, against)
