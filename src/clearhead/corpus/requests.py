@@ -5,6 +5,7 @@ A group of keys that several metrics read is computed once.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from ..core.errors import BadValue
@@ -35,18 +36,21 @@ class Requests:
         """Add a statistic; return what selects its part: names of groups, or a number of keys."""
         name = statistic.name
         earlier = self._merged.setdefault(name, statistic)
-        if statistic.factors != earlier.factors:
-            raise _conflict(metric, name)
+        merges = isinstance(statistic, (GroupStatistic, topk)) or statistic == earlier
+        if not merges or statistic.factors != earlier.factors:
+            raise BadValue(
+                f"The metric {metric.name} requests {name} with other arguments than an earlier "
+                "metric.",
+                "metrics of one survey share the statistics of a call.",
+                f"request the same {name}, or survey the two metrics separately.",
+            )
         if isinstance(statistic, GroupStatistic):
             groups = self._groups.setdefault(name, {})
             return {own: _name_of(groups, mask) for own, mask in statistic.groups.items()}
-        if isinstance(statistic, topk) and isinstance(earlier, topk):
-            if statistic.n > earlier.n:
-                self._merged[name] = statistic
-            return statistic.n
-        if statistic != earlier:
-            raise _conflict(metric, name)
-        return None
+        if not isinstance(statistic, topk):
+            return None
+        self._merged[name] = max(earlier, statistic, key=attrgetter("n"))
+        return statistic.n
 
     def count_of(self, metric: Metric) -> int:
         """Return how many statistics a metric requested."""
@@ -76,11 +80,3 @@ def _part(result: Result, chosen: Any) -> Result:
         few = chosen < result.keys.shape[-1]
         return TopWeights(*(x[..., :chosen] for x in result)) if few else result
     return result
-
-
-def _conflict(metric: Metric, name: str) -> BadValue:
-    return BadValue(
-        f"The metric {metric.name} requests {name} with other arguments than an earlier metric.",
-        "metrics of one survey share the statistics of a call.",
-        f"request the same {name}, or survey the two metrics separately.",
-    )

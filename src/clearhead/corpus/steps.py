@@ -140,13 +140,9 @@ def setup_of_manifest(
             "pass the same metrics as --metrics basic,module:name.",
         )
     return make_setup(
-        model,
-        context=fixed["context"],
-        seed=fixed["seed"],
-        metrics=requested,
-        threads=fixed["threads of a worker"],
-        shard_tokens=fixed["shard tokens"],
-    )
+        model, fixed["context"], fixed["seed"], requested,
+        threads=fixed["threads of a worker"], shard_tokens=fixed["shard tokens"],
+    )  # fmt: skip
 
 
 def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None) -> Manifest:

@@ -10,7 +10,7 @@ Letters: C components, H heads, G KV heads, Tq queries, Tk keys, D head dimensio
 model size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -227,35 +227,41 @@ class ScoreRun:
             root, self.leaves, direction.to(root.dtype), retain_graph=True, allow_unused=True
         )
 
-    def parts(self, of: Side, directions: Sequence[Tensor], at: slice = slice(None)) -> Tensor:
-        """Compute each component's part of ``direction . x`` at each position, (K, C, n).
+    @torch.no_grad()
+    def parts(self, of: Side, direction: Tensor, at: slice = slice(None)) -> Tensor:
+        """Compute each component's part of ``direction . x`` at each position, (C, n).
 
-        x are the queries or keys, and each of the K directions has their shape. `at` selects
-        positions.
+        x are the queries or keys, and the direction has their shape. `at` selects positions.
         """
-        gradients = zip(*(self.gradients(of, x) for x in directions), strict=True)
-        n, K = directions[0].shape[2], len(directions)
-        parts = torch.zeros(K, len(self.components), len(range(n)[at]), dtype=torch.float64)
-        parts = parts.to(self.q.device)
-        split = zip(self.written, gradients, parts.split(self.counts, 1), strict=True)
-        with torch.no_grad():
-            for part, of_part, own in split:
-                if known := [_by_position(x, n, at).double() for x in of_part if x is not None]:
-                    own += _products(part, torch.stack(known), n, at)
+        n = direction.shape[2]
+        parts = self.q.new_zeros(len(self.components), len(range(n)[at]), dtype=torch.float64)
+        for part, gradient, own in self._with_gradients(of, direction, parts):
+            g = _by_position(gradient, n, at).double()
+            if isinstance(part, Part):
+                own += (_by_position(part.written, n, at) * g).sum(-1)
+                continue
+            z, bias = part.call.z[0, :, at].double(), part.call.projection.bias
+            own[: len(z)] = (z * along(part.call, g)).sum(-1)
+            if bias is not None:
+                own[-1] = g @ bias.double()
         return parts
+
+    def _with_gradients(
+        self, of: Side, direction: Tensor, parts: Tensor
+    ) -> Iterator[tuple[HeadsPart | Part, Tensor, Tensor]]:
+        """Yield what was written before queries or keys, its gradient, and its rows of parts."""
+        gradients = self.gradients(of, direction)
+        for x, g, own in zip(self.written, gradients, parts.split(self.counts), strict=True):
+            if g is not None:
+                yield x, g, own
 
     @torch.no_grad()
     def totals(self, of: Side, direction: Tensor) -> Tensor:
         """Sum ``direction . x`` of each component over positions, (C,), in the dtype of softmax."""
-        n, wide, totals = direction.shape[2], self.problem.wide, torch.zeros(len(self.components))
-        totals = totals.to(self.q.device, torch.float64)
+        n, wide = direction.shape[2], self.problem.wide
+        totals = self.q.new_zeros(len(self.components), dtype=torch.float64)
         known: dict[Any, tuple[Tensor, Tensor, Tensor | None]] = {}  # of parts of one stream
-        split = zip(
-            self.written, self.gradients(of, direction), totals.split(self.counts), strict=True
-        )
-        for part, gradient, own in split:
-            if gradient is None:
-                continue
+        for part, gradient, own in self._with_gradients(of, direction, totals):
             if (same := (gradient.data_ptr(), gradient.shape, gradient.stride())) not in known:
                 x = _by_position(gradient, n).to(wide)
                 known[same] = x, *_factors(x, self.problem.D)
@@ -301,20 +307,6 @@ def _factors(x: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
         if float((left @ right - x).norm()) <= 16 * torch.finfo(x.dtype).eps * float(x.norm()):
             return left, right
     return x, None
-
-
-def _products(part: HeadsPart | Part, gradients: Tensor, n: int, at: slice) -> Tensor:
-    """Multiply what was written at m of n positions by gradients (K, m, d), (K, components, m)."""
-    if isinstance(part, Part):
-        return (_by_position(part.written, n, at) * gradients).sum(-1).unsqueeze(1)
-    z, projection = part.call.z[0, :, at].double(), part.call.projection
-    if len(gradients) == 1:  # with less memory, (H, m, Dv) for (H, m, d)
-        rows = (z * along(part.call, gradients[0])).sum(-1).unsqueeze(0)
-    else:
-        rows = torch.einsum("hmd,kmd->khm", z @ projection.weight.double(), gradients)
-    if projection.bias is None:
-        return rows
-    return torch.cat([rows, (gradients @ projection.bias.double()).unsqueeze(1)], 1)
 
 
 def along(call: AttentionCall, gradient: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from .score_paths import Component, ScoreRows, ScoreRun, Side, record_scores, sc
 
 SIDES: tuple[Side, Side] = "key", "query"
 TOLERANCE = 1e-4  # of the absolute sum of the parts; larger in 16-bit types
-_AT_ONCE = 16  # features whose gradients are in memory
 
 
 class Split:
@@ -132,8 +131,8 @@ class Split:
 
     def split(self) -> None:
         """Compute the parts of the components, for all keys and queries."""
-        by_key = self._parts("key", self.along[None])[0].masked_fill(~self.visible, 0.0)
-        by_query = self._parts("query", self.to_queries[None] / self.count)[0]
+        by_key = self._parts("key", self.along).masked_fill(~self.visible, 0.0)
+        by_query = self._parts("query", self.to_queries / self.count)
         of_keys = (self.along * self.k).masked_fill(~self.visible.unsqueeze(-1), 0.0)
         self._must_sum("key", by_key, of_keys)
         self._must_sum("query", by_query, self.to_queries * self.q / self.count)
@@ -159,10 +158,9 @@ class Split:
         return torch.cat([totals, self.of_bias.sum().reshape(1)])
 
     def _parts(self, side: Side, vectors: Tensor) -> Tensor:
-        """Multiply K sets of a vector for each key or query by what each component wrote of it,
-        (K, C, Tk) or (K, C, n)."""
+        """Multiply vectors of keys or queries by what each component wrote, (C, Tk) or (C, n)."""
         at = slice(None) if side == "key" else self.at
-        return self.run.parts(side, [self._direction(side, x) for x in vectors], at)
+        return self.run.parts(side, self._direction(side, vectors), at)
 
     def _direction(self, side: Side, vectors: Tensor) -> Tensor:
         """Return the gradient of ``sum(vectors * x)`` by x, for keys (Tk, D) or queries (n, D)."""
@@ -202,12 +200,8 @@ class Split:
         """Compute what each component wrote of one query, or of its keys' contrast, (C, D)."""
         weights = self.of_key if side == "key" else self.of_key.new_ones(1)
         features = torch.eye(self.q.shape[1], dtype=self.q.dtype, device=self.q.device)
-        size = len(self.k) if side == "key" else 1
-        columns = [
-            self._parts(side, some[:, None].expand(-1, size, -1))[:, self.indices] @ weights
-            for some in features.split(_AT_ONCE)
-        ]
-        return torch.cat(columns).T
+        columns = [self._parts(side, torch.outer(weights, x)).sum(-1) for x in features]
+        return torch.stack(columns, 1)[self.indices]
 
     def _mean(self, x: Tensor) -> Tensor:
         """Return the mean of queries or keys (T, D) before rotation, rotated to each position."""
