@@ -197,6 +197,24 @@ def test_shards_and_batches_have_no_influence(tmp_path):
             assert other[key] == pytest.approx(row, rel=1e-5, abs=1e-6), key
 
 
+def test_resumed_runs_have_the_same_rows(tmp_path):
+    """Also if texts were added, and if the state of a shard was lost."""
+
+    def survey(folder, contents):
+        return ch.survey(
+            built("llama", attn_implementation="clearhead"), contents, out=tmp_path / folder,
+            tokenizer=tokenizer(), context=CONTEXT, metrics="reasons", shard_tokens=40,
+        )  # fmt: skip
+
+    one = survey("one", texts(9))
+    survey("two", texts(9)[:4])
+    for state in sorted((tmp_path / "two" / "states").iterdir())[1::2]:
+        state.unlink()
+    two = survey("two", texts(9))
+    assert len(one.manifest.shards) > 2 and len(one.query("select * from reasons")) > 50
+    assert one.digest() == two.digest()
+
+
 class Planted(torch.nn.Module):
     """The planted circuit, for a survey: it has a configuration, and reads a dict."""
 
