@@ -35,7 +35,7 @@ class Survey:
     """A finished survey: what every head of a model does over a corpus.
 
     `clearhead.corpus.tables.SCHEMA` describes the columns of all tables, which `query` reads with
-    SQL: heads, histograms, examples, tokens, mixes, roles, texts, metrics.
+    SQL: heads, reasons, histograms, examples, tokens, mixes, roles, texts, metrics.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
