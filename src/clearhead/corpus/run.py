@@ -23,7 +23,7 @@ from ..core.errors import BadType, BadValue, as_count, as_path, needs
 from ..core.formatting import quantity
 from ..models.progress import progress_bar
 from . import state
-from .claims import alone
+from .claims import POLL, alone
 from .connection import connect, pattern_of
 from .manifest import Manifest, ShardEntry, read_manifest
 from .merge import are_merged, merge, missing_shards
@@ -43,8 +43,6 @@ from .steps import (
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
-
-POLL = 0.2  # seconds
 
 
 def run_workers(setup: Setup, out: Path, workers: int, progress: bool | None) -> None:

@@ -241,13 +241,8 @@ class Why(ShownInNotebook, Savable):
         if self.key_sources is None or self.key is None:
             return who
         token = int(self.key_sources.argmax())
-        if token == self.key - 1:
-            return f"{who} which token came before"
-        return (
-            f"{who} which token it is"
-            if token == self.key
-            else f"{who} what it read at {self._named(token)}"
-        )
+        known = {self.key - 1: "which token came before", self.key: "which token it is"}
+        return f"{who} {known.get(token) or f'what it read at {self._named(token)}'}"
 
     def __repr__(self) -> str:
         against = self.against if isinstance(self.against, str) else self._named(self.against)
