@@ -1,8 +1,9 @@
 """Write a survey as the folder `data/` that the viewer HeadVis reads.
 
-Source of the format: `data_pipeline.py` of github.com/anthropics/headvis, 2026. An interval is a
-decile of the queries by their largest weight. A sequence has the weights of one query, because a
-survey stores no matrices; distances and tokens are those of the whole corpus.
+Source of the format: `data_pipeline.py`, `server.py` and `attributions.js` of
+github.com/anthropics/headvis, 2026. An interval is a decile of the queries by their largest weight.
+A sequence has the weights of one query, because a survey stores no matrices; distances and tokens
+are those of the whole corpus.
 """
 
 import json
@@ -13,16 +14,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ..core.errors import writable_folder
+from ..models.why import why
 from .examples import DECILES, IN_DECILE
+from .reader import Reader
 
 if TYPE_CHECKING:
+    from ..models.report.text_model import TextModel
     from . import Survey
 
 SEQUENCES_BY = "largest"  # the metric whose examples are the sequences
 Rows = Sequence[Mapping[str, Any]]
 DISTANCE = re.compile(r"distance_(\d+)(?:_(\d+))?")
 PATTERN = "L{layer}H{head}.json"
+PAIRS = 40  # of what wrote the query and what wrote the key, for one link
 PLOTS = {"qk_distance_histogram": "Q-K distance", "histogram": "Largest weight of a query"}
 STATISTICS = {
     "queries": ("queries", "Queries"),
@@ -32,13 +39,22 @@ STATISTICS = {
 TABLES = {"top_query_tokens": "Top query tokens", "top_key_tokens": "Top key tokens"}
 
 
-def export_headvis(survey: "Survey", folder: str | Path) -> Path:
+def export_headvis(
+    survey: "Survey", folder: str | Path, model: "str | Path | TextModel | nn.Module | None" = None,
+    *, tokenizer: Any = None,
+) -> Path:  # fmt: skip
     """Write the survey as a folder that the viewer HeadVis reads, and return its path.
 
-    Raises `BadValue` if it cannot be created."""
+    With the `model` of the survey, the tab QK has one link of each head: that of the query with the
+    largest weight of the stored ones, to the key with this weight. `why` splits its contrast with
+    the other keys into pairs of what wrote the query and what wrote the key, `PAIRS` of them. The
+    format has features of a sparse dictionary there; these are heads, MLPs, embeddings and biases.
+
+    Raises `BadValue` if the folder cannot be created, for another model, and what `why` raises."""
     out = writable_folder(folder, "an export is")
+    reader = None if model is None else survey.must_be_of(model, tokenizer)
     (out / "heads").mkdir(exist_ok=True)
-    (out / "attributions").mkdir(exist_ok=True)
+    (out / "attributions" / "qk").mkdir(parents=True, exist_ok=True)
     rows = survey.query("select * from heads order by layer, head, metric").to_pylist()
     heads = {
         layer_head: {row["metric"]: row for row in of}
@@ -52,14 +68,45 @@ def export_headvis(survey: "Survey", folder: str | Path) -> Path:
     _write(out / "scatter_data.json", means)
     histograms = survey.by_metric("histograms", "bin")
     examples = survey.by_metric("examples", "stratum, rank")
+    manifest: dict[str, Any] = {}
     for (layer, head), metrics in heads.items():
         name, key = PATTERN.format(layer=layer, head=head), (layer, head, SEQUENCES_BY)
         sequences = list(_sequences(survey, examples.get(key, [])))
         tokens = survey.tokens(layer, head).to_pylist()
         _write(out / "heads" / name, _head(sequences, metrics, tokens, histograms[key]))
-    for name in ("server_config.json", "attributions/manifest.json"):
-        _write(out / name, {})  # the viewer works without a server
+        stored = [row for row in examples.get(key, []) if row["stratum"] < DECILES]
+        if reader is not None and stored:
+            strongest = max(stored, key=itemgetter("value"))
+            manifest |= _write_pairs(survey, reader, strongest, out / "attributions" / "qk")
+    _write(out / "attributions" / "manifest.json", manifest)
+    _write(out / "server_config.json", {})  # the viewer works without a server
     return out
+
+
+def _write_pairs(
+    survey: "Survey", reader: Reader, row: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Write the pairs of an example's largest link, and return the entry of the manifest."""
+    shard, number = survey._context(row["text"], row["context"])
+    ids, query, key = shard.context(number), row["query"], row["keys"][0]
+    result = why(reader.module, ids, layer=row["layer"], head=row["head"], query=query, key=key)
+    parts = result.pairs()
+    pairs: list[dict[str, Any]] = []
+    for index in parts.abs().flatten().argsort(descending=True)[:PAIRS].tolist():
+        pair: dict[str, Any] = {"attribution": float(parts.flatten()[index])}
+        numbers = divmod(index, len(parts))
+        for side, at, number in zip(("query", "key"), (query, key), numbers, strict=True):
+            wrote, token = str(result.components[number]), shard.spelling[int(ids[at])]
+            pair |= {f"{side}_feature": wrote, f"{side}_description": f"{wrote} at {token!r}"}
+            pair[f"{side}_snippets"] = []
+        pairs.append(pair)
+    name = f"L{row['layer']}H{row['head']}S{_sequence_of(row)}"
+    _write(folder / f"{name}Q{query}K{key}.json", {"pairs": pairs})
+    return {name: {"qk": [[query, key]], "ov": []}}
+
+
+def _sequence_of(row: Mapping[str, Any]) -> int:
+    return int(IN_DECILE * row["stratum"] + row["rank"])
 
 
 def _config(survey: "Survey", heads: list[tuple[int, int]]) -> dict[str, Any]:
@@ -112,7 +159,7 @@ def _sequences(survey: "Survey", examples: Rows) -> Iterable[dict[str, Any]]:
         if row["stratum"] < DECILES:
             tokens = survey.context(row["text"], row["context"])
             yield {
-                "sequence_id": IN_DECILE * row["stratum"] + row["rank"],
+                "sequence_id": _sequence_of(row),
                 "interval": row["stratum"] + 1,
                 "tokens": tokens,
                 "attention_indices": [row["query"] * len(tokens) + key for key in row["keys"]],
