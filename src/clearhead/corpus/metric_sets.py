@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from ..core.errors import BadType, BadValue, did_you_mean, is_iterable
 from .basic import basic
+from .cache_bits import caches
 from .long import long
 from .metric import Metric
 from .reader import Reader
@@ -18,6 +19,7 @@ SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
     "long": long,
     "attribution": attribution,
     "reasons": reasons,
+    "caches": caches,
 }
 
 

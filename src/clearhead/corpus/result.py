@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.errors import BadValue, as_count, as_path, did_you_mean, must_be
 from ..core.formatting import quantity
-from . import corpus, forgetting
+from . import cache_bits, corpus, forgetting
 from .compare import Comparison, compare
 from .connection import must_be_one_select
 from .corpus import Shard, read_shard
@@ -283,6 +283,7 @@ class Survey:
     export_kvpress = forgetting.export_kvpress
     key_heads = forgetting.key_heads
     budgets = forgetting.budgets
+    bit_budgets = cache_bits.bit_budgets
 
     def context(self, text: int, context: int) -> list[str]:
         """Return the tokens of a context, as written in the text.
