@@ -5,9 +5,11 @@ rounded keys and values.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +19,7 @@ from ..core.errors import BadValue, as_number, as_path
 from ..core.files import atomic_io
 from ..core.functional.divergence import Divergence, compare
 from ..core.problem.blocks import BYTES, in_blocks
-from ..core.problem.problem import Inputs
+from ..core.problem.problem import Inputs, Problem
 from ..models.inspect.edits import Edit, cache
 from ..models.inspect.edits.cache import BITS
 from ..models.inspect.intervene import intervene
@@ -30,21 +32,12 @@ if TYPE_CHECKING:
 FINE, COARSE = "q8_0", "q4_0"
 
 
-class Rounded:
-    """Compares each call with the same call on keys and values in blocks of a format."""
-
-    def __init__(self, format: str) -> None:
-        self.format = format
-        self._last: tuple[Inputs, Divergence] | None = None  # which several metrics read
-
-    def compared(self, call: LayerCall) -> Divergence:
-        assert call.problem is not None and call.inputs is not None
-        if self._last is None or self._last[0] is not call.inputs:
-            q, k, v = call.inputs
-            read = Inputs(q, *(in_blocks(x, self.format).dequantize() for x in (k, v)))
-            p = call.problem.without_dropout
-            self._last = call.inputs, compare(p, call.inputs, p, read)
-        return self._last[1]
+@lru_cache(maxsize=len(BYTES))  # which several metrics read
+def compared(problem: Problem, inputs: Inputs, format: str) -> Divergence:
+    """Compare a call with the same call on keys and values in blocks of a format."""
+    q, k, v = inputs
+    p, read = problem.without_dropout, (in_blocks(x, format).dequantize() for x in (k, v))
+    return compare(p, inputs, p, Inputs(q, *read))
 
 
 class Damage(WithoutBaseline):
@@ -53,14 +46,15 @@ class Damage(WithoutBaseline):
     source = "clearhead.divergence; the formats of ggml"
     bins = Bins(1e-9, 10.0, log=True, bounds=(0.0, None))
 
-    def __init__(self, rounded: Rounded, measure: str, formula: str) -> None:
-        self.rounded, self.measure = rounded, measure
-        self.name = f"{measure}_{rounded.format}"
-        self.formula = f"{formula}, w' and z' with keys and values in {rounded.format}"
+    def __init__(self, format: str, measure: str, formula: str) -> None:
+        self.format, self.measure = format, measure
+        self.name = f"{measure}_{format}"
+        self.formula = f"{formula}, w' and z' with keys and values in {format}"
 
     def values(self, call: LayerCall) -> Tensor:
-        numbers: Tensor = getattr(self.rounded.compared(call), self.measure)
-        return numbers
+        assert call.problem is not None and call.inputs is not None
+        divergence = compared(call.problem, call.inputs, self.format)
+        return divergence.kl if self.measure == "kl" else divergence.error
 
 
 def caches(reader: Reader, context: int) -> list[Metric]:
@@ -72,9 +66,8 @@ def caches(reader: Reader, context: int) -> list[Metric]:
     edits = [cache(keys=COARSE, values=COARSE)]
     with needed_by("caches", "heads that ggml stores"), intervene(reader.module, edits):
         reader.run(torch.tensor([[len(reader.words) // 2]]))
-    rounded = map(Rounded, BYTES)
     formulas = {"kl": "KL(w || w') in nats", "error": "|z - z'| / |z|"}
-    return [Damage(x, *formula) for x in rounded for formula in formulas.items()]
+    return [Damage(x, *formula) for x in BYTES for formula in formulas.items()]
 
 
 @dataclass(frozen=True)
@@ -91,8 +84,7 @@ class BitBudgets:
     @property
     def bits(self) -> float:
         """The mean bits of a number."""
-        bits = [BITS[x] for layer in self.formats.values() for x in layer]
-        return sum(bits) / len(bits)
+        return fmean(BITS[x] for layer in self.formats.values() for x in layer)
 
     def edits(self) -> list[Edit]:
         """Return the edits that round keys and values so, for `intervene`."""

@@ -8,7 +8,7 @@ are those of the whole corpus.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -71,21 +71,22 @@ def export_headvis(
     manifest: dict[str, Any] = {}
     for (layer, head), metrics in heads.items():
         name, key = PATTERN.format(layer=layer, head=head), (layer, head, SEQUENCES_BY)
-        sequences = list(_sequences(survey, examples.get(key, [])))
+        stored = [row for row in examples.get(key, []) if row["stratum"] < DECILES]
+        sequences = [_sequence(survey, row) for row in stored]
         tokens = survey.tokens(layer, head).to_pylist()
         _write(out / "heads" / name, _head(sequences, metrics, tokens, histograms[key]))
-        stored = [row for row in examples.get(key, []) if row["stratum"] < DECILES]
         if reader is not None and stored:
-            strongest = max(stored, key=itemgetter("value"))
-            manifest |= _write_pairs(survey, reader, strongest, out / "attributions" / "qk")
+            row, sequence = max(zip(stored, sequences, strict=True), key=lambda x: x[0]["value"])
+            manifest |= _write_pairs(survey, reader, row, sequence, out / "attributions" / "qk")
     _write(out / "attributions" / "manifest.json", manifest)
     _write(out / "server_config.json", {})  # the viewer works without a server
     return out
 
 
 def _write_pairs(
-    survey: "Survey", reader: Reader, row: Mapping[str, Any], folder: Path
-) -> dict[str, Any]:
+    survey: "Survey", reader: Reader, row: Mapping[str, Any], sequence: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, Any]:  # fmt: skip
     """Write the pairs of an example's largest link, and return the entry of the manifest."""
     shard, number = survey._context(row["text"], row["context"])
     ids, query, key = shard.context(number), row["query"], row["keys"][0]
@@ -96,17 +97,13 @@ def _write_pairs(
         pair: dict[str, Any] = {"attribution": float(parts.flatten()[index])}
         numbers = divmod(index, len(parts))
         for side, at, number in zip(("query", "key"), (query, key), numbers, strict=True):
-            wrote, token = str(result.components[number]), shard.spelling[int(ids[at])]
+            wrote, token = str(result.components[number]), sequence["tokens"][at]
             pair |= {f"{side}_feature": wrote, f"{side}_description": f"{wrote} at {token!r}"}
             pair[f"{side}_snippets"] = []
         pairs.append(pair)
-    name = f"L{row['layer']}H{row['head']}S{_sequence_of(row)}"
+    name = f"L{row['layer']}H{row['head']}S{sequence['sequence_id']}"
     _write(folder / f"{name}Q{query}K{key}.json", {"pairs": pairs})
     return {name: {"qk": [[query, key]], "ov": []}}
-
-
-def _sequence_of(row: Mapping[str, Any]) -> int:
-    return int(IN_DECILE * row["stratum"] + row["rank"])
 
 
 def _config(survey: "Survey", heads: list[tuple[int, int]]) -> dict[str, Any]:
@@ -154,19 +151,17 @@ def _head(
     }
 
 
-def _sequences(survey: "Survey", examples: Rows) -> Iterable[dict[str, Any]]:
-    for row in examples:
-        if row["stratum"] < DECILES:
-            tokens = survey.context(row["text"], row["context"])
-            yield {
-                "sequence_id": _sequence_of(row),
-                "interval": row["stratum"] + 1,
-                "tokens": tokens,
-                "attention_indices": [row["query"] * len(tokens) + key for key in row["keys"]],
-                "attention_values": [round(weight, 4) for weight in row["weights"]],
-                "seq_len": len(tokens),
-                "max_activation": row["value"],
-            }
+def _sequence(survey: "Survey", row: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = survey.context(row["text"], row["context"])
+    return {
+        "sequence_id": IN_DECILE * row["stratum"] + row["rank"],
+        "interval": row["stratum"] + 1,
+        "tokens": tokens,
+        "attention_indices": [row["query"] * len(tokens) + key for key in row["keys"]],
+        "attention_values": [round(weight, 4) for weight in row["weights"]],
+        "seq_len": len(tokens),
+        "max_activation": row["value"],
+    }
 
 
 def _distances(metrics: Mapping[str, Any]) -> dict[str, list[float]]:

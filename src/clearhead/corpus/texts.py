@@ -46,13 +46,14 @@ def read_texts(sources: Sources) -> Iterator[Text]:
     Raises `BadType` for anything else, and `BadValue` for a path that does not exist, and for a
     string that is the name of a file.
     """
-    if isinstance(sources, (str, Path)):
-        sources = [sources]
-    if not is_iterable(sources):
-        raise _not_texts(sources)
-    for number, source in enumerate(sources):
+    several = sources if is_iterable(sources) and not isinstance(sources, str) else [sources]
+    for number, source in enumerate(several):
         if not isinstance(source, (str, Path)):
-            raise _not_texts(source)
+            raise BadType(
+                f"survey got {kind_of(source)} among its texts.",
+                "texts are strings, files and folders.",
+                'pass for example ["A text.", Path("book.txt"), Path("folder")].',
+            )
         path = source if isinstance(source, Path) else None
         if path is None:
             _must_not_name_a_file(str(source))
@@ -104,14 +105,6 @@ def _text(name: str, content: str) -> Text:
     except UnicodeEncodeError as error:
         return Text(name, None, f"character {error.start} is half of a surrogate pair")
     return Text(name, content)
-
-
-def _not_texts(source: object) -> BadType:
-    return BadType(
-        f"survey got {kind_of(source)} among its texts.",
-        "texts are strings, files and folders.",
-        'pass for example ["A text.", Path("book.txt"), Path("folder")].',
-    )
 
 
 def _must_not_name_a_file(text: str) -> None:
