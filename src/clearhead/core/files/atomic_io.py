@@ -3,6 +3,8 @@
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +34,31 @@ def temporary_for(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def replace(path: Path, data: bytes) -> Path:
-    """Replace the file at `path` by `data` in one move.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Replace the file at `path` in one move by the one that is written inside the `with` block.
 
     Raises `BadValue` if it cannot be written; then the old file stays.
     """
     temporary = temporary_for(path)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise BadValue(
             f"{str(path)!r} cannot be written: {why_failed(error)}.",
-            "a file is written under a temporary name, then moved; it needs disk space.",
-            "free disk space, or check the permissions of the folder.",
+            "a file is written in an existing folder, under a temporary name, and then moved.",
+            "check the folder and its permissions, and the free disk space.",
         ) from error
+
+
+def replace(path: Path, data: bytes) -> Path:
+    """Replace the file at `path` by `data`, as `replacing` does."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     return path
 
 

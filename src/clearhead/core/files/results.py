@@ -7,7 +7,6 @@ and its structure as JSON in the metadata. Only classes that are marked `loadabl
 import copyreg
 import json
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -19,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import BadType, BadValue, as_path, kind_of, needs, why_failed
+from ..errors import BadType, BadValue, as_path, kind_of, needs
 from ..torch_state import LOADABLE
+from .atomic_io import replacing
 
 if TYPE_CHECKING:
     import pandas
@@ -43,18 +43,9 @@ class Savable:
         tensors: dict[str, Tensor] = {}
         structure = _encode(self, "", tensors)
         path = as_path("save", path)
-        temporary = path.parent / f".{path.name}.{os.getpid()}"
         metadata = {KEY: json.dumps(structure, allow_nan=False), VERSION_KEY: FORMAT}
-        try:
+        with replacing(path) as temporary:
             save_file(tensors, temporary, metadata)
-            os.replace(temporary, path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            raise BadValue(
-                f"{str(path)!r} cannot be written: {why_failed(error)}.",
-                "a result is saved to a file in a folder that exists.",
-                "pass another path.",
-            ) from error
         return path
 
 
@@ -72,19 +63,13 @@ def load(path: str | Path) -> Any:
         if metadata[VERSION_KEY] != FORMAT:
             raise KeyError(f"format {metadata[VERSION_KEY]}")
         return _decode(json.loads(metadata[KEY]), tensors)
-    except FileNotFoundError as error:
-        why: object = f"{str(path)!r} is missing."
-        raise _unreadable(why) from error
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(f"{str(path)!r} cannot be read: {error}.") from error
-
-
-def _unreadable(why: object) -> BadValue:
-    return BadValue(
-        str(why),
-        "load reads files that the save method of a result wrote in this version of clearhead.",
-        "check the path; safetensors.torch.load_file reads the tensors of any such file.",
-    )
+        missing = isinstance(error, FileNotFoundError)
+        raise BadValue(
+            f"{str(path)!r} is missing." if missing else f"{str(path)!r} cannot be read: {error}.",
+            "load reads files that the save method of a result wrote in this version of clearhead.",
+            "check the path; safetensors.torch.load_file reads the tensors of any such file.",
+        ) from error
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
