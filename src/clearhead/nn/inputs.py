@@ -1,24 +1,15 @@
 """Hold the inputs that layers pass to attention, and make the steps that they add to a trace."""
 
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from ..core.functional.trace import Step
 from ..core.masks import Mask
-from ..core.problem.biases import Bias
+from ..core.problem.problem import Inputs
 
-
-class AttentionInputs(NamedTuple):
-    """The arguments of `attention` that a layer computes from its input."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask | None
-    scale: float | None = None
-    dropout: float = 0.0
-    bias: Bias | None = None
+# The inputs of `attention` that a layer computes from its own, and its other arguments.
+Projection: TypeAlias = tuple[Inputs, dict[str, Any]]
 
 
 def combine_masks(own: Mask | None, of_call: Mask | None) -> Mask | None:

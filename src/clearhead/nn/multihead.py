@@ -16,10 +16,11 @@ from ..core.functional.explain import explain
 from ..core.functional.trace import Step, Trace
 from ..core.masks import Causal, Mask
 from ..core.problem.biases import bias
+from ..core.problem.problem import Inputs
 from .cache import KVCache, cached_length, restore_on_error
 from .checks import check_dropout, check_sequence, check_size, check_type, factory_kwargs
 from .embed import RelativePositions, RotaryPositions
-from .inputs import AttentionInputs, combine_masks, input_step, projection_formula
+from .inputs import Projection, combine_masks, input_step, projection_formula
 
 
 class MultiHeadAttention(nn.Module):
@@ -197,9 +198,8 @@ class MultiHeadAttention(nn.Module):
         Raises `BadValue`, `BadType` for inputs that do not fit the layer or the mask.
         """
         with restore_on_error(cache):
-            q, k, v, mask, _, dropout, bias = self._project(x, context, values, mask, cache)
-            out = attention(q, k, v, mask=mask, bias=bias, dropout=dropout)
-            return self.out_proj(_join_heads(out))
+            inputs, options = self._project(x, context, values, mask, cache)
+            return self.out_proj(_join_heads(attention(*inputs, **options)))
 
     def explain(
         self,
@@ -224,14 +224,13 @@ class MultiHeadAttention(nn.Module):
         """
         length = cached_length(cache)
         try:
-            q, k, v, mask, _, own, bias = self._project(x, context, values, mask, cache)
+            (q, k, v), options = self._project(x, context, values, mask, cache)
             if cache is not None:  # later tokens may overwrite its memory
                 k, v = k.clone(), v.clone()
-            dropout = own if dropout is None else dropout
-            trace = explain(
-                q, k, v, tokens=tokens, key_tokens=key_tokens, mask=mask, bias=bias,
-                scale=scale, dropout=dropout, seed=seed,
-            )  # fmt: skip
+            if dropout is not None:
+                options["dropout"] = dropout
+            options |= {"scale": scale, "seed": seed}
+            trace = explain(q, k, v, tokens=tokens, key_tokens=key_tokens, **options)
         finally:
             if cache is not None:
                 cache.cut(length)
@@ -263,7 +262,7 @@ class MultiHeadAttention(nn.Module):
         values: Tensor | None,
         mask: Mask | None,
         cache: KVCache | None,
-    ) -> AttentionInputs:
+    ) -> Projection:
         """Check and project the inputs, and append the new keys and values to the cache."""
         if context is None and values is not None:
             raise BadValue(
@@ -305,7 +304,8 @@ class MultiHeadAttention(nn.Module):
         if self.relative is not None:
             distances = bias(self.relative(q.shape[-2], k.shape[-2], start))
         dropout = self.dropout if self.training else 0.0
-        return AttentionInputs(q, k, v, combine_masks(rule, mask), dropout=dropout, bias=distances)
+        options = {"mask": combine_masks(rule, mask), "dropout": dropout, "bias": distances}
+        return Inputs(q, k, v), options
 
     def extra_repr(self) -> str:
         parts = [f"heads={self.heads}", f"kv_heads={self.kv_heads}", f"dropout={self.dropout:g}"]

@@ -16,18 +16,20 @@ from ..core.functional.attention import attention
 from ..core.functional.explain import explain
 from ..core.functional.trace import Trace
 from ..core.masks import Mask, causal
+from ..core.problem.problem import Inputs
 from .checks import check_dropout, check_sequence, check_size, check_type, factory_kwargs
-from .inputs import AttentionInputs, combine_masks, input_step, projection_formula
+from .inputs import Projection, combine_masks, input_step, projection_formula
 
 
 class OneHead(nn.Module, ABC):
     """A layer that calls attention once, with one head, and returns its output."""
 
     @abstractmethod
-    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+    def project(self, x: Tensor, mask: Mask | None) -> Projection:
         """Check the input and project it to q, k and v, which are (B, T, d) or (T, d), like x.
 
-        Raises `BadType` or `BadValue` for an input that does not fit the layer.
+        Returns these, and the keywords of `attention`. Raises `BadType` or `BadValue` for an input
+        that does not fit the layer.
         """
 
     def formulas(self) -> dict[str, str]:
@@ -39,8 +41,8 @@ class OneHead(nn.Module, ABC):
 
         `mask` is combined with the layer's own mask; None means no further rule.
         """
-        q, k, v, mask, scale, dropout, _ = self._with_head(self.project(x, mask))
-        out = attention(q, k, v, mask=mask, scale=scale, dropout=dropout)
+        inputs, options = self._with_head(x, mask)
+        out = attention(*inputs, **options)
         return out.squeeze(1) if out.dim() == 4 else out
 
     def explain(
@@ -51,17 +53,15 @@ class OneHead(nn.Module, ABC):
         `tokens` label the positions; None means numbers. A batch has a head axis of size 1. In
         training mode dropout is a step, which torch's generator draws as in `forward`.
         """
-        q, k, v, mask, scale, dropout, _ = self._with_head(self.project(x, mask))
-        trace = explain(q, k, v, tokens=tokens, mask=mask, scale=scale, dropout=dropout)
+        inputs, options = self._with_head(x, mask)
+        trace = explain(*inputs, tokens=tokens, **options)
         return trace.with_formulas(**self.formulas()).before(input_step(x))
 
-    @staticmethod
-    def _with_head(inputs: AttentionInputs) -> AttentionInputs:
+    def _with_head(self, x: Tensor, mask: Mask | None) -> Projection:
         """Add a head axis to a batch, (B, T, d), which attention would read as (H, T, d)."""
-        if inputs.q.dim() == 2:
-            return inputs
-        q, k, v = (t.unsqueeze(1) for t in inputs[:3])
-        return inputs._replace(q=q, k=k, v=v)
+        inputs, options = self.project(x, mask)
+        batched = inputs.q.dim() == 3
+        return Inputs(*(t.unsqueeze(1) for t in inputs)) if batched else inputs, options
 
 
 class Projected(OneHead):
@@ -76,9 +76,9 @@ class Projected(OneHead):
         self.W_key = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **factory)
         self.W_value = nn.Linear(self.d_in, self.d_out, bias=qkv_bias, **factory)
 
-    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+    def project(self, x: Tensor, mask: Mask | None) -> Projection:
         x = check_sequence(type(self).__name__, "x", x, self.d_in, self.W_query)
-        return AttentionInputs(self.W_query(x), self.W_key(x), self.W_value(x), mask)
+        return Inputs(self.W_query(x), self.W_key(x), self.W_value(x)), {"mask": mask}
 
     def formulas(self) -> dict[str, str]:
         names = {"query": "W_query", "key": "W_key", "value": "W_value"}
@@ -100,9 +100,9 @@ class SimpleAttention(OneHead):
     Raises `BadValue` or `BadType` for inputs of another shape or type.
     """
 
-    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+    def project(self, x: Tensor, mask: Mask | None) -> Projection:
         x = check_sequence("SimpleAttention", "x", x)
-        return AttentionInputs(x, x, x, mask, scale=1.0)
+        return Inputs(x, x, x), {"mask": mask, "scale": 1.0}
 
 
 class SelfAttention(Projected):
@@ -163,7 +163,7 @@ class SelfAttention(Projected):
         layer.load_state_dict(dict(zip(names, weights, strict=True)), assign=True)
         return layer
 
-    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
+    def project(self, x: Tensor, mask: Mask | None) -> Projection:
         return super().project(x, combine_masks(self.mask, mask))
 
     def extra_repr(self) -> str:
@@ -197,15 +197,15 @@ class CausalAttention(Projected):
         self.context_length = check_size("CausalAttention", "context_length", context_length)
         self.dropout = check_dropout("CausalAttention", dropout)
 
-    def project(self, x: Tensor, mask: Mask | None) -> AttentionInputs:
-        inputs = super().project(x, combine_masks(causal, mask))
+    def project(self, x: Tensor, mask: Mask | None) -> Projection:
+        inputs, options = super().project(x, combine_masks(causal, mask))
         if x.shape[-2] > self.context_length:
             raise BadValue(
                 f"CausalAttention got {x.shape[-2]} tokens, in x of shape {tuple(x.shape)}.",
                 f"this layer accepts at most context_length={self.context_length} tokens.",
                 "cut the input, for example to its last tokens, or build a layer for more.",
             )
-        return inputs._replace(dropout=self.dropout if self.training else 0.0)
+        return inputs, options | {"dropout": self.dropout if self.training else 0.0}
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout:g}"
