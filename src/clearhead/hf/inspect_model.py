@@ -24,7 +24,7 @@ _READ_MASKS = {"transformers.models.nllb_moe", "transformers.models.deepseek_v4"
 
 def calls_interface(kind: type[nn.Module]) -> bool:
     """Return whether a module of this class uses transformers' attention interface."""
-    return TABLE in _names(kind)
+    return TABLE in names_of(kind)
 
 
 def computes_attention(kind: type[nn.Module]) -> bool:
@@ -34,7 +34,7 @@ def computes_attention(kind: type[nn.Module]) -> bool:
     """
     if "Attention" not in kind.__name__ or calls_interface(kind):
         return False
-    return any("softmax" in name.lower() or name in _ATTENTION for name in _names(kind))
+    return any("softmax" in name.lower() or name in _ATTENTION for name in names_of(kind))
 
 
 def misreads_masks(configuration: str) -> bool:
@@ -76,7 +76,7 @@ def not_answered(model: str) -> BadValue:
 
 def asks_for_mask(kind: type[nn.Module]) -> bool:
     """Return whether a module of this class lets transformers create the mask."""
-    return any(name.startswith("create_") and "mask" in name for name in _names(kind))
+    return any(name.startswith("create_") and "mask" in name for name in names_of(kind))
 
 
 def functions_of(kind: type[nn.Module]) -> list[FunctionType]:
@@ -112,7 +112,7 @@ def names_in(function: FunctionType) -> set[str]:
     return {name for part in _with_inner(function.__code__) for name in part.co_names}
 
 
-def _names(kind: type[nn.Module]) -> set[str]:
+def names_of(kind: type[nn.Module]) -> set[str]:
     """Return the names that the functions of a module class use."""
     return _cached_names(kind)  # type: ignore[arg-type]  # a class has a hash
 

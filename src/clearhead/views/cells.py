@@ -80,7 +80,7 @@ def heat(rows: Sequence[tuple[str, Tensor]], largest: float) -> str:
     for name, numbers in rows:
         spans = "".join(
             f'<span title="{i}" style="display:inline-block;width:1.2em;height:1.2em;'
-            f'background:{_colour(x / (largest or 1.0))}"></span>'
+            f'background:rgb{ink(x / (largest or 1.0))}"></span>'
             for i, x in enumerate(numbers.tolist())
         )
         lines.append(f"<tr><th>{_text(name)}</th><td>{spans}</td></tr>")
@@ -216,10 +216,6 @@ def _picture(values: Tensor, name: str) -> str:
         f'<img alt="{label}" title="{label}" style="image-rendering:pixelated;width:8em;height:8em;'
         f'margin:2px" src="data:image/png;base64,{png(values)}">'
     )
-
-
-def _colour(fraction: float) -> str:
-    return f"rgb{ink(fraction)}"
 
 
 def _text(text: str) -> str:

@@ -343,7 +343,7 @@ def test_what_never_applied_is_an_error():
         (lambda: ch.edits.ablate(by="median"), BadValue, "by='median'"),
         (lambda: ch.edits.ablate(layers=3), BadType, "layers is 3"),
         (lambda: ch.edits.ablate(heads=["1"]), BadType, "heads is"),
-        (lambda: ch.edits.ablate(batch=1), BadType, "batch=1"),
+        (lambda: ch.edits.ablate(batch=1), BadType, "batch= got an int"),
         (lambda: run(ch.edits.ablate(heads=[H])), BadValue, "names head 6"),
         (lambda: run(ch.edits.ablate(layers=["*.7"])), BadValue, "matches no module"),
         (lambda: run(ch.edits.ablate(layers=[-1])), BadValue, "layers has -1"),

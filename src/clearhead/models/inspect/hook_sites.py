@@ -6,14 +6,13 @@ encoder-decoder ``encoder_blocks.3.attn``, ``decoder_blocks.3.self_attn`` and
 the module. A call without a certain name has none, and the reason is recorded.
 """
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from ...core.problem.problem import Problem
 from ...core.torch_state import loadable
-from ...hf.inspect_model import functions_of, names_in
+from ...hf.inspect_model import names_of
 
 # Image encoders of which TransformerLens has the blocks.
 _IMAGE_ENCODERS = ("SiglipVisionModel", "CLIPVisionModel")
@@ -109,16 +108,10 @@ def _received(module: nn.Module, problem: Problem) -> tuple[str | None, bool]:
         return "rot_" if getattr(module, "rotary", None) is not None else "", True
     if not kind.__module__.startswith("transformers."):
         return None, False
-    names = _names(kind)  # type: ignore[arg-type]  # a class has a hash
+    names = {name.lower() for name in names_of(kind)}
     changes = {part for part in _CHANGES if any(part in name for name in names)}
     projected = not any(part in name for name in names for part in _CHANGES_OF_VALUES)
     if any("rotary" in name for name in names):
         return None if "kv_b_proj" in changes else "rot_", projected
     scaled = problem.scale != 1 or "relative_attention_bias" in names  # T5 does not scale
     return "" if scaled and not changes else None, projected
-
-
-@lru_cache(maxsize=256)
-def _names(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the names in the code of a module class, in lower case."""
-    return frozenset(name.lower() for f in functions_of(kind) for name in names_in(f))

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import BadType, BadValue, as_count
+from ...core.errors import BadValue, as_count, must_be_of
 from ...core.errors.limits import MOST_TILE_CELLS
 from ...core.functional.ambient import FollowedCall, capture_call, listening
 from ...core.functional.matrix import Matrix
@@ -114,12 +114,8 @@ def _described(run: range, one: str, many: str) -> str:
 
 
 def _positions(part: slice | range, size: int, name: str) -> range:
-    if not isinstance(part, (slice, range)):
-        raise BadType(
-            f"tile got {name}={part!r}.",
-            f"{name} are consecutive positions, a slice or a range.",
-            f"pass for example slice(0, {min(size, 64)}).",
-        )
+    rule = f"{name} are consecutive positions, a slice or a range."
+    must_be_of((slice, range), f"tile with {name}=", part, rule, f"pass slice(0, {min(size, 64)}).")
     step = 1 if part.step is None else part.step
     start = 0 if part.start is None else part.start
     stop = size if part.stop is None else part.stop

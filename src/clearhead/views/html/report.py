@@ -90,6 +90,10 @@ def report_page(
             "two models are compared on one text.",
             "report on the same text with both.",
         )
+    without_writers: schema.Ahead | None = None
+    if ahead is not None:
+        off = [(x.layer, x.head) for x in report.writers]
+        without_writers = {"off": off, "snapshot": snapshot(ahead)}
     return document(
         _with_why(snapshot(report, budget), why),
         title=f"Attention in {report.name}" if title is None else title,
@@ -100,7 +104,7 @@ def report_page(
         host=host,
         model=None if report.model is None else model_data(report.model),
         folder="" if host else _from_home(report.folder),
-        ahead=None if ahead is None else _ahead(report, ahead),
+        ahead=without_writers,
         beside=None if beside is None else snapshot(beside),
     )
 
@@ -130,11 +134,6 @@ def _with_why(data: schema.Snapshot, why: Sequence[Why] | str) -> schema.Snapsho
     if isinstance(why, str):
         return {**data, "why_withheld": visible_in_browser(why)}
     return {**data, "why": [why_data(result) for result in why]}
-
-
-def _ahead(report: Report, ahead: Report) -> schema.Ahead:
-    off = [(x.layer, x.head) for x in report.writers]
-    return {"off": off, "snapshot": snapshot(ahead)}
 
 
 def _from_home(folder: str) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from ....core.errors import BadType, BadValue, as_number
+from ....core.errors import BadValue, as_number, must_be_of
 from ....core.masks.text_positions import BY_COLUMN, PerText, Positions
 from ....core.problem.problem import Inputs, Problem
 from ...follow.layers import checked_list, is_selected
@@ -59,12 +59,9 @@ class Edit:
         for name in ("layers", "heads", "positions"):
             value = checked_list(name, getattr(self, name), patterns=name == "layers")
             object.__setattr__(self, name, value)
-        if self.batch is not None and not isinstance(self.batch, range):
-            raise BadType(
-                f"{type(self).__name__} got batch={self.batch!r}.",
-                "batch is a range of rows of the batch.",
-                "pass for example batch=range(0, 2).",
-            )
+        if self.batch is not None:
+            rule, hint = "it is a range of rows of the batch.", "pass for example range(0, 2)."
+            must_be_of(range, f"{type(self).__name__} with batch=", self.batch, rule, hint)
 
     def __repr__(self) -> str:
         where = [f"{name}={x!r}" for name, x in self._where() if x is not None]
