@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import sys
 
 import pytest
 import torch
@@ -344,7 +343,7 @@ def test_the_server_has_the_survey_and_the_explorer(stories):
 
 def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browser, monkeypatch):  # noqa: F811
     """The command serves both surveys, and an example opens in the explorer."""
-    from clearhead.views.serve.server import app
+    from clearhead.views.serve import server
     from tests.views.serve.test_served_page import opened_page
 
     rows = stories.compare(changed).to_pylist()
@@ -360,8 +359,7 @@ def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browse
             page.locator("#examples a").first.click()
             page.wait_for_url("**/explore#*")
 
-    command = sys.modules["clearhead_cli.serve"]
-    monkeypatch.setattr(command, "_library", lambda: (start, app))
+    monkeypatch.setattr(server, "start", start)
     code, _, errors = run("serve", "--survey", stories.folder, "--compare", changed.folder)
     assert code == 0, errors
     sure = [row for row in rows if row["q"] < 0.05]
@@ -370,7 +368,7 @@ def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browse
     assert seen["first"] == f"L1H{rows[0]['head']} {rows[0]['metric'].replace('_', ' ')}"
     assert seen["axis"] == f"difference:{rows[0]['metric']}"
     code, _, errors = run("serve", "--compare", changed.folder)
-    assert code == 2 and "was given without --survey" in errors
+    assert code == 2 and "--compare was passed without --survey" in errors
 
 
 def test_vectors_on_the_served_page(stories, vectors_page):
