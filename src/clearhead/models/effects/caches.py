@@ -21,7 +21,7 @@ from ..follow.layers import module_hooks, must_be_module, no_attention_call, ref
 from ..follow.refused_models import no_random_numbers
 from ..inspect.edits import Edit, cache, keep_only, knock_out
 from ..inspect.edits.cache import BITS
-from ..inspect.edits.edit import in_order
+from ..inspect.edits.edit import edited_call, in_order
 from .effect_table import Effects
 from .effects import checked_inputs, effects, named_edits
 from .estimate import Recorder, UneditedCall
@@ -87,9 +87,8 @@ class CacheDamage(ShownInNotebook, Savable):
                 f"the caches are {', '.join(self.bits)}, and the measures {', '.join(MEASURES)}.",
                 "pass one of each.",
             )
-        rows, columns = (
-            1 + max(x) for x in zip(*((h.layer, h.head) for h in self.heads), strict=True)
-        )
+        rows = 1 + max(head.layer for head in self.heads)
+        columns = 1 + max(head.head for head in self.heads)
         grid = torch.full((rows, columns), math.nan, dtype=torch.float64)
         for head in (x for x in self.heads if x.cache == cache):
             grid[head.layer, head.head] = getattr(head, by)
@@ -193,10 +192,8 @@ def _compared(call: UneditedCall, caches: Mapping[str, Sequence[Edit]]) -> Itera
         counts = counts & ~problem.fully_masked()
     counts = counts.expand(problem.B, problem.H, problem.Tq)
     for cached, edits in caches.items():
-        other, others = problem, inputs
-        for number in in_order(edits, problem, site):
-            other, others = edits[number].edit_inputs(other, others, site)
-            other, others = edits[number].edit_problem(other, others, site)
+        applied = [edits[number] for number in in_order(edits, problem, site)]
+        other, others = edited_call(applied, problem, inputs, site)
         if other is problem and others is inputs:
             continue
         compared = compare(problem, inputs, other, others)

@@ -13,7 +13,7 @@ from ...core.functional.ambient import EditedCall, Editor
 from ...core.problem.problem import Inputs, Problem
 from ...core.torch_state import in_backward
 from ..follow.layers import Layers
-from ..inspect.edits.edit import Edit, EditSite, in_order
+from ..inspect.edits.edit import Edit, EditSite, edited_call, in_order
 
 
 class UneditedCall(NamedTuple):
@@ -105,11 +105,8 @@ def estimate(
 
 def _edited(edits: Sequence[Edit], call: UneditedCall) -> Tensor:
     """Return the output of the call with these edits, from its unedited inputs."""
-    problem, inputs, out = call.problem, call.inputs, call.out
-    for edit in edits:
-        problem, inputs = edit.edit_inputs(problem, inputs, call.site)
-    for edit in edits:
-        problem, inputs = edit.edit_problem(problem, inputs, call.site)
+    problem, inputs = edited_call(edits, call.problem, call.inputs, call.site)
+    out = call.out
     if problem is not call.problem or inputs is not call.inputs:
         out = choose(problem, "auto").compute(problem, inputs)
     for edit in edits:

@@ -216,6 +216,15 @@ class Edit:
         return one * factor if where is None else torch.where(where, factor, one)
 
 
+def edited_call(edits: Sequence[Edit], problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
+    """Return the problem and inputs of a call with all these edits, which apply to it."""
+    for edit in edits:
+        problem, inputs = edit.edit_inputs(problem, inputs, site)
+    for edit in edits:
+        problem, inputs = edit.edit_problem(problem, inputs, site)
+    return problem, inputs
+
+
 def in_order(edits: Sequence[Edit], problem: Problem, site: EditSite) -> list[int]:
     """Return the indices of the edits that apply to this call, in the order of application."""
     numbers = [
