@@ -80,14 +80,11 @@ def plan(
         refuse_keywords(plan, unknown)
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     problem, inputs = make_problem(q, k, v, options)
-    planned, formats = (
-        plan_of(problem, engine),
-        {x.format for x in inputs if isinstance(x, BlockTensor)},
-    )
-    about = (
-        f"; exact for the numbers that {' and '.join(sorted(formats))} stores" if formats else ""
-    )
-    return replace(planned, problem=planned.problem + about)
+    planned = plan_of(problem, engine)
+    if formats := sorted({x.format for x in inputs if isinstance(x, BlockTensor)}):
+        about = f"{planned.problem}; exact for the numbers that {' and '.join(formats)} stores"
+        planned = replace(planned, problem=about)
+    return planned
 
 
 def plan_of(problem: Problem, engine: str) -> Plan:

@@ -203,13 +203,7 @@ class Recording(ShownInNotebook, Savable):
         """Return a call by its index, calls by a slice, or the last call of a module by name."""
         if isinstance(which, slice):
             return self.calls[which]
-        if self.written:
-            raise BadValue(
-                f"Call {which!r} was requested.",
-                "watch(to=...) writes calls to files and does not keep them in memory.",
-                f"open one with safetensors.torch.load_file({str(self.written[0])!r}); index.jsonl "
-                "beside it describes each file.",
-            )
+        self._must_be_in_memory()
         if whole_number(which) is not None:
             rule = f"calls are numbered from 0, and {len(self.calls) or 'none'} were recorded."
             hint = "use one of these, or run the model inside the with block first."
@@ -325,7 +319,8 @@ class Recording(ShownInNotebook, Savable):
             raise BadValue(
                 f"The calls are in {len(self.written)} files in {str(self.written[0].parent)!r}.",
                 "watch(to=...) writes calls to files and does not keep them in memory.",
-                "read these files with safetensors.torch.load_file, or record without to=.",
+                f"open one with safetensors.torch.load_file({str(self.written[0])!r}), which "
+                "index.jsonl beside it describes; or record without to=.",
             )
 
     def __getstate__(self) -> dict[str, object]:

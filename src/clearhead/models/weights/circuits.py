@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import BadType, BadValue, as_count, as_index, whole_number
+from ...core.errors import BadType, BadValue, as_count, as_index, must_be_among, whole_number
 from ...core.functional.ambient import must_not_be_sharded
 from ...core.torch_state import own_dtypes
 from ..follow.layers import must_be_module, refuse_compiled
@@ -183,12 +183,10 @@ class Circuits:
 
     def _reader(self, kind: Kind, offset: int | None) -> tuple[Tensor, Tensor]:
         """Return the factors of the reader's matrix, (L, H, d, r) and (L, H, r, d)."""
-        if kind not in ("Q", "K", "V"):
-            raise BadValue(
-                f"The composition {kind!r} was requested.",
-                'a head composes with the queries "Q", keys "K" or values "V" of another head.',
-                "pass one of these.",
-            )
+        rule = 'a head composes with the queries "Q", keys "K" or values "V" of another head.'
+        must_be_among(
+            ("Q", "K", "V"), "The composition was requested with kind", kind, rule, "pass one."
+        )
         if kind == "V":
             return self.W_V, self.W_O
         keys = torch.stack([self._keys(layer, offset) for layer in range(len(self.W_K))])

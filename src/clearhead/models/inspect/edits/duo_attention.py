@@ -85,9 +85,8 @@ def _group(model: nn.Module, shape: tuple[int, ...]) -> int:
     """Return how many query heads read a KV head. Raises `BadValue` for another model."""
     config = getattr(model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
-    heads, layers = (
-        getattr(config, name, None) for name in ("num_attention_heads", "num_hidden_layers")
-    )
+    heads = getattr(config, "num_attention_heads", None)
+    layers = getattr(config, "num_hidden_layers", None)
     if heads is None or layers is None:
         raise BadType(
             f"from_duo_attention got a {type(model).__name__} without a config that has its heads.",
