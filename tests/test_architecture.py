@@ -22,14 +22,14 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3640,
-    "corpus": 4080,
-    "demo": 375,
-    "models": 9300,
-    "hf": 1890,
-    "distributed": 2580,
-    "nn": 1130,
-    "core": 10100,
+    "views": 3580,
+    "corpus": 4040,
+    "demo": 370,
+    "models": 9280,
+    "hf": 1880,
+    "distributed": 2520,
+    "nn": 1110,
+    "core": 10070,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (

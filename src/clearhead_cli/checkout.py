@@ -27,11 +27,9 @@ def command_of_checkout(name: str) -> Any:
     if not root.joinpath(module.replace(".", "/")).with_suffix(".py").is_file():
         from clearhead.core.errors import BadValue
 
-        raise BadValue(
-            f"There is no {module} beside the installed package.",
-            "benchmarks and the training of the included model are only in the repository.",
-            "clone the repository, install it with pip install -e ., and repeat the command.",
-        )
+        rule = "benchmarks and the training of the included model are only in the repository."
+        hint = "clone the repository, install it with pip install -e ., and repeat the command."
+        raise BadValue(f"There is no {module} beside the installed package.", rule, hint)
     if str(root) not in sys.path:
         sys.path.append(str(root))
     app = typer.Typer(rich_markup_mode=None)

@@ -72,8 +72,6 @@ def check_writable(*paths: Path | None) -> None:
             why = "permission denied"
         else:
             continue
-        raise BadValue(
-            f"The file {str(path)!r} cannot be written: {why}.",
-            "a result is written to a file, in an existing folder with write permission.",
-            "create the folder first, or name another file.",
-        )
+        rule = "a result is written to a file, in an existing folder with write permission."
+        hint = "create the folder first, or name another file."
+        raise BadValue(f"The file {str(path)!r} cannot be written: {why}.", rule, hint)

@@ -95,9 +95,7 @@ def _listen(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise BadValue(
-            f"Port {port} is not available: {why_failed(error)}.",
-            "one program uses a port, and ports below 1024 are reserved.",
-            "pass another --port, or none.",
-        ) from error
+        rule = "one program uses a port, and ports below 1024 are reserved."
+        hint = "pass another --port, or none."
+        raise BadValue(f"Port {port} is not available: {why_failed(error)}.", rule, hint) from error
     return listener

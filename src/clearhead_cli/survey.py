@@ -124,11 +124,9 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
 
     if len(folders) != len(FOLDERS[name]):
         count = f"{len(folders)} folder{'s' * (len(folders) != 1)}"
-        raise BadValue(
-            f"survey {name} got {count}.",
-            f"it takes {' and '.join(FOLDERS[name])}, the folders of surveys.",
-            f"write clearhead survey {name} {' '.join(FOLDERS[name])}.",
-        )
+        rule = f"it takes {' and '.join(FOLDERS[name])}, the folders of surveys."
+        hint = f"write clearhead survey {name} {' '.join(FOLDERS[name])}."
+        raise BadValue(f"survey {name} got {count}.", rule, hint)
     out = Path(folders[0])
     if name == "compare":
         _compare(out, Path(folders[1]))
@@ -228,11 +226,9 @@ def _sources(
 
     if bool(texts or needles) == bool(repeats) or (needles and not texts):
         both = f"Both {'texts' if texts else '--needles'} and --repeats were given."
-        raise BadValue(
-            both if repeats else "No text was given.",
-            "a survey reads texts, or random tokens that are repeated.",
-            "pass files or folders, or --repeats 100 50.",
-        )
+        rule = "a survey reads texts, or random tokens that are repeated."
+        hint = "pass files or folders, or --repeats 100 50."
+        raise BadValue(both if repeats else "No text was given.", rule, hint)
     option, numbers = ("--repeats", repeats) if repeats else ("--needles", needles)
     if numbers is None:
         return _paths(texts)
@@ -251,10 +247,8 @@ def _paths(texts: list[str]) -> list[str | Path]:
     for text in texts:
         exists = len(text) < 1024 and "\0" not in text and Path(text).exists()
         if not exists and not any(char.isspace() for char in text):
-            raise BadValue(
-                f"{text!r} does not exist.",
-                "a survey reads files and folders; a text on the command line has a space.",
-                "check the path.",
-            )
+            rule = "a survey reads files and folders; a text on the command line has a space."
+            hint = "check the path."
+            raise BadValue(f"{text!r} does not exist.", rule, hint)
         sources.append(Path(text) if exists else text)
     return sources

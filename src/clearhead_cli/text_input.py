@@ -13,28 +13,22 @@ def read_text(words: list[str] | None) -> str:
     typed = " ".join(words) if words else None
     paths = [word for word in words or () if word == "-" or Path(word).suffix in (".txt", ".md")]
     if paths and len(words or ()) > 1:
-        raise BadValue(
-            f"The text is {typed!r}.",
-            "a text is some words, or one file, or - for standard input.",
-            f"pass only {paths[0]!r}, or put the complete text in quotes.",
-        )
+        rule = "a text is some words, or one file, or - for standard input."
+        hint = f"pass only {paths[0]!r}, or put the complete text in quotes."
+        raise BadValue(f"The text is {typed!r}.", rule, hint)
     if typed == "-" or (typed is None and not sys.stdin.isatty()):
         raw = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
         text = _decode(raw, "standard input")
     elif typed is None:
-        raise BadValue(
-            "No text was passed.",
-            "this command needs a text.",
-            "type it in quotes, name a text file, or pipe it in.",
-        )
+        rule = "this command needs a text."
+        hint = "type it in quotes, name a text file, or pipe it in."
+        raise BadValue("No text was passed.", rule, hint)
     else:
         text = _read_file(typed)
     if not text.strip():
-        raise BadValue(
-            "The text is empty.",
-            "attention needs at least one token.",
-            "type some words in quotes, name a text file with words, or pipe them in.",
-        )
+        rule = "attention needs at least one token."
+        hint = "type some words in quotes, name a text file with words, or pipe them in."
+        raise BadValue("The text is empty.", rule, hint)
     return text.strip()
 
 
@@ -62,11 +56,9 @@ def _read_file(typed: str) -> str:
         ) from error
     if typed and (is_folder or looks_like_path) and not any(c.isspace() for c in typed):
         what = "is a folder" if is_folder else "does not exist"
-        raise BadValue(
-            f"The file {typed!r} {what}.",
-            "a text without spaces that looks like a path is the name of a file.",
-            "check the path; to use these characters as the text, pipe them in.",
-        )
+        rule = "a text without spaces that looks like a path is the name of a file."
+        hint = "check the path; to use these characters as the text, pipe them in."
+        raise BadValue(f"The file {typed!r} {what}.", rule, hint)
     return typed
 
 

@@ -63,11 +63,9 @@ def whatif(
     options = {"knock_out": knock_out, "keep_only": keep_only, "ablate": ablate}
     edits = [_edit(x, kind, tokens) for kind, passed in options.items() for x in passed or ()]
     if not edits:
-        raise BadValue(
-            "No edit was passed.",
-            "whatif compares a run with edits to one without.",
-            "pass for example --knock-out 'layer 0: prefix(1)' or --ablate 'layer 0 head 7'.",
-        )
+        rule = "whatif compares a run with edits to one without."
+        hint = "pass for example --knock-out 'layer 0: prefix(1)' or --ablate 'layer 0 head 7'."
+        raise BadValue("No edit was passed.", rule, hint)
     comparison = str(read_twice(reader, words, edits))
     for option in (*(knock_out or ()), *(keep_only or ())):
         if ends := _ends(option.rpartition(":")[2], tokens):
@@ -94,19 +92,15 @@ def _edit(text: str, kind: str, tokens: list[str]) -> "edit.Edit":
     at = 0
     while match := PLACE.match(selection, at):
         if f"{match[1]}s" in numbers:
-            raise BadValue(
-                f"{option} {text!r} names {match[1]}s twice.",
-                "PLACE names layers, heads and rows once each, as lists: 'layers 0,1 head 7'.",
-                f"join them with a comma, or repeat {option}.",
-            )
+            rule = "PLACE names layers, heads and rows once each, as lists: 'layers 0,1 head 7'."
+            hint = f"join them with a comma, or repeat {option}."
+            raise BadValue(f"{option} {text!r} names {match[1]}s twice.", rule, hint)
         numbers[f"{match[1]}s"] = [int(n) for n in match[2].split(",")]
         at = match.end()
     if at < len(selection.strip()) or (colon and not numbers):
-        raise BadValue(
-            f"{option} {text!r} has no valid PLACE.",
-            "PLACE is layers, heads and rows with their numbers, and a colon before the edges.",
-            "write for example 'layer 0 head 7: she -> queen', or 'layers 0,1: prefix(1)'.",
-        )
+        rule = "PLACE is layers, heads and rows with their numbers, and a colon before the edges."
+        hint = "write for example 'layer 0 head 7: she -> queen', or 'layers 0,1: prefix(1)'."
+        raise BadValue(f"{option} {text!r} has no valid PLACE.", rule, hint)
     layers, heads, rows = (numbers.get(name) for name in ("layers", "heads", "rows"))
     if kind == "ablate":
         return edit.ablate(layers=layers, heads=heads, positions=rows)
@@ -145,9 +139,7 @@ def positions_of(token: str, tokens: list[str]) -> list[int]:
     names = [{name.lower() for name in spellings(other)} for other in tokens]
     positions = [i for i, known in enumerate(names) if token.lower() in known]
     if not positions:
-        raise BadValue(
-            f"The token {token!r} is not in the text.",
-            f"an edge connects two tokens: {', '.join(map(visible, tokens[:20]))}.",
-            f"use one of these, or its position from 0 to {len(tokens) - 1}.",
-        )
+        rule = f"an edge connects two tokens: {', '.join(map(visible, tokens[:20]))}."
+        hint = f"use one of these, or its position from 0 to {len(tokens) - 1}."
+        raise BadValue(f"The token {token!r} is not in the text.", rule, hint)
     return positions

@@ -50,11 +50,9 @@ def why(
     from clearhead.views.load import load_text_model
 
     if (named := re.fullmatch(HEAD, head.strip())) is None:
-        raise BadValue(
-            f"--head {head!r} was passed.",
-            "why needs a layer and a head.",
-            "pass for example --head L1H3.",
-        )
+        rule = "why needs a layer and a head."
+        hint = "pass for example --head L1H3."
+        raise BadValue(f"--head {head!r} was passed.", rule, hint)
     reader = load_text_model(model)
     tokens, inputs = reader.tokens_and_inputs(read_text(text))
     layer, number = map(int, named.groups())

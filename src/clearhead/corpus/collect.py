@@ -225,11 +225,9 @@ class _Uniform:
         if problem.masked:
             self.allowed = problem.key_ranges.keys_per_query()
         if self.allowed.shape[1] > 1:
-            raise BadValue(
-                "The heads of a layer have different masks.",
-                "a survey takes the mean of all heads of a layer over the same queries.",
-                "survey the heads of each mask separately.",
-            )
+            rule = "a survey takes the mean of all heads of a layer over the same queries."
+            hint = "survey the heads of each mask separately."
+            raise BadValue("The heads of a layer have different masks.", rule, hint)
         of_weights = [
             s
             for s in collector.requests.statistics

@@ -87,11 +87,9 @@ def compare(one: Path, other: Path) -> Comparison:
     _must_spell_alike(folders, manifests)
     counts = manifests[0].corpus
     if counts["texts"] - counts["skipped"] < 2:
-        raise BadValue(
-            "The surveys have one text.",
-            "a difference is tested over texts.",
-            "survey several texts, such as the chapters of a book.",
-        )
+        rule = "a difference is tested over texts."
+        hint = "survey several texts, such as the chapters of a book."
+        raise BadValue("The surveys have one text.", rule, hint)
     metrics = [[metric["metric"] for metric in manifest.metrics] for manifest in manifests]
     common = [name for name in metrics[0] if name in metrics[1]]
     at = [[own.index(name) for name in common] for own in metrics]

@@ -43,11 +43,9 @@ def full_path(path: Path) -> str:
     try:
         full.encode()
     except UnicodeEncodeError as error:
-        raise BadValue(
-            f"The path {full!r} is not UTF-8.",
-            "DuckDB reads and writes the tables of a survey, and takes only paths in UTF-8.",
-            "use another name.",
-        ) from error
+        rule = "DuckDB reads and writes the tables of a survey, and takes only paths in UTF-8."
+        hint = "use another name."
+        raise BadValue(f"The path {full!r} is not UTF-8.", rule, hint) from error
     return full
 
 
@@ -62,11 +60,9 @@ def pattern_of(path: Path) -> str:
     full = full_path(path)
     pattern = "".join(f"[{c}]" if c in "*?[" else c for c in full)
     if pattern != full and "\\" in full:  # in a pattern, a backslash is a slash
-        raise BadValue(
-            f"The path {full!r} has a backslash, and one of * ? [.",
-            "DuckDB takes such a path for the pattern of other files.",
-            "use another name.",
-        )
+        rule = "DuckDB takes such a path for the pattern of other files."
+        hint = "use another name."
+        raise BadValue(f"The path {full!r} has a backslash, and one of * ? [.", rule, hint)
     return pattern
 
 

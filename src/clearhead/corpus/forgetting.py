@@ -123,11 +123,9 @@ def key_heads(survey: "Survey", recent: int = RECENT) -> list[KeyHead]:
     """
     errors, scores = _errors(survey), _scores(survey)
     if recent not in errors:
-        raise BadValue(
-            f"recent={recent!r}.",
-            f"this survey has windows of {', '.join(map(str, errors))} keys.",
-            "pass one of these, or survey longer contexts.",
-        )
+        rule = f"this survey has windows of {', '.join(map(str, errors))} keys."
+        hint = "pass one of these, or survey longer contexts."
+        raise BadValue(f"recent={recent!r}.", rule, hint)
     return [
         KeyHead(layer, number, errors[recent][layer, number], scores[layer, number])
         for layer, number in scores

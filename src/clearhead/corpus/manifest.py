@@ -114,11 +114,9 @@ class Manifest:
             )
             same = before.equal(after[: len(before)])
         if not same:
-            raise BadValue(
-                f"The survey in {str(out)!r} has other texts.",
-                "texts can be added after those of a survey, and not changed or left out.",
-                "pass the same texts first, or another folder as out=.",
-            )
+            rule = "texts can be added after those of a survey, and not changed or left out."
+            hint = "pass the same texts first, or another folder as out=."
+            raise BadValue(f"The survey in {str(out)!r} has other texts.", rule, hint)
 
     def must_have_read_the_same(self, other: "Manifest") -> None:
         """Raise `BadValue` unless two surveys have the same contexts, and versions of metrics.
@@ -205,17 +203,13 @@ def read_manifest(out: Path) -> Manifest:
         shards = [ShardEntry(*entry) for entry in value.pop("shards")]
         return Manifest(**value, shards=shards)
     except FileNotFoundError as error:
-        raise BadValue(
-            f"{str(out)!r} has no survey.",
-            f"the folder of a survey has a {FILE}.",
-            "check the path, or begin a survey with clearhead survey TEXTS --out FOLDER.",
-        ) from error
+        rule = f"the folder of a survey has a {FILE}."
+        hint = "check the path, or begin a survey with clearhead survey TEXTS --out FOLDER."
+        raise BadValue(f"{str(out)!r} has no survey.", rule, hint) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadValue(
-            f"{str(path)!r} cannot be read: {error}.",
-            "the manifest of a survey is written by this version of clearhead.",
-            "use another folder, or the version that wrote it.",
-        ) from error
+        rule = "the manifest of a survey is written by this version of clearhead."
+        hint = "use another folder, or the version that wrote it."
+        raise BadValue(f"{str(path)!r} cannot be read: {error}.", rule, hint) from error
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

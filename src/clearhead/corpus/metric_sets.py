@@ -74,19 +74,15 @@ def _metrics_of(entry: object, reader: Reader, context: int) -> list[Metric]:
         return SETS[entry](reader, context)
     module, colon, attribute = entry.partition(":")
     if not colon:
-        raise BadValue(
-            f"metrics has {entry!r}.",
-            f"the sets of metrics are {', '.join(SETS)}.",
-            did_you_mean(entry, SETS) or "for a metric of your own, pass module:name.",
-        )
+        rule = f"the sets of metrics are {', '.join(SETS)}."
+        hint = did_you_mean(entry, SETS) or "for a metric of your own, pass module:name."
+        raise BadValue(f"metrics has {entry!r}.", rule, hint)
     try:
         own = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise BadValue(
-            f"The metric {entry!r} cannot be imported: {error}.",
-            "module:name is a metric, or a class of metrics, that a module defines.",
-            "check the name, and that Python finds the module.",
-        ) from error
+        rule = "module:name is a metric, or a class of metrics, that a module defines."
+        hint = "check the name, and that Python finds the module."
+        raise BadValue(f"The metric {entry!r} cannot be imported: {error}.", rule, hint) from error
     return _metrics_of(own() if isinstance(own, type) else own, reader, context)
 
 

@@ -145,11 +145,9 @@ def open_reader(model: "str | Path | TextModel | nn.Module | Reader", tokenizer:
         name = type(model).__name__
         return Reader(name, None, module, predictor, tokenizer, None, words)
     if not hasattr(model, "tokens_and_inputs"):
-        raise BadType(
-            f"survey got {kind_of(model)} for a model.",
-            "a model is a checkpoint folder, a Checkpoint, or a torch.nn.Module with tokenizer=.",
-            "pass one of these.",
-        )
+        rule = "a model is a checkpoint folder, a Checkpoint, or a torch.nn.Module with tokenizer=."
+        hint = "pass one of these."
+        raise BadType(f"survey got {kind_of(model)} for a model.", rule, hint)
     own = getattr(model, "tokenizer", None)
     return Reader(model.name, model.path, model.module, model.predictor, own, model, model.words)
 

@@ -218,11 +218,9 @@ class Survey:
         reader = self.must_be_of(model, tokenizer)
         examples = self.of_head("examples", layer, head)
         if not examples:
-            raise BadValue(
-                f"The survey has no examples of layer {layer}, head {head}.",
-                "vectors are those of examples, which metrics store for queries with a choice.",
-                'survey with metrics="basic".',
-            )
+            rule = "vectors are those of examples, which metrics store for queries with a choice."
+            hint = 'survey with metrics="basic".'
+            raise BadValue(f"The survey has no examples of layer {layer}, head {head}.", rule, hint)
         chosen = chosen_examples(examples, self.manifest.fixed["seed"], n)
         return read_vectors(reader, layer, head, chosen, self._context, on_context)
 
@@ -303,11 +301,9 @@ class Survey:
         matches = (shard.texts == text) & (shard.contexts == context)
         if matches.any():
             return shard, int(matches.nonzero()[0])
-        raise BadValue(
-            f"The survey has no context {context} of text {text}.",
-            "texts and contexts are numbered from 0.",
-            "use the numbers of an example.",
-        )
+        rule = "texts and contexts are numbered from 0."
+        hint = "use the numbers of an example."
+        raise BadValue(f"The survey has no context {context} of text {text}.", rule, hint)
 
     def of_head(
         self, table: str, layer: int, head: int, metric: str | None = None, order: str = ""
@@ -322,19 +318,15 @@ class Survey:
         if not rows and not self.query(
             "select 1 from heads where layer = ? and head = ? limit 1", [layer, head]
         ):
-            raise BadValue(
-                f"Layer {layer}, head {head} was requested.",
-                "layers and heads are numbered from 0.",
-                "survey.heads lists those of the survey.",
-            )
+            rule = "layers and heads are numbered from 0."
+            hint = "survey.heads lists those of the survey."
+            raise BadValue(f"Layer {layer}, head {head} was requested.", rule, hint)
         return rows
 
     def must_have(self, metric: str) -> None:
         """Raise `BadValue` for a metric that the survey does not have."""
         names = [known["metric"] for known in self.manifest.metrics]
         if metric not in names:
-            raise BadValue(
-                f"metric is {metric!r}.",
-                f"this survey has {', '.join(names)}.",
-                did_you_mean(str(metric), names) or "use one of these.",
-            )
+            rule = f"this survey has {', '.join(names)}."
+            hint = did_you_mean(str(metric), names) or "use one of these."
+            raise BadValue(f"metric is {metric!r}.", rule, hint)

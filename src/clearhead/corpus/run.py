@@ -90,11 +90,9 @@ def worker_command(setup: Setup, out: Path) -> list[str]:
     """
     path = setup.path_for("Several workers were", "each worker is a process, which")
     if unnamed := [entry for entry in setup.entries if not isinstance(entry, str)]:
-        raise BadType(
-            f"Several workers were requested with the metric {unnamed[0]!r}.",
-            "each worker is a process, which imports metrics by name.",
-            'define it in a module, and pass "module:name".',
-        )
+        rule = "each worker is a process, which imports metrics by name."
+        hint = 'define it in a module, and pass "module:name".'
+        raise BadType(f"Several workers were requested with the metric {unnamed[0]!r}.", rule, hint)
     model = [] if path is None else ["--model", str(path)]
     return [sys.executable, "-m", "clearhead", "survey", "work", str(out), *model]
 
@@ -174,11 +172,9 @@ def work_on_ray(
         cause = getattr(error, "cause", None)
         if isinstance(cause, (BadType, BadValue)):
             raise cause from error
-        raise BadValue(
-            f"Ray stopped: {' '.join(str(error).split())[:500]}",
-            "a survey on a cluster needs actors that run; shards that are finished stay valid.",
-            "check the address and the cluster, and run the same survey again.",
-        ) from error
+        rule = "a survey on a cluster needs actors that run; shards that are finished stay valid."
+        hint = "check the address and the cluster, and run the same survey again."
+        raise BadValue(f"Ray stopped: {' '.join(str(error).split())[:500]}", rule, hint) from error
     finally:
         if own:
             ray.shutdown()

@@ -63,11 +63,9 @@ class Setup(NamedTuple):
         Raises `BadType` for a model in memory.
         """
         if self.reader.path is None and self.reader.text_model is None:
-            raise BadType(
-                f"{requested} requested for a {self.reader.name} in memory.",
-                f"{worker} loads the model from its folder.",
-                "save the model and its tokenizer into a folder, and pass the folder.",
-            )
+            rule = f"{worker} loads the model from its folder."
+            hint = "save the model and its tokenizer into a folder, and pass the folder."
+            raise BadType(f"{requested} requested for a {self.reader.name} in memory.", rule, hint)
         return None if self.reader.path is None else self.reader.path.resolve()
 
     def must_fit(self, out: Path) -> Manifest:

@@ -49,21 +49,17 @@ def read_texts(sources: Sources) -> Iterator[Text]:
     several = sources if is_iterable(sources) and not isinstance(sources, str) else [sources]
     for number, source in enumerate(several):
         if not isinstance(source, (str, Path)):
-            raise BadType(
-                f"survey got {kind_of(source)} among its texts.",
-                "texts are strings, files and folders.",
-                'pass for example ["A text.", Path("book.txt"), Path("folder")].',
-            )
+            rule = "texts are strings, files and folders."
+            hint = 'pass for example ["A text.", Path("book.txt"), Path("folder")].'
+            raise BadType(f"survey got {kind_of(source)} among its texts.", rule, hint)
         path = source if isinstance(source, Path) else None
         if path is None:
             _must_not_name_a_file(str(source))
             yield _text(f"text {number}", str(source))
         elif not path.exists():
-            raise BadValue(
-                f"{str(path)!r} does not exist.",
-                "a path among the texts is a file or a folder.",
-                "check the path, or pass the text itself as a string.",
-            )
+            rule = "a path among the texts is a file or a folder."
+            hint = "check the path, or pass the text itself as a string."
+            raise BadValue(f"{str(path)!r} does not exist.", rule, hint)
         elif path.is_dir():
             for file in sorted(path.rglob("*"), key=lambda x: x.relative_to(path).parts):
                 hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
@@ -114,11 +110,9 @@ def _must_not_name_a_file(text: str) -> None:
     except (OSError, ValueError):  # with a null character
         return
     if named:
-        raise BadValue(
-            f"The text {text!r} is the name of a file.",
-            "a string is a text; a file is passed as a pathlib.Path.",
-            f"pass Path({text!r}).",
-        )
+        rule = "a string is a text; a file is passed as a pathlib.Path."
+        hint = f"pass Path({text!r})."
+        raise BadValue(f"The text {text!r} is the name of a file.", rule, hint)
 
 
 def _texts_of(file: Path, name: str) -> Iterator[Text]:

@@ -135,11 +135,9 @@ class HeadVectors(NamedTuple):
         """
         if of not in self.parts:
             names = ", ".join(self.parts)
-            raise BadValue(
-                f"of is {of!r}.",
-                f"this head has {names}." + (f" {self.why_rotated}" if self.why_rotated else ""),
-                did_you_mean(of, list(self.parts)) or "use one of these.",
-            )
+            rule = f"this head has {names}." + (f" {self.why_rotated}" if self.why_rotated else "")
+            hint = did_you_mean(of, list(self.parts)) or "use one of these."
+            raise BadValue(f"of is {of!r}.", rule, hint)
         return principal_components(self.parts[of], components)
 
 
@@ -256,11 +254,9 @@ def weights_of(
     Raises `BadValue` for rows without the columns of an example.
     """
     if missing := [name for name in IDENTIFY if name not in examples.columns]:
-        raise BadValue(
-            f"The examples have no column {missing[0]!r}.",
-            f"an example is identified by {', '.join(IDENTIFY)}.",
-            "pass the result of survey.examples(...).",
-        )
+        rule = f"an example is identified by {', '.join(IDENTIFY)}."
+        hint = "pass the result of survey.examples(...)."
+        raise BadValue(f"The examples have no column {missing[0]!r}.", rule, hint)
     rows = examples.to_pylist()
     of_context: dict[tuple[int, int], list[int]] = {}
     for i, row in enumerate(rows):

@@ -71,11 +71,9 @@ def panel_of(trace: Trace, step: str, head: int, reader: str) -> Panel:
     drawn = panels(trace, trace.step(step), [head])
     if drawn:
         return drawn[0]
-    raise BadValue(
-        f"The step {step!r} has the shape {trace.step(step).shape}.",
-        f"{reader} numbers, and this step has none.",
-        "explain at least one token of at least one feature.",
-    )
+    rule = f"{reader} numbers, and this step has none."
+    hint = "explain at least one token of at least one feature."
+    raise BadValue(f"The step {step!r} has the shape {trace.step(step).shape}.", rule, hint)
 
 
 def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:

@@ -77,11 +77,9 @@ def report_page(
     """
     must_be("report_page", report, Report, "report(...); for a trace, use write_page")
     if not report.layers or any(not layer.pooled.numel() for layer in report.layers):
-        raise BadValue(
-            f"The report has {report.about}.",
-            "a page draws at least one layer, one head and one token.",
-            "report on a text of at least one token.",
-        )
+        rule = "a page draws at least one layer, one head and one token."
+        hint = "report on a text of at least one token."
+        raise BadValue(f"The report has {report.about}.", rule, hint)
     if beside is not None:
         must_be("report_page(beside=)", beside, Report, "report(...)")
     if beside is not None and beside.text != report.text:

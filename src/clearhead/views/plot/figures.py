@@ -138,11 +138,9 @@ def suffix_of(path: Path) -> str:
     """Return the suffix of a figure's file, its format. Raises `BadValue` for an unknown one."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        raise BadValue(
-            f"A figure cannot be saved as {str(path)!r}.",
-            "the suffix is the format, one of " + ", ".join(FORMATS) + ".",
-            f"name it for example {path.stem + '.png'!r}.",
-        )
+        rule = "the suffix is the format, one of " + ", ".join(FORMATS) + "."
+        hint = f"name it for example {path.stem + '.png'!r}."
+        raise BadValue(f"A figure cannot be saved as {str(path)!r}.", rule, hint)
     return suffix
 
 
@@ -159,11 +157,9 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
     suffix = suffix_of(path)
     root: Any = getattr(figure, "figure", None)
     if not hasattr(root, "savefig"):
-        raise BadType(
-            f"save got {kind_of(figure)}.",
-            "it writes a figure, or the figure of an Axes.",
-            "pass the result of heatmap(...), heads(...) or steps(...).",
-        )
+        rule = "it writes a figure, or the figure of an Axes."
+        hint = "pass the result of heatmap(...), heads(...) or steps(...)."
+        raise BadType(f"save got {kind_of(figure)}.", rule, hint)
     try:
         with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
             root.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])

@@ -46,11 +46,9 @@ def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
             "print them: print(effects.table()).",
         )
     if tokens is not None and results.axes[1:] == ("position",) and len(tokens) < grid.shape[1]:
-        raise BadValue(
-            f"effects got {len(tokens)} tokens.",
-            f"there is one for each of {grid.shape[1]} positions.",
-            "pass the tokens of the text, or None for numbers.",
-        )
+        rule = f"there is one for each of {grid.shape[1]} positions."
+        hint = "pass the tokens of the text, or None for numbers."
+        raise BadValue(f"effects got {len(tokens)} tokens.", rule, hint)
     parts = bool(grid.size) + bool(pairs)
     figure = new_figure(4.6 * parts, 3.6)
     axes = list(figure.subplots(1, parts, squeeze=False)[0])
@@ -171,11 +169,9 @@ def training(history: History, metric: str = "max") -> "Figure":
     must_draw("training", history, History, "ch.monitor.read(folder)")
     if metric not in history.values:
         logged = list(history.values)
-        raise BadValue(
-            f"metric is {metric!r}.",
-            f"the run logged {', '.join(logged)}.",
-            did_you_mean(metric, logged) or "pass one of these.",
-        )
+        rule = f"the run logged {', '.join(logged)}."
+        hint = did_you_mean(metric, logged) or "pass one of these."
+        raise BadValue(f"metric is {metric!r}.", rule, hint)
     values, steps = history.values[metric], np.array(history.steps)
     names = [f"L{layer}H{head}" for layer, head in history.heads]
     figure = new_figure(8.0, 6.4)

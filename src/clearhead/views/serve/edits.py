@@ -51,11 +51,9 @@ def read_edits(request: object) -> list[edit.Edit]:
         return []
     if not isinstance(request, Mapping) or set(request) - set(EDITS):
         got = sorted(map(str, request)) if isinstance(request, Mapping) else kind_of(request)
-        raise BadType(
-            f"edits are {str(got)[:200]}.",
-            f"edits are an object that may have {', '.join(EDITS)}.",
-            'send for example {"off": [[0, 7]], "temperature": 2}.',
-        )
+        rule = f"edits are an object that may have {', '.join(EDITS)}."
+        hint = 'send for example {"off": [[0, 7]], "temperature": 2}.'
+        raise BadType(f"edits are {str(got)[:200]}.", rule, hint)
     return [*_mask(request.get("mask")), *_settings(request), *_off(request.get("off"))]
 
 

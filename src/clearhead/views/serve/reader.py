@@ -105,11 +105,9 @@ class Reader:
         with self._reading(text, edits, on_progress):
             tokens, _ = self.model.tokens_and_inputs(text)
             if len(tokens) > MOST_TRACED_TOKENS:
-                raise BadValue(
-                    f"The text has {len(tokens):,} tokens.",
-                    f"every step is computed of texts of at most {MOST_TRACED_TOKENS} tokens.",
-                    "use a shorter text.",
-                )
+                rule = f"every step is computed of texts of at most {MOST_TRACED_TOKENS} tokens."
+                hint = "use a shorter text."
+                raise BadValue(f"The text has {len(tokens):,} tokens.", rule, hint)
             return self.model.explain(text, layer)
 
     def why(
@@ -129,11 +127,9 @@ class Reader:
         ``on_progress(done, total)`` counts contexts. Raises `BadValue` without a survey.
         """
         if self.survey is None or self._surveyed is None:
-            raise BadValue(
-                "This server has no survey.",
-                "vectors are those of the examples of a survey.",
-                "start it with clearhead serve --model DIR --survey OUT.",
-            )
+            rule = "vectors are those of the examples of a survey."
+            hint = "start it with clearhead serve --model DIR --survey OUT."
+            raise BadValue("This server has no survey.", rule, hint)
         with self._turn:
             vectors = self.survey.vectors(self._surveyed, layer, head, on_context=on_progress)
             return vectors_data(self.survey, vectors)
@@ -157,11 +153,9 @@ class Reader:
                     yield
         for number, edit in enumerate(parsed):
             if not seen.times(number):
-                raise BadValue(
-                    f"{edit!r} never applied.",
-                    f"an edit applies in layers that exist: {done} called attention.",
-                    f"use layer indices 0 to {done - 1}.",
-                )
+                rule = f"an edit applies in layers that exist: {done} called attention."
+                hint = f"use layer indices 0 to {done - 1}."
+                raise BadValue(f"{edit!r} never applied.", rule, hint)
 
 
 def _must_be_readable(text: object) -> None:

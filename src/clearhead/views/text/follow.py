@@ -101,11 +101,9 @@ def find(trace: Trace, query: int | str) -> list[int]:
         for i in ends(size, 2 * MOST)
     )
     name = f"“{visible(query, 60)}”" if isinstance(query, str) else str(query)
-    raise BadValue(
-        f"There is no query {name} in this trace.",
-        "a query is one of the tokens, or its position counted from 0.",
-        f"pass one of these: {known}." if size else "explain a text of at least one token.",
-    )
+    rule = "a query is one of the tokens, or its position counted from 0."
+    hint = f"pass one of these: {known}." if size else "explain a text of at least one token."
+    raise BadValue(f"There is no query {name} in this trace.", rule, hint)
 
 
 class Query:
@@ -230,11 +228,9 @@ class Query:
         value = (self.trace.settings or {}).get(name)
         if isinstance(value, int | float):
             return value
-        raise BadValue(
-            f"The settings of this trace lack {name!r}.",
-            "follow needs the settings of the call.",
-            f"create the trace with explain, or add {name!r} to its settings.",
-        )
+        rule = "follow needs the settings of the call."
+        hint = f"create the trace with explain, or add {name!r} to its settings."
+        raise BadValue(f"The settings of this trace lack {name!r}.", rule, hint)
 
     def traced(self, name: str) -> Tensor:
         """Return the matrix of this head at a step of the trace."""
