@@ -83,7 +83,7 @@ def survey(model: Path, path: Path) -> None:
         page = ch.views.html.write_survey(result, Path(folder) / "page.html")
         at = f"#layer={layer}&head={head}&metric=induction&x=first&y=induction"
         ready = "typeof clearhead !== 'undefined'"
-        photograph(f"{page.as_uri()}{at}", path, ready=ready, height=1060)
+        photograph(f"{page.as_uri()}{at}", path, ready=ready, height=1180)
 
 
 def image(path: Path) -> None:

@@ -53,7 +53,7 @@ def tab(browser, tmp_path_factory):
 def test_no_arc_crosses_a_word(tab, width):
     tab.set_viewport_size({"width": width, "height": 800})
     drawn = 0
-    for head, query in ((0, 29), (2, 21), (7, 26), (3, 30), (7, 14)):
+    for head, query in ((0, 29), (2, 21), (7, 26), (3, 30), (7, 14), (1, 30), (4, 12), (6, 30)):
         tab.evaluate(
             f"go({{ view: 'text', layer: 0, head: {head}, query: {query}, key: null, others: [] }})"
         )
@@ -61,6 +61,22 @@ def test_no_arc_crosses_a_word(tab, width):
         assert not crossed, (head, query)
         drawn += arcs
     assert drawn >= 10
+
+
+def test_arcs_between_lines_are_arrows_of_a_tenth_or_more(tab):
+    """Faint lines around other words would look like frames."""
+    tab.set_viewport_size({"width": 390, "height": 844})
+    wrapped = []
+    for head in range(8):
+        tab.evaluate(
+            f"go({{ view: 'text', layer: 0, head: {head}, query: 29, key: null, others: [] }})"
+        )
+        wrapped += tab.evaluate(
+            """picture.shapes.filter((it) => it.kind === 'path' && it.d.includes('L'))
+                 .map((it) => [it.weight, it.d.split('M').length - 1])"""
+        )
+    assert len(wrapped) >= 3
+    assert all(weight >= 0.1 and parts == 2 for weight, parts in wrapped)
 
 
 def test_room_below_the_words_has_the_map_of_the_head(tab):

@@ -8,6 +8,7 @@ import { LARGEST, chosen, head, metricOf, numbers, survey, theme } from "./store
 /** @import { SurveyExample, SurveyPage } from "../schema.d.ts" */
 
 const BEFORE = 22, AFTER = 8, NEAR_KEY = 5; // tokens around the query and around a key
+const OF_KEYS = /^(first|self|previous|next|largest|separators|duplicate|induction)$/; // weights on some keys
 const LINE_END = /↵$/;
 
 export function buildExamples() {
@@ -28,8 +29,9 @@ export function drawExamples() {
   byId("no-examples").textContent = shown.length ? "" : isStored
     ? "No query of the sample is in this decile: its values fall into the bins of another one."
     : "This metric has no examples. Choose another metric.";
-  byId("examples-about").textContent = chosen.decile < LARGEST ? "" : `The values that most exceed equal weights on all tokens up to the query; ` +
-    "one of each query token first, and queries with four keys or more.";
+  byId("examples-about").textContent = chosen.decile < LARGEST ? "" : OF_KEYS.test(chosen.metric)
+    ? "The values that most exceed those of equal weights; one of each query token first, and queries with four keys or more."
+    : "The largest values, of each range of positions in turn; one of each query token first.";
   byId("examples").replaceChildren(...shown.map((example) => article(example)));
 }
 

@@ -7,12 +7,13 @@ import { head, survey, theme } from "./store.js";
 /** @import { SurveyMix } from "../schema.d.ts" */
 
 const LEAST_SHARE = 0.01; // of a kind of key
+const NAMED = 3; // kinds in the sentence; the table has all
 const kinds = Object.keys(survey.key_kinds);
 
-/** The kinds of keys in words, the most frequent first. @param {SurveyMix | undefined} mix */
+/** The most frequent kinds of keys in words. @param {SurveyMix | undefined} mix */
 export function rolesOf(mix) {
   const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: survey.key_kinds[kinds[i]], share }))
-    .filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
+    .filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share).slice(0, NAMED);
   return parts.length ? `Its largest weight is ${parts.map(({ kind, share }, i) => `on ${kind} at ${percent(share)}${i ? "" : " of queries"}`).join(", ")}.` : "";
 }
 

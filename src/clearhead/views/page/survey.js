@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 318f834ea4b7df8c945035901020387d00b80fe134b8381a6a19cfadc7bca194; do not edit.
+// Made by `make page` from the sources f8f858fd093b2904c0c5e2af04d4fbda676706cee16eb657bdd6841056f9d259; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -378,9 +378,10 @@ var clearhead = (() => {
 
   // src/survey/mixes.js
   var LEAST_SHARE = 0.01;
+  var NAMED = 3;
   var kinds = Object.keys(survey.key_kinds);
   function rolesOf(mix) {
-    const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: survey.key_kinds[kinds[i]], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share);
+    const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: survey.key_kinds[kinds[i]], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share).slice(0, NAMED);
     return parts.length ? `Its largest weight is ${parts.map(({ kind, share }, i) => `on ${kind} at ${percent(share)}${i ? "" : " of queries"}`).join(", ")}.` : "";
   }
   function drawMixes() {
@@ -526,6 +527,7 @@ var clearhead = (() => {
   var BEFORE = 22;
   var AFTER = 8;
   var NEAR_KEY = 5;
+  var OF_KEYS = /^(first|self|previous|next|largest|separators|duplicate|induction)$/;
   var LINE_END = /↵$/;
   function buildExamples() {
     const names = [...Array.from({ length: LARGEST }, (_, i) => String(i)), "largest"];
@@ -542,7 +544,7 @@ var clearhead = (() => {
     const shown2 = numbers().examples.filter((it) => it.decile === chosen.decile);
     const isStored = metricOf(chosen.metric)?.examples;
     byId("no-examples").textContent = shown2.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
-    byId("examples-about").textContent = chosen.decile < LARGEST ? "" : `The values that most exceed equal weights on all tokens up to the query; one of each query token first, and queries with four keys or more.`;
+    byId("examples-about").textContent = chosen.decile < LARGEST ? "" : OF_KEYS.test(chosen.metric) ? "The values that most exceed those of equal weights; one of each query token first, and queries with four keys or more." : "The largest values, of each range of positions in turn; one of each query token first.";
     byId("examples").replaceChildren(...shown2.map((example) => article(example)));
   }
   function article(example, source = survey) {

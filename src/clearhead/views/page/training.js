@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 318f834ea4b7df8c945035901020387d00b80fe134b8381a6a19cfadc7bca194; do not edit.
+// Made by `make page` from the sources f8f858fd093b2904c0c5e2af04d4fbda676706cee16eb657bdd6841056f9d259; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c575d3d8c287dc2f97638d2fe704b3bb7d60485ed63223a98453e385a5c8c98a; do not edit.
+// Made by `make page` from the sources 84ccdca1ad0b0b7553756eb1cb0b5d5bc3eded9835db5bc26a03ba51e9e72dc3; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
