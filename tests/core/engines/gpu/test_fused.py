@@ -86,7 +86,7 @@ def test_the_check_of_a_bias_on_a_gpu_reads_no_value(monkeypatch):
     """A tensor without values would raise. Every -inf becomes a mask, unread."""
     from clearhead.core.problem import check
 
-    monkeypatch.setattr(check, "has_values", lambda *tensors: True)
+    monkeypatch.setattr(check.torch_state, "has_values", lambda *tensors: True)
     bias = TensorBias(torch.empty(2, 5, 7, device="meta"))
     mask, bias = check._infinities_to_mask(bias, ch.causal)
     assert "dense" in repr(mask) and isinstance(bias, TensorBias)
