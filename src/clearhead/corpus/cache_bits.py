@@ -4,6 +4,7 @@ Each layer has exact inputs, and `clearhead.divergence` compares its attention w
 rounded keys and values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from . import Survey
 
 FINE, COARSE = "q8_0", "q4_0"
+Compared = Callable[[Problem, Inputs, str], Divergence]
 
 
-@lru_cache(maxsize=len(BYTES))  # which several metrics read
-def compared(problem: Problem, inputs: Inputs, format: str) -> Divergence:
+def _compared(problem: Problem, inputs: Inputs, format: str) -> Divergence:
     """Compare a call with the same call on keys and values in blocks of a format."""
     q, k, v = inputs
     p, read = problem.without_dropout, (in_blocks(x, format).dequantize() for x in (k, v))
@@ -46,14 +47,14 @@ class Damage(WithoutBaseline):
     source = "clearhead.divergence; the formats of ggml"
     bins = Bins(1e-9, 10.0, log=True, bounds=(0.0, None))
 
-    def __init__(self, format: str, measure: str, formula: str) -> None:
-        self.format, self.measure = format, measure
+    def __init__(self, compared: Compared, format: str, measure: str, formula: str) -> None:
+        self.compared, self.format, self.measure = compared, format, measure
         self.name = f"{measure}_{format}"
         self.formula = f"{formula}, w' and z' with keys and values in {format}"
 
     def values(self, call: LayerCall) -> Tensor:
         assert call.problem is not None and call.inputs is not None
-        divergence = compared(call.problem, call.inputs, self.format)
+        divergence = self.compared(call.problem, call.inputs, self.format)
         return divergence.kl if self.measure == "kl" else divergence.error
 
 
@@ -67,7 +68,8 @@ def caches(reader: Reader, context: int) -> list[Metric]:
     with needed_by("caches", "heads that ggml stores"), intervene(reader.module, edits):
         reader.run(torch.tensor([[len(reader.words) // 2]]))
     formulas = {"kl": "KL(w || w') in nats", "error": "|z - z'| / |z|"}
-    return [Damage(x, *formula) for x in BYTES for formula in formulas.items()]
+    compared = lru_cache(maxsize=len(BYTES))(_compared)  # which both measures read
+    return [Damage(compared, x, *formula) for x in BYTES for formula in formulas.items()]
 
 
 @dataclass(frozen=True)
