@@ -128,7 +128,7 @@ class LayerCall:
         return self.results[name]
 
 
-Parts = dict[tuple[str, str], Tensor]  # sums, (B, H) each, by side and component
+ComponentSums = dict[tuple[str, str], Tensor]  # (B, H) each, by side and component
 
 
 class Metric:
@@ -167,7 +167,7 @@ class Metric:
         """
         raise NotImplementedError
 
-    def components(self, batch: Batch, layer: int) -> Parts:
+    def components(self, batch: Batch, layer: int) -> ComponentSums:
         """Return what its sum over the queries that count consists of: rows of `reasons`."""
         return {}
 

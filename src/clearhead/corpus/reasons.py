@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..models.why.split import SIDES, HeadReasons, reasons_of_heads
-from .metric import Batch, Bins, LayerCall, Metric, Parts, WithoutBaseline, needed_by
+from .metric import Batch, Bins, ComponentSums, LayerCall, Metric, WithoutBaseline, needed_by
 from .reader import Reader
 
 FORMULAS = {  # of the contrast, and the terms that sum to it
@@ -46,8 +46,8 @@ class Contrast(WithoutBaseline):
         term = [*FORMULAS].index(self.name)
         return terms[..., term - 1] if term else terms.sum(-1)
 
-    def components(self, batch: Batch, layer: int) -> Parts:
-        contexts, parts = self.layers(batch)[layer], Parts()
+    def components(self, batch: Batch, layer: int) -> ComponentSums:
+        contexts, parts = self.layers(batch)[layer], ComponentSums()
         for side in SIDES if self.name == "contrast" else ():
             sums = torch.stack([getattr(x, f"{side}_parts") for x in contexts])
             for component, part in zip(contexts[0].components, sums.unbind(-1), strict=True):
