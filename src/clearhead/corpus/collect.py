@@ -88,10 +88,11 @@ class Collector:
             for number, metric in enumerate(self.metrics)
             for of, sums in metric.components(self.batch, call.layer).items()
         }
+        names = [*map(list, parts)]
         if call.layer == len(self.layers):
-            self.add_layer(call, problem, [*map(list, parts)])
+            self.add_layer(call, problem, names)
         layer, examples = self.layers[call.layer], self.examples[call.layer]
-        must_have_layers(layer.parts, [*map(list, parts)])
+        must_have_layers(layer.parts, names)
         for column, (number, sums) in enumerate(parts.values(), len(self.metrics)):
             layer.sums[..., column].index_add_(0, self.rows, sums.double())
             layer.queries[:, column].index_add_(0, self.rows, uniform.counts[number].sum(-1))
