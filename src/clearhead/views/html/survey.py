@@ -164,13 +164,17 @@ class Contexts:
         """Compute an example's metric for equal weights on all keys, without a window.
 
         For a metric that is not a mass of keys, return the example's own value."""
-        tokens, query = self._read(row["text"], row["context"]), row["query"]
-        keys, back = query + 1 if self._causal else len(tokens), BACK.get(row["metric"])
-        if back is not None:
-            return sum(tokens[k - back] == tokens[query] for k in range(1, query - 1)) / keys
-        if row["metric"] == "separators":
+        metric, query = row["metric"], row["query"]
+        if metric not in (*ONE_KEY, *BACK, "separators"):
+            return float(row["value"])
+        tokens = self._read(row["text"], row["context"])
+        keys = query + 1 if self._causal else len(tokens)
+        if metric == "separators":
             return sum(map(is_separator, tokens[1:keys])) / keys
-        return 1 / keys if row["metric"] in ONE_KEY else row["value"]
+        if metric in ONE_KEY:
+            return 1 / keys
+        copies = (tokens[k - BACK[metric]] == tokens[query] for k in range(1, query - 1))
+        return sum(copies) / keys
 
     def example(self, row: Mapping[str, Any]) -> schema.SurveyExample:
         text, context = text_context = row["text"], row["context"]
