@@ -51,7 +51,6 @@ def plan(
     from clearhead.core.errors import BadValue
     from clearhead.core.errors.limits import MOST_PLANNED_SIZE as most
     from clearhead.core.functional.plan import plan as plan_of
-    from clearhead.distributed import plan as plan_of_ranks
 
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
@@ -85,6 +84,8 @@ def plan(
             engine=engine,
         )  # fmt: skip
     else:
+        from clearhead.distributed import plan as plan_of_ranks
+
         of_one = ["softcap", "dropout", "seed", "grad", "engine"]
         rule = "the plan of ranks has both passes, and does not depend on it."
         refuse(context, of_one, "with --ranks", rule, "leave {} out.")
