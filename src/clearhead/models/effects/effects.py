@@ -212,10 +212,12 @@ def named_edits(
     """
     if isinstance(edits, str) or not isinstance(edits, Mapping | Sequence):
         raise BadType(f"{verb} got {kind_of(edits)}.", rule, hint)
+    if not edits:
+        raise BadValue(f"{verb} got 0 edits.", rule, hint)
     named: Any = edits
     if not isinstance(edits, Mapping):
         named = {x if isinstance(x, str) else repr(x): x for x in edits}
-    if not named or len(named) < len(edits):
+    if len(named) < len(edits):
         raise BadValue(
             f"{verb} got {len(edits)} edits with {len(named)} different names.",
             "the repr of an edit is its name in the result, and names are unique.",
