@@ -119,11 +119,9 @@ def bit_budgets(survey: "Survey", bits: float) -> BitBudgets:
         [f"kl_{COARSE}", f"kl_{FINE}"],
     ).rows
     if not rows or rows[0][2] is None:
-        raise BadValue(
-            "The survey has no damage of caches.",
-            "bits are divided by the metrics of 'caches'.",
-            'survey texts with metrics="caches".',
-        )
+        gave = "The survey has no damage of caches."
+        hint = 'survey texts with metrics="caches".'
+        raise BadValue(gave, "bits are divided by the metrics of 'caches'.", hint)
     worst = sorted(rows, key=lambda row: row[3] - row[2])
     share = (bits - BITS[COARSE]) / (BITS[FINE] - BITS[COARSE])
     fine = {row[:2] for row in worst[: int(share * len(rows))]}

@@ -124,18 +124,15 @@ class Collector:
         except AttentionError:
             raise
         except Exception as error:  # which would look like an error of the model
-            raise BadValue(
-                f"The metric {metric.name} raised {type(error).__name__}: {error}.",
-                "a metric computes a number for every query of any context, also of one token.",
-                "correct its method `values`; shards that are finished stay valid.",
-            ) from error
+            gave = f"The metric {metric.name} raised {type(error).__name__}: {error}."
+            rule = "a metric computes a number for every query of any context, also of one token."
+            hint = "correct its method `values`; shards that are finished stay valid."
+            raise BadValue(gave, rule, hint) from error
         B, T = self.batch.ids.shape
         if values.shape[:1] != (B,) or values.shape[2:] != (T,):
-            raise BadValue(
-                f"The metric {metric.name} returned numbers of shape {tuple(values.shape)}.",
-                f"a metric has one number for each context, head and query: ({B}, H, {T}).",
-                "check what its method `values` returns.",
-            )
+            gave = f"The metric {metric.name} returned numbers of shape {tuple(values.shape)}."
+            rule = f"a metric has one number for each context, head and query: ({B}, H, {T})."
+            raise BadValue(gave, rule, "check what its method `values` returns.")
         return values
 
     def reduce(

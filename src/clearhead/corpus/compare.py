@@ -105,11 +105,9 @@ def compare(one: Path, other: Path) -> Comparison:
     rows = sums.rows()
     left_out = [*_only_in_one(folders, layers, metrics), *sums.left_out()]
     if not rows:
-        raise BadValue(
-            f"The surveys have nothing that can be compared: {'; '.join(left_out)}.",
-            "heads are compared by their layer and number, over the same queries.",
-            "compare models of one architecture, with the same metrics.",
-        )
+        gave = f"The surveys have nothing that can be compared: {'; '.join(left_out)}."
+        rule = "heads are compared by their layer and number, over the same queries."
+        raise BadValue(gave, rule, "compare models of one architecture, with the same metrics.")
     heads, by = len({row[:2] for row in rows}), len({row[2] for row in rows})
     compared = f"{quantity(heads, 'head')}, by {quantity(by, 'metric')}"
     machines = manifests[0].machines_that_differ(manifests[1])

@@ -264,11 +264,10 @@ def _must_not_look_ahead(survey: "Survey") -> None:
         "select coalesce(max(queries), 0) from heads where metric = ?", [f"outside_{WINDOWS[0]}"]
     ).rows[0]
     if queries > most:
-        raise BadValue(
-            f"{survey.manifest.fixed['model']} looks ahead: it is not causal.",
-            "budgets are of the keys that a cache keeps while a model generates.",
-            "survey a model that generates; the table heads has the numbers of this one.",
-        )
+        gave = f"{survey.manifest.fixed['model']} looks ahead: it is not causal."
+        rule = "budgets are of the keys that a cache keeps while a model generates."
+        hint = "survey a model that generates; the table heads has the numbers of this one."
+        raise BadValue(gave, rule, hint)
 
 
 def _scores(survey: "Survey") -> dict[tuple[int, int], Mean]:

@@ -134,11 +134,9 @@ class Manifest:
         pairs += [(f"the metric {name}", a[name], b[name]) for name in a if name in b]
         for name, value, theirs in pairs:
             if value != theirs:
-                raise BadValue(
-                    f"One survey has {name} {value!r}, and the other {theirs!r}.",
-                    "a difference between surveys is one between models.",
-                    "survey both models with the same settings.",
-                )
+                gave = f"One survey has {name} {value!r}, and the other {theirs!r}."
+                rule = "a difference between surveys is one between models."
+                raise BadValue(gave, rule, "survey both models with the same settings.")
         states, theirs = ([entry.state for entry in manifest.shards] for manifest in (self, other))
         if states != theirs:  # their names have digests of the contexts
             raise BadValue(

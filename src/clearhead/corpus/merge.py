@@ -76,11 +76,9 @@ def merge(out: Path, prepared: Manifest | None = None) -> Path:
     """
     manifest = read_manifest(out)
     if prepared is not None and prepared.digest != manifest.digest:
-        raise BadValue(
-            f"Another run has changed the survey in {str(out)!r} since this one began.",
-            "runs in one folder at the same time have the same texts and settings.",
-            "run this survey again, or use another folder as out=.",
-        )
+        gave = f"Another run has changed the survey in {str(out)!r} since this one began."
+        rule = "runs in one folder at the same time have the same texts and settings."
+        raise BadValue(gave, rule, "run this survey again, or use another folder as out=.")
     must_be_finished(out, manifest)
     folded, spelling = _fold(out, manifest)
     moments = _Moments(folded.layers)
@@ -172,11 +170,10 @@ def must_have_layers(known: list[list[Any]], new: list[list[Any]]) -> None:
     """Raise `BadValue` if the model made other calls, or its heads read other components."""
     if known != new:
         differ = [x for x in (*known, *new) if x not in known or x not in new][:2]
-        raise BadValue(
-            f"The model made {len(known)} and {len(new)} calls or parts, such as {differ}.",
-            "a model makes the same attention calls for every context, of the same parts.",
-            "survey a model, or a part of it, whose layers do not depend on the text.",
-        )
+        gave = f"The model made {len(known)} and {len(new)} calls or parts, such as {differ}."
+        rule = "a model makes the same attention calls for every context, of the same parts."
+        hint = "survey a model, or a part of it, whose layers do not depend on the text."
+        raise BadValue(gave, rule, hint)
 
 
 def _columns(name: str, rows: list[dict[str, Any]]) -> Columns:

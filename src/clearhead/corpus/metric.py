@@ -228,8 +228,5 @@ def needed_by(name: str, needs: str) -> Iterator[None]:
     try:
         yield
     except AttentionError as error:
-        raise BadValue(
-            f"metrics has {name!r}, which needs {needs}. {error.gave}",
-            error.rule,
-            f"leave out {name!r}, or: {error.hint}",
-        ) from error
+        gave = f"metrics has {name!r}, which needs {needs}. {error.gave}"
+        raise BadValue(gave, error.rule, f"leave out {name!r}, or: {error.hint}") from error

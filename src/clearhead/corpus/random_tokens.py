@@ -95,19 +95,15 @@ class Needles:
         before, after = reader.around
         size = context - len(before) - len(after) - 2 * self.tokens
         if size <= NEAR:
-            raise BadValue(
-                f"A needle has {self.tokens} tokens, and a context {context}.",
-                f"a context has a needle twice, and more than {NEAR} tokens between them.",
-                "pass fewer tokens, or a larger context.",
-            )
+            gave = f"A needle has {self.tokens} tokens, and a context {context}."
+            rule = f"a context has a needle twice, and more than {NEAR} tokens between them."
+            raise BadValue(gave, rule, "pass fewer tokens, or a larger context.")
         unread: list[Text] = []
         haystacks = list(self._haystacks(reader, size, unread))
         if not haystacks:
-            raise BadValue(
-                f"No text for needles has {size} tokens without repetitions.",
-                f"a haystack fills a context of {context} tokens.",
-                "pass longer texts, or a smaller context.",
-            )
+            gave = f"No text for needles has {size} tokens without repetitions."
+            rule = f"a haystack fills a context of {context} tokens."
+            raise BadValue(gave, rule, "pass longer texts, or a smaller context.")
         generator = random.Random(seed)
         words = {*range(len(reader.words))} - {*before, *after}
         for number in range(self.count):

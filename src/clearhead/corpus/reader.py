@@ -63,11 +63,9 @@ class Reader:
         for start in range(len(complete) - len(body) + 1):
             if complete[start : start + len(body)] == body:
                 return complete[:start], complete[start + len(body) :]
-        raise BadValue(
-            f"The tokenizer of {self.name} reads a text differently with special tokens.",
-            "special tokens are added before and after each context.",
-            "pass a tokenizer of transformers that adds them around the tokens of a text.",
-        )
+        gave = f"The tokenizer of {self.name} reads a text differently with special tokens."
+        hint = "pass a tokenizer of transformers that adds them around the tokens of a text."
+        raise BadValue(gave, "special tokens are added before and after each context.", hint)
 
     def run(self, ids: Tensor) -> None:
         """Run the model on contexts of equal length, (B, T)."""
@@ -128,11 +126,9 @@ def open_reader(model: "str | Path | TextModel | nn.Module | Reader", tokenizer:
         model = Checkpoint(model)
     if isinstance(model, nn.Module):
         if tokenizer is None:
-            raise BadType(
-                f"survey got the module {type(model).__name__} without a tokenizer.",
-                "a survey reads texts.",
-                "pass tokenizer=, or the folder of a checkpoint in place of the module.",
-            )
+            gave = f"survey got the module {type(model).__name__} without a tokenizer."
+            hint = "pass tokenizer=, or the folder of a checkpoint in place of the module."
+            raise BadType(gave, "a survey reads texts.", hint)
         config = getattr(model, "config", None)
         module: Any = model
         predictor: nn.Module | None = model

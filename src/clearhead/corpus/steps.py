@@ -132,11 +132,9 @@ def setup_of_manifest(
     manifest = read_manifest(out)
     fixed, requested = manifest.fixed, manifest.requested if metrics is None else metrics
     if requested is None:
-        raise BadValue(
-            f"The survey in {str(out)!r} has metrics that were passed as objects.",
-            "a worker imports metrics by name.",
-            "pass the same metrics as --metrics basic,module:name.",
-        )
+        gave = f"The survey in {str(out)!r} has metrics that were passed as objects."
+        rule = "a worker imports metrics by name."
+        raise BadValue(gave, rule, "pass the same metrics as --metrics basic,module:name.")
     return make_setup(
         model, fixed["context"], fixed["seed"], requested,
         threads=fixed["threads of a worker"], shard_tokens=fixed["shard tokens"],

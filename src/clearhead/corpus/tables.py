@@ -94,11 +94,10 @@ def write_table(
         os.replace(temporary, path)
     except (OSError, duckdb.Error) as error:
         temporary.unlink(missing_ok=True)
-        raise BadValue(
-            f"{str(path)!r} cannot be written: {' '.join(str(error).split())[:300]}.",
-            "tables are written under a temporary name, then moved; they need disk space.",
-            "free disk space, and merge again; shards that are finished stay valid.",
-        ) from error
+        gave = f"{str(path)!r} cannot be written: {' '.join(str(error).split())[:300]}."
+        rule = "tables are written under a temporary name, then moved; they need disk space."
+        hint = "free disk space, and merge again; shards that are finished stay valid."
+        raise BadValue(gave, rule, hint) from error
     return path
 
 
@@ -131,11 +130,9 @@ def open_tables(out: Path, digest: str) -> Any:
     Raises `BadValue` unless the tables are of the survey with this digest.
     """
     if digest_of_tables(out) != digest:
-        raise BadValue(
-            f"The tables of the survey in {str(out)!r} are not of all its texts.",
-            "tables are written when all shards are finished.",
-            f"run the same survey again, or: clearhead survey merge {out}",
-        )
+        gave = f"The tables of the survey in {str(out)!r} are not of all its texts."
+        rule = "tables are written when all shards are finished."
+        raise BadValue(gave, rule, f"run the same survey again, or: clearhead survey merge {out}")
     connection, files = connect(), {name: out / FOLDER / f"{name}.parquet" for name in SCHEMA}
     for name, file in files.items():
         path = quoted(pattern_of(file))

@@ -165,11 +165,10 @@ def attribution(reader: Reader, context: int) -> list[Metric]:
     begins, the logits of two tokens are.
     """
     if reader.predictor is None:
-        raise BadValue(
-            f"metrics has 'attribution', and {reader.name} has no logits of the next token.",
-            "the metrics of 'attribution' split the logit of the next token.",
-            "leave out 'attribution', or pass a model that predicts the next token.",
-        )
+        gave = f"metrics has 'attribution', and {reader.name} has no logits of the next token."
+        rule = "the metrics of 'attribution' split the logit of the next token."
+        hint = "leave out 'attribution', or pass a model that predicts the next token."
+        raise BadValue(gave, rule, hint)
     number = len(reader.words)
     with needed_by("attribution", "logits that can be split"):
         logit_attribution(reader.predictor, torch.tensor([number // 2, number // 3]))

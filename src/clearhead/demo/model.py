@@ -69,11 +69,9 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the logits, (..., T) -> (..., T, words). Raises `BadValue` for a longer text."""
         if input_ids.shape[-1] > self.config.context:
-            raise BadValue(
-                f"The text has {input_ids.shape[-1]} tokens.",
-                f"the context of this model is {self.config.context} tokens.",
-                "pass a shorter text, for example its last sentences.",
-            )
+            rule = f"the context of this model is {self.config.context} tokens."
+            hint = "pass a shorter text, for example its last sentences."
+            raise BadValue(f"The text has {input_ids.shape[-1]} tokens.", rule, hint)
         x = self.embed(input_ids)
         for block in self.blocks:
             x = block(x)

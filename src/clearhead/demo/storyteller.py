@@ -286,11 +286,10 @@ def _load(path: Path, folder: Path | None = None) -> Storyteller:
         model.load_state_dict(tensors)
         vocabulary = Vocabulary(tuple(about["vocabulary"]))
     except (KeyError, TypeError, RuntimeError) as error:
-        raise BadValue(
-            f"The file {str(path)!r} is not a storyteller: {error}.",
-            "a model file has the weights, the sizes and the vocabulary that `train` wrote.",
-            "pass the model.safetensors that `train` wrote, or its folder.",
-        ) from error
+        gave = f"The file {str(path)!r} is not a storyteller: {error}."
+        rule = "a model file has the weights, the sizes and the vocabulary that `train` wrote."
+        hint = "pass the model.safetensors that `train` wrote, or its folder."
+        raise BadValue(gave, rule, hint) from error
     model.eval().requires_grad_(False)
     provenance, table = about.get("made", {}), _table(path.with_suffix(".json"))
     return Storyteller(model, vocabulary, provenance, table, folder)
@@ -304,11 +303,9 @@ def _table(path: Path) -> dict[str, Any] | None:
         table = json.loads(path.read_text(encoding="utf-8"))
         _heads(table)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadValue(
-            f"The file {str(path)!r} beside the weights is not a table of heads: {error!r}.",
-            "it is the result of `measure` for this model.",
-            "remove it, or run clearhead measure again.",
-        ) from error
+        gave = f"The file {str(path)!r} beside the weights is not a table of heads: {error!r}."
+        rule = "it is the result of `measure` for this model."
+        raise BadValue(gave, rule, "remove it, or run clearhead measure again.") from error
     return table
 
 

@@ -42,11 +42,9 @@ class Vocabulary:
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", {word: i for i, word in enumerate(self.words)})
         if self.words[:2] != (UNKNOWN, END) or len(self.number) != len(self.words):
-            raise BadValue(
-                f"Vocabulary got {len(self.words)} words, {len(self.number)} of them different.",
-                f"it starts with {UNKNOWN} and {END}, and its words are unique.",
-                "use Vocabulary.of(words), which ensures both.",
-            )
+            gave = f"Vocabulary got {len(self.words)} words, {len(self.number)} of them different."
+            rule = f"it starts with {UNKNOWN} and {END}, and its words are unique."
+            raise BadValue(gave, rule, "use Vocabulary.of(words), which ensures both.")
 
     @classmethod
     def of(cls, words: Iterable[str]) -> "Vocabulary":
@@ -65,10 +63,8 @@ class Vocabulary:
         """Convert a text, or its tokens, to ids. Raises `BadValue` for a text without words."""
         tokens = tuple(tokenize(text) if isinstance(text, str) else text)
         if not tokens:
-            raise BadValue(
-                f"The text {text!r} has no words.",
-                "the model reads at least one word.",
-                "pass some words, for example 'Once upon a time there was a girl.'.",
-            )
+            rule = "the model reads at least one word."
+            hint = "pass some words, for example 'Once upon a time there was a girl.'."
+            raise BadValue(f"The text {text!r} has no words.", rule, hint)
         ids = tuple(self.number.get(token.lower(), 0) for token in tokens)
         return Encoded(tokens, ids, tuple(i == 0 for i in ids))

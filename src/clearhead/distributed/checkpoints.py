@@ -37,11 +37,9 @@ def _frame(pack: Any) -> Any:
     for cell in pack.__closure__ or ():
         if hasattr(cell.cell_contents, "recompute_fn"):
             return cell.cell_contents
-    raise BadValue(
-        "torch.utils.checkpoint ran inside distributed.sharded, in a form that is not known.",
-        "a checkpoint recomputes attention calls, which need the ranks of the block.",
-        "use no checkpoints, or another version of torch.",
-    )
+    gave = "torch.utils.checkpoint ran inside distributed.sharded, in a form that is not known."
+    rule = "a checkpoint recomputes attention calls, which need the ranks of the block."
+    raise BadValue(gave, rule, "use no checkpoints, or another version of torch.")
 
 
 def replace(opened: Any, recompute: Callable[..., Any]) -> None:

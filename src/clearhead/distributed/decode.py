@@ -113,11 +113,10 @@ def _must_be_equal(queries: list[Tensor]) -> None:
     for rank, q in enumerate(queries):
         far = (q - queries[0]).abs() > 0.01 * queries[0].abs().amax() if q.numel() else q.bool()
         if bool(far.any()):
-            raise BadValue(
-                f"The new queries of rank {rank} differ from those of rank 0.",
-                "while decoding, every rank runs the model on the same new tokens.",
-                "sample on one rank and broadcast the token, or use the same seed on every rank.",
-            )
+            gave = f"The new queries of rank {rank} differ from those of rank 0."
+            rule = "while decoding, every rank runs the model on the same new tokens."
+            hint = "sample on one rank and broadcast the token, or use the same seed on every rank."
+            raise BadValue(gave, rule, hint)
 
 
 def _ring(
@@ -233,11 +232,9 @@ class Decoding(InBlock):
         return x
 
     def statistics(self, *of_call: object) -> NoReturn:
-        raise BadValue(
-            "Statistics were requested while decoding.",
-            "a step of decoding merges only the output over the ranks.",
-            "watch the text itself inside distributed.sharded.",
-        )
+        rule = "a step of decoding merges only the output over the ranks."
+        hint = "watch the text itself inside distributed.sharded."
+        raise BadValue("Statistics were requested while decoding.", rule, hint)
 
     rows = total = statistics
 
@@ -246,8 +243,6 @@ def must_be_computed_together(engine: str, around: Ambient) -> None:
     """Raise `BadValue` if an engine is named, or if the call is inside `intervene`."""
     if engine != "auto" or around.editors:
         gave = f"engine={engine!r} was passed" if engine != "auto" else "Calls are edited"
-        raise BadValue(
-            f"{gave} inside distributed.sharded.",
-            "the ranks compute a call together, without edits, and choose the engine.",
-            "omit engine=, and intervene outside the block.",
-        )
+        rule = "the ranks compute a call together, without edits, and choose the engine."
+        hint = "omit engine=, and intervene outside the block."
+        raise BadValue(f"{gave} inside distributed.sharded.", rule, hint)

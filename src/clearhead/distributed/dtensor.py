@@ -29,11 +29,9 @@ def local_parts(
     if not any(isinstance(x, DTensor) for x in tensors):
         return tensors, group, lambda out: out
     if not (isinstance(q, DTensor) and isinstance(k, DTensor) and isinstance(v, DTensor)):
-        raise BadType(
-            f"q, k and v are {', '.join(kind_of(x) for x in tensors)}.",
-            "either all of them are DTensors, or none is.",
-            "distribute the others over the same mesh, or pass q.to_local() and so on.",
-        )
+        rule = "either all of them are DTensors, or none is."
+        hint = "distribute the others over the same mesh, or pass q.to_local() and so on."
+        raise BadType(f"q, k and v are {', '.join(kind_of(x) for x in tensors)}.", rule, hint)
     dims = [i for i, placement in enumerate(q.placements) if placement == Shard(q.dim() - 2)]
     same = all(x.device_mesh == q.device_mesh and x.placements == q.placements for x in (k, v))
     heads = [p for p in q.placements if p == Shard(q.dim() - 3) and q.dim() > 2]
@@ -53,11 +51,8 @@ def local_parts(
     mesh, placements = q.device_mesh, q.placements
     along = mesh.get_group(dims[0])
     if group is not None and process_group(group) is not along:
-        raise BadValue(
-            "group= is not the group along which the DTensors are sharded.",
-            "a DTensor determines the ranks that hold its shards.",
-            "omit group=.",
-        )
+        gave = "group= is not the group along which the DTensors are sharded."
+        raise BadValue(gave, "a DTensor determines the ranks that hold its shards.", "omit group=.")
     shape = torch.Size((*q.shape[:-1], v.shape[-1]))
     stride = torch.empty(shape, device="meta").stride()
 

@@ -96,11 +96,9 @@ def must_be_first_order(transport: Transport) -> None:
     with reporting_errors(transport):
         if torch.is_grad_enabled() or batches_gradients():
             keyword = "is_grads_batched" if batches_gradients() else "create_graph"
-            raise BadValue(
-                f"A gradient over ranks was requested with {keyword}=True.",
-                "the ranks exchange the numbers of one gradient, which has no gradient itself.",
-                f"omit {keyword}=True, or use clearhead.attention on one machine.",
-            )
+            rule = "the ranks exchange the numbers of one gradient, which has no gradient itself."
+            hint = f"omit {keyword}=True, or use clearhead.attention on one machine."
+            raise BadValue(f"A gradient over ranks was requested with {keyword}=True.", rule, hint)
 
 
 class _Exchange(torch.autograd.Function):
@@ -162,17 +160,11 @@ def check_heads(heads: object, world: int, p: Problem, bias: object) -> int:
     count = whole_number(heads)
     hint = "omit heads=, or pass distributed.plan(...).heads."
     if count is None or count < 1 or world % count or p.G % count:
-        raise BadValue(
-            f"heads={heads!r}, with {world} ranks, H={p.H} and G={p.G}.",
-            "heads= is the size of a team of ranks; it divides the number of ranks and G.",
-            hint,
-        )
+        rule = "heads= is the size of a team of ranks; it divides the number of ranks and G."
+        raise BadValue(f"heads={heads!r}, with {world} ranks, H={p.H} and G={p.G}.", rule, hint)
     if count > 1 and not (bias is None or isinstance(bias, Alibi)):
-        raise BadValue(
-            f"heads={count}, with a bias tensor.",
-            "a rank has the bias of its own queries only, but would compute those of its team.",
-            hint,
-        )
+        rule = "a rank has the bias of its own queries only, but would compute those of its team."
+        raise BadValue(f"heads={count}, with a bias tensor.", rule, hint)
     return count
 
 

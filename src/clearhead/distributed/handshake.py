@@ -91,11 +91,9 @@ def agree(
     """
     history = transport.history
     if history.ended_block:
-        raise BadValue(
-            f"The block of distributed.sharded has ended: {history.ended_block}",
-            "all ranks leave a block together.",
-            "leave the block, and enter a new one.",
-        )
+        gave = f"The block of distributed.sharded has ended: {history.ended_block}"
+        rule = "all ranks leave a block together."
+        raise BadValue(gave, rule, "leave the block, and enter a new one.")
     call_text = written(call)
     digest = hashlib.blake2b(call_text, digest_size=16).digest()
     record = Record(kind, Tq, Tk, drawn, len(call_text), digest, text, "")

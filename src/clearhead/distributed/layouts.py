@@ -95,11 +95,9 @@ class Layout:
         end = 0
         for r in sorted(chain.from_iterable(joined), key=lambda r: r.start):
             if r.start != end or r.step != 1:
-                raise BadValue(
-                    f"A layout has {r!r} after position {end}.",
-                    "exactly one rank holds each position from 0 on, in ranges without a step.",
-                    "list each position once; a rank may hold no ranges.",
-                )
+                rule = "exactly one rank holds each position from 0 on, in ranges without a step."
+                hint = "list each position once; a rank may hold no ranges."
+                raise BadValue(f"A layout has {r!r} after position {end}.", rule, hint)
             end = r.stop
 
     def __repr__(self) -> str:
@@ -186,17 +184,13 @@ def by_document(ids: Tensor | Sequence[int], world: int) -> Layout:
     try:
         names = torch.as_tensor(ids, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadType(
-            f"by_document got {kind_of(ids)} for ids.",
-            "ids are a tensor or a list of numbers, one for each position.",
-            "pass for example [0, 0, 1, 1].",
-        ) from error
+        rule = "ids are a tensor or a list of numbers, one for each position."
+        hint = "pass for example [0, 0, 1, 1]."
+        raise BadType(f"by_document got {kind_of(ids)} for ids.", rule, hint) from error
     if names.dim() != 1:
-        raise BadValue(
-            f"by_document got ids of shape {tuple(names.shape)}.",
-            "a layout cuts all sequences of a batch alike, so ids are (T,).",
-            "pack every row of the batch alike, or use head_tail or balanced.",
-        )
+        rule = "a layout cuts all sequences of a batch alike, so ids are (T,)."
+        hint = "pack every row of the batch alike, or use head_tail or balanced."
+        raise BadValue(f"by_document got ids of shape {tuple(names.shape)}.", rule, hint)
     _, names = names.unique(return_inverse=True)
     texts: dict[int, list[range]] = {}
     ends = (names.diff().nonzero().flatten() + 1).tolist()

@@ -164,11 +164,10 @@ class Shard(InBlock):
         gaps = self.positions.diff() != 1
         changes = ids.diff(dim=-1).cpu() != 0
         if self.mask is everything and not bool((changes == gaps).all()):
-            raise BadValue(
-                "The positions start again inside this rank's part of the text.",
-                "packed texts need a mask over all positions, since a rank sees only its part.",
-                "pass mask=documents(ids) to sharded, with the ids of the whole text.",
-            )
+            gave = "The positions start again inside this rank's part of the text."
+            rule = "packed texts need a mask over all positions, since a rank sees only its part."
+            hint = "pass mask=documents(ids) to sharded, with the ids of the whole text."
+            raise BadValue(gave, rule, hint)
 
 
 @contextmanager

@@ -117,11 +117,9 @@ class Transport(ABC):
         other, self.history.thread = self.history.thread, threading.get_ident()
         try:
             if other not in (0, threading.get_ident()):
-                raise BadValue(
-                    "Two threads called attention over the ranks of one group at the same time.",
-                    "the ranks exchange messages in the order of the calls.",
-                    "let one thread wait for the other.",
-                )
+                gave = "Two threads called attention over the ranks of one group at the same time."
+                rule = "the ranks exchange messages in the order of the calls."
+                raise BadValue(gave, rule, "let one thread wait for the other.")
             yield
         except RankLost:
             raise
@@ -302,11 +300,9 @@ def process_group(group: Group) -> dist.ProcessGroup:
         )
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise BadValue(
-                f"group is a mesh of {group.ndim} dimensions, {group.mesh_dim_names}.",
-                "a sequence is cut along one dimension of a mesh.",
-                'pass that dimension, for example mesh["sequence"].',
-            )
+            gave = f"group is a mesh of {group.ndim} dimensions, {group.mesh_dim_names}."
+            rule = "a sequence is cut along one dimension of a mesh."
+            raise BadValue(gave, rule, 'pass that dimension, for example mesh["sequence"].')
         return group.get_group()
     if group is None:
         group = dist.group.WORLD

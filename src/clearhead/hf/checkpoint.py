@@ -238,18 +238,13 @@ class Checkpoint:
         )
         ids = encoded["input_ids"]
         if not ids.numel() and text.strip():
-            raise BadValue(
-                f"The tokenizer of {str(self.path)!r} finds no tokens in {text!r}.",
-                "a checkpoint is read with the tokenizer in its folder.",
-                "save the tokenizer into the folder too: tokenizer.save_pretrained(folder).",
-            )
+            gave = f"The tokenizer of {str(self.path)!r} finds no tokens in {text!r}."
+            hint = "save the tokenizer into the folder too: tokenizer.save_pretrained(folder)."
+            raise BadValue(gave, "a checkpoint is read with the tokenizer in its folder.", hint)
         special = {*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}
         if special.issuperset(ids.flatten().tolist()):
-            raise BadValue(
-                f"The text {text!r} has only special tokens.",
-                "a text has at least one token that the tokenizer does not add itself.",
-                "pass some words.",
-            )
+            rule = "a text has at least one token that the tokenizer does not add itself."
+            raise BadValue(f"The text {text!r} has only special tokens.", rule, "pass some words.")
         offsets = encoded["offset_mapping"][0].tolist() if is_fast else None
         return self._tokens_and_inputs(text, encoded, offsets)
 
@@ -258,11 +253,8 @@ class Checkpoint:
     ) -> tuple[list[str], dict[str, Tensor]]:
         ids = encoded["input_ids"]
         if self.longest is not None and ids.shape[1] > self.longest:
-            raise BadValue(
-                f"The text has {ids.shape[1]} tokens.",
-                f"this model has positions for at most {self.longest} tokens.",
-                "pass a shorter text.",
-            )
+            rule = f"this model has positions for at most {self.longest} tokens."
+            raise BadValue(f"The text has {ids.shape[1]} tokens.", rule, "pass a shorter text.")
         tokens: list[str] = [*TokenTexts(self.tokenizer).tokens(text, ids[0].tolist(), offsets)]
         inputs = {n: encoded[n] for n in ("input_ids", "attention_mask") if n in encoded}
         if getattr(self.model.config, "use_cache", False) and not self.has_decoder:
@@ -303,11 +295,10 @@ class Checkpoint:
         except AttentionError:
             raise
         except Exception as error:  # an input is missing, or the configuration is wrong
-            raise BadValue(
-                f"The model in {str(self.path)!r} cannot run on a text: {error}",
-                "its only input is the tokens of the text, without images or sound.",
-                "run it on all its inputs: report(model, inputs), or inside watch(model).",
-            ) from error
+            gave = f"The model in {str(self.path)!r} cannot run on a text: {error}"
+            rule = "its only input is the tokens of the text, without images or sound."
+            hint = "run it on all its inputs: report(model, inputs), or inside watch(model)."
+            raise BadValue(gave, rule, hint) from error
 
     is_small = False
 

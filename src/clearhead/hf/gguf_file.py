@@ -68,11 +68,10 @@ def converted(file: Path) -> Path:
     try:
         reader = gguf.GGUFReader(file)
     except Exception as error:  # the reader of a damaged file may raise anything
-        raise BadValue(
-            f"The GGUF file {str(file)!r} is broken ({type(error).__name__}: {error}).",
-            "a GGUF file begins with the letters GGUF, and has all bytes that its header names.",
-            "compare its size with that of the original, and download or copy it again.",
-        ) from error
+        gave = f"The GGUF file {str(file)!r} is broken ({type(error).__name__}: {error})."
+        rule = "a GGUF file begins with the letters GGUF, and has all bytes that its header names."
+        hint = "compare its size with that of the original, and download or copy it again."
+        raise BadValue(gave, rule, hint) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
     if (free := shutil.disk_usage(folder.parent).free) < size:

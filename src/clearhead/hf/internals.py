@@ -43,11 +43,9 @@ def check_internals() -> None:
     import transformers
 
     if lacks := next(_missing(), None):
-        raise BadValue(
-            f"transformers {transformers.__version__} has no {lacks}, which clearhead reads.",
-            f"clearhead is tested with transformers {TESTED}.",
-            how_to_install("hf"),
-        )
+        gave = f"transformers {transformers.__version__} has no {lacks}, which clearhead reads."
+        rule = f"clearhead is tested with transformers {TESTED}."
+        raise BadValue(gave, rule, how_to_install("hf"))
 
 
 def _missing() -> Iterator[str]:

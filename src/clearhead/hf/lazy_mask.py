@@ -105,11 +105,9 @@ class LazyMask(Tensor):
         if func in (Tensor.contiguous, Tensor.detach):
             return args[0]
         if isinstance(kwargs.get("out"), LazyMask):
-            raise BadValue(
-                f"torch.{func.__name__} got a mask as out=.",
-                "clearhead's masks for transformers have no memory to write to.",
-                "clone the mask first: mask = mask.clone().",
-            )
+            rule = "clearhead's masks for transformers have no memory to write to."
+            hint = "clone the mask first: mask = mask.clone()."
+            raise BadValue(f"torch.{func.__name__} got a mask as out=.", rule, hint)
         plain, named = tree_map_only(LazyMask, _computed, (args, kwargs))
         if not (args and isinstance(args[0], LazyMask) and _may_write(func)):
             return func(*plain, **named)

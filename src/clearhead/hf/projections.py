@@ -81,11 +81,9 @@ class OutputProjection:
     def must_be_finite(self) -> None:
         """Raise `BadValue` if a weight is NaN or infinite."""
         if not bool(self.weight.isfinite().all()):
-            raise BadValue(
-                f"The weights of {self.module or 'the model'} have NaN or infinity.",
-                "what a head writes is its output times these weights.",
-                "load a checkpoint from before training diverged.",
-            )
+            gave = f"The weights of {self.module or 'the model'} have NaN or infinity."
+            rule = "what a head writes is its output times these weights."
+            raise BadValue(gave, rule, "load a checkpoint from before training diverged.")
 
     def _disagrees(self, what: str) -> BadValue:
         return BadValue(
@@ -172,11 +170,9 @@ def readable_matrix(linear: nn.Module, name: str) -> tuple[Tensor, Tensor | None
     weight = getattr(linear, "weight", None)
     on_meta = isinstance(weight, Tensor) and weight.is_meta
     if obstacle := _obstacle(linear) or ("is on the meta device" if on_meta else ""):
-        raise BadValue(
-            f"The projection {name!r}, {kind_of(linear)}, {obstacle}.",
-            "a projection needs complete weights in fp32, fp64, bf16 or fp16.",
-            "load the model unquantised on one device; merge adapters into the weights.",
-        )
+        rule = "a projection needs complete weights in fp32, fp64, bf16 or fp16."
+        hint = "load the model unquantised on one device; merge adapters into the weights."
+        raise BadValue(f"The projection {name!r}, {kind_of(linear)}, {obstacle}.", rule, hint)
     assert isinstance(weight, Tensor)
     bias = getattr(linear, "bias", None)
     matrix = weight.detach().T if isinstance(linear, nn.Linear) else weight.detach()

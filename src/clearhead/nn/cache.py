@@ -159,11 +159,9 @@ class KVCache:
         check_type("KVCache", "k", k, Tensor)
         check_type("KVCache", "v", v, Tensor)
         if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:
-            raise BadValue(
-                f"KVCache got keys {tuple(k.shape)} and values {tuple(v.shape)}.",
-                "every key has one value: k is (B, G, T, D) and v is (B, G, T, Dv).",
-                "pass both with the same batch, heads and length.",
-            )
+            gave = f"KVCache got keys {tuple(k.shape)} and values {tuple(v.shape)}."
+            rule = "every key has one value: k is (B, G, T, D) and v is (B, G, T, Dv)."
+            raise BadValue(gave, rule, "pass both with the same batch, heads and length.")
         hint = "call reset() before another batch, and use one cache per layer."
         must_continue("KVCache", (k, self.keys), (v, self.values), hint)
         bounded = self.max_length is not None or self.dtype is not None
@@ -182,11 +180,9 @@ class KVCache:
                 "continue in torch.inference_mode(), or begin in torch.no_grad().",
             )
         if self.length + k.shape[-2] > self.max_length:
-            raise BadValue(
-                f"KVCache got {k.shape[-2]} tokens, and stores {self.length}.",
-                f"it stores at most max_length={self.max_length} tokens.",
-                "make a longer cache, or KVCache() without a limit.",
-            )
+            gave = f"KVCache got {k.shape[-2]} tokens, and stores {self.length}."
+            rule = f"it stores at most max_length={self.max_length} tokens."
+            raise BadValue(gave, rule, "make a longer cache, or KVCache() without a limit.")
 
 
 def _enlarged(stored: Tensor | None, new: Tensor, length: int) -> Tensor:

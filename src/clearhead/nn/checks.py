@@ -28,19 +28,15 @@ def check_dropout(layer: str, value: object) -> float:
 def factory_kwargs(layer: str, device: torch.device | str | None, dtype: object) -> dict[str, Any]:
     """Return `device` and `dtype` as keywords for torch's modules; None means torch's default."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise BadType(
-            f"{layer} got dtype={dtype!r}.",
-            "parameters are floating-point: dtype is a torch.dtype such as torch.bfloat16.",
-            "pass one of these, or leave dtype out for torch's default.",
-        )
+        rule = "parameters are floating-point: dtype is a torch.dtype such as torch.bfloat16."
+        hint = "pass one of these, or leave dtype out for torch's default."
+        raise BadType(f"{layer} got dtype={dtype!r}.", rule, hint)
     try:
         return {"device": None if device is None else torch.device(device), "dtype": dtype}
     except (RuntimeError, TypeError) as error:
-        raise BadValue(
-            f"{layer} got device={device!r}.",
-            "device is a torch.device, or the name of one, such as 'cpu' or 'cuda:0'.",
-            "pass one of these, or leave device out for torch's default.",
-        ) from error
+        rule = "device is a torch.device, or the name of one, such as 'cpu' or 'cuda:0'."
+        hint = "pass one of these, or leave device out for torch's default."
+        raise BadValue(f"{layer} got device={device!r}.", rule, hint) from error
 
 
 def check_base(layer: str, value: object) -> float:
@@ -73,20 +69,17 @@ def check_sequence(
             "add or merge leading dimensions, for example with x.unsqueeze(0) or x.flatten(0, -3).",
         )
     if width is not None and x.shape[-1] != width:
-        raise BadValue(
-            f"{layer} got {name} of shape {tuple(x.shape)}.",
-            f"this layer was built for {width} features, the last dimension of {name}.",
-            f"pass vectors of {width} features, or build the layer for {x.shape[-1]}.",
-        )
+        rule = f"this layer was built for {width} features, the last dimension of {name}."
+        hint = f"pass vectors of {width} features, or build the layer for {x.shape[-1]}."
+        raise BadValue(f"{layer} got {name} of shape {tuple(x.shape)}.", rule, hint)
     # A subclass of Linear, or a Linear with hooks, may convert its input.
     if type(projection) is nn.Linear and not projection._forward_pre_hooks:
         dtype = projection.weight.dtype
         if x.dtype != dtype and not is_autocast(x.device):
-            raise BadType(
-                f"{layer} got {name} of {x.dtype}, and its weights are {dtype}.",
-                "a layer and its input have one dtype, unless autocast is on.",
-                f"pass {name}.to({dtype}), or convert the layer with .to({x.dtype}).",
-            )
+            gave = f"{layer} got {name} of {x.dtype}, and its weights are {dtype}."
+            rule = "a layer and its input have one dtype, unless autocast is on."
+            hint = f"pass {name}.to({dtype}), or convert the layer with .to({x.dtype})."
+            raise BadType(gave, rule, hint)
     return x
 
 
@@ -95,8 +88,5 @@ def check_type(layer: str, name: str, value: Any, *types: type) -> Any:
     if isinstance(value, types):
         return value
     allowed = " or ".join("None" if t is type(None) else t.__name__ for t in types)
-    raise BadType(
-        f"{layer} got {name}={value!r}.",
-        f"{name} is {allowed}.",
-        f"pass a value of this type, or leave {name} out.",
-    )
+    hint = f"pass a value of this type, or leave {name} out."
+    raise BadType(f"{layer} got {name}={value!r}.", f"{name} is {allowed}.", hint)

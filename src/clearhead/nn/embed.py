@@ -47,20 +47,16 @@ class TokenEmbedding(nn.Module):
         """
         if not isinstance(ids, Tensor) or ids.dtype not in _INTEGERS:
             kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-            raise BadType(
-                f"TokenEmbedding got ids of {kind}.",
-                "ids are whole numbers, which index rows of the table.",
-                "pass an integer tensor, for example torch.tensor([0, 2, 1]).",
-            )
+            rule = "ids are whole numbers, which index rows of the table."
+            hint = "pass an integer tensor, for example torch.tensor([0, 2, 1])."
+            raise BadType(f"TokenEmbedding got ids of {kind}.", rule, hint)
         # On a GPU the check would force a synchronisation, and a traced tensor has no values.
         if ids.device.type == "cpu" and ids.numel() and is_plain(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= len(self.table.weight):
-                raise BadValue(
-                    f"TokenEmbedding got ids from {low} to {high}.",
-                    f"an id is a row of the table, from 0 to {len(self.table.weight) - 1}.",
-                    "pass ids of this vocabulary, or make a larger table.",
-                )
+                rule = f"an id is a row of the table, from 0 to {len(self.table.weight) - 1}."
+                hint = "pass ids of this vocabulary, or make a larger table."
+                raise BadValue(f"TokenEmbedding got ids from {low} to {high}.", rule, hint)
         return self.table(ids.long())
 
 
@@ -130,11 +126,10 @@ class RotaryPositions(nn.Module):
         """
         check_type("RotaryPositions", "x", x, Tensor)
         if not x.dtype.is_floating_point or x.dim() < 2 or x.shape[-1] != self.head_size:
-            raise BadValue(
-                f"RotaryPositions got x of shape {tuple(x.shape)} and {x.dtype}.",
-                f"x is a floating tensor (..., T, D) with the head size D={self.head_size}.",
-                "split the heads first; queries are (B, H, T, D), keys (B, G, T, D).",
-            )
+            gave = f"RotaryPositions got x of shape {tuple(x.shape)} and {x.dtype}."
+            rule = f"x is a floating tensor (..., T, D) with the head size D={self.head_size}."
+            hint = "split the heads first; queries are (B, H, T, D), keys (B, G, T, D)."
+            raise BadValue(gave, rule, hint)
         start = _check_start("RotaryPositions", start)
         angles = _angles(x, start, self.head_size, self.base)
         interleaved = self.pairs == "interleaved"
@@ -184,11 +179,9 @@ class RelativePositions(nn.Module):
         self.near, self.far = check_size(name, "near", near), check_size(name, "far", far)
         self.longest = check_size(name, "longest", longest)
         if self.longest <= self.near:
-            raise BadValue(
-                f"RelativePositions got near={near} and longest={longest}.",
-                "distances from near to longest share buckets, so longest is larger than near.",
-                f"pass longest={8 * self.near}, or a smaller near.",
-            )
+            rule = "distances from near to longest share buckets, so longest is larger than near."
+            hint = f"pass longest={8 * self.near}, or a smaller near."
+            raise BadValue(f"RelativePositions got near={near} and longest={longest}.", rule, hint)
         factory = factory_kwargs(name, device, dtype)
         self.table = nn.Parameter(torch.empty(self.heads, 2 * (self.near + self.far), **factory))
         self.reset_parameters()

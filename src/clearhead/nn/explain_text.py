@@ -45,11 +45,8 @@ def explain_text(
     must_be_of(str, "explain_text", text, rule, hint)
     tokens = tokenize(text)
     if not tokens:
-        raise BadValue(
-            f"The text {text!r} has no words.",
-            "attention needs at least one token.",
-            "pass a text with words.",
-        )
+        gave = f"The text {text!r} has no words."
+        raise BadValue(gave, "attention needs at least one token.", "pass a text with words.")
     seed = _between("seed", seed, 0, MOST_SEED)
     size = _between("size", size, 1, MOST_LESSON_FEATURES)
     if (count := whole_number(heads)) is None or count < 1 or size % count:

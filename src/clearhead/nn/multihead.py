@@ -90,17 +90,13 @@ class MultiHeadAttention(nn.Module):
         check_type(name, "rotary", rotary, RotaryPositions, type(None))
         check_type(name, "relative", relative, RelativePositions, type(None))
         if rotary is not None and rotary.head_size != self.head_size:
-            raise BadValue(
-                f"MultiHeadAttention got a rotary for heads of {rotary.head_size} features.",
-                f"the heads of this layer have d / heads = {self.head_size} features.",
-                f"pass RotaryPositions({self.head_size}).",
-            )
+            gave = f"MultiHeadAttention got a rotary for heads of {rotary.head_size} features."
+            rule = f"the heads of this layer have d / heads = {self.head_size} features."
+            raise BadValue(gave, rule, f"pass RotaryPositions({self.head_size}).")
         if relative is not None and relative.heads != heads:
-            raise BadValue(
-                f"MultiHeadAttention got relative positions for {relative.heads} heads.",
-                f"each of the {heads} heads of this layer has its own number for a distance.",
-                f"pass RelativePositions({heads}).",
-            )
+            gave = f"MultiHeadAttention got relative positions for {relative.heads} heads."
+            rule = f"each of the {heads} heads of this layer has its own number for a distance."
+            raise BadValue(gave, rule, f"pass RelativePositions({heads}).")
         self.d_context = check_size(name, "d_context", d if d_context is None else d_context)
         d_values = self.d_context if d_values is None else d_values
         self.d_values = check_size(name, "d_values", d_values)

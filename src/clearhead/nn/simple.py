@@ -143,18 +143,14 @@ class SelfAttention(Projected):
         matrices = [_as_matrix(W) for W in (W_q, W_k, W_v)]
         if len({W.dtype for W in matrices}) > 1 or not matrices[0].is_floating_point():
             dtypes = ", ".join(str(W.dtype) for W in matrices)
-            raise BadType(
-                f"The matrices have dtypes {dtypes}.",
-                "W_q, W_k and W_v have one floating dtype.",
-                "convert them first, for example with W.float().",
-            )
+            rule = "W_q, W_k and W_v have one floating dtype."
+            hint = "convert them first, for example with W.float()."
+            raise BadType(f"The matrices have dtypes {dtypes}.", rule, hint)
         if matrices[0].dim() != 2 or len({W.shape for W in matrices}) > 1:
             shapes = ", ".join(str(tuple(W.shape)) for W in matrices)
-            raise BadValue(
-                f"The matrices have shapes {shapes}.",
-                "W_q, W_k and W_v have one shape, (d_in, d_out), and are used as x @ W.",
-                "pass three such matrices; transpose the weight of an nn.Linear.",
-            )
+            rule = "W_q, W_k and W_v have one shape, (d_in, d_out), and are used as x @ W."
+            hint = "pass three such matrices; transpose the weight of an nn.Linear."
+            raise BadValue(f"The matrices have shapes {shapes}.", rule, hint)
         d_in, d_out = matrices[0].shape
         # On the meta device no numbers are drawn from torch's generator.
         layer = cls(d_in, d_out, mask=mask, device="meta")
@@ -200,11 +196,10 @@ class CausalAttention(Projected):
     def project(self, x: Tensor, mask: Mask | None) -> Projection:
         inputs, options = super().project(x, combine_masks(causal, mask))
         if x.shape[-2] > self.context_length:
-            raise BadValue(
-                f"CausalAttention got {x.shape[-2]} tokens, in x of shape {tuple(x.shape)}.",
-                f"this layer accepts at most context_length={self.context_length} tokens.",
-                "cut the input, for example to its last tokens, or build a layer for more.",
-            )
+            gave = f"CausalAttention got {x.shape[-2]} tokens, in x of shape {tuple(x.shape)}."
+            rule = f"this layer accepts at most context_length={self.context_length} tokens."
+            hint = "cut the input, for example to its last tokens, or build a layer for more."
+            raise BadValue(gave, rule, hint)
         return inputs, options | {"dropout": self.dropout if self.training else 0.0}
 
     def extra_repr(self) -> str:
@@ -215,8 +210,5 @@ def _as_matrix(W: object) -> Tensor:
     try:
         return torch.as_tensor(W)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadType(
-            f"from_matrices got {kind_of(W)}.",
-            "a matrix (d_in, d_out) is a tensor, or nested lists of numbers.",
-            "pass three tensors.",
-        ) from error
+        rule = "a matrix (d_in, d_out) is a tensor, or nested lists of numbers."
+        raise BadType(f"from_matrices got {kind_of(W)}.", rule, "pass three tensors.") from error

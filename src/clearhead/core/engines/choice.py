@@ -102,11 +102,8 @@ def named(engine: object) -> Engine:
         if candidate.name == engine:
             return candidate
     names = ", ".join(repr(e.name) for e in BY_NAME)
-    raise BadValue(
-        f"engine={engine!r} is unknown.",
-        f"an engine is 'auto' or one of {names}.",
-        "omit engine= to let clearhead choose.",
-    )
+    rule = f"an engine is 'auto' or one of {names}."
+    raise BadValue(f"engine={engine!r} is unknown.", rule, "omit engine= to let clearhead choose.")
 
 
 def compute_stats(

@@ -351,11 +351,9 @@ def define_operator(
             return _transformed(AttendBackward, call_backward, arguments)
         tensors = tensors_of(arguments)
         if torch_state.has_tangents(*tensors):
-            raise BadValue(
-                "You differentiate a gradient of attention in forward mode.",
-                f"{kernels} has no forward-mode derivatives.",
-                "pass engine='tiled', which torch can differentiate in any mode.",
-            )
+            rule = f"{kernels} has no forward-mode derivatives."
+            hint = "pass engine='tiled', which torch can differentiate in any mode."
+            raise BadValue("You differentiate a gradient of attention in forward mode.", rule, hint)
         if not torch.is_grad_enabled() and torch_state.is_unbatched(*tensors):
             return compute_backward(*arguments)
         return operator_backward(*arguments)

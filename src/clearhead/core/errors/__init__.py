@@ -270,9 +270,6 @@ def writable_folder(path: str | Path, what: str, hint: str = "pass another folde
         trial.write_bytes(b"")
         trial.unlink()
     except OSError as error:
-        raise BadValue(
-            f"The folder {str(path)!r} {problem}: {error.strerror}.",
-            f"{what} written to a folder.",
-            hint,
-        ) from error
+        gave = f"The folder {str(path)!r} {problem}: {error.strerror}."
+        raise BadValue(gave, f"{what} written to a folder.", hint) from error
     return folder

@@ -46,11 +46,10 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        raise BadValue(
-            f"{str(path)!r} cannot be written: {why_failed(error)}.",
-            "a file is written in an existing folder, under a temporary name, and then moved.",
-            "check the folder and its permissions, and the free disk space.",
-        ) from error
+        gave = f"{str(path)!r} cannot be written: {why_failed(error)}."
+        rule = "a file is written in an existing folder, under a temporary name, and then moved."
+        hint = "check the folder and its permissions, and the free disk space."
+        raise BadValue(gave, rule, hint) from error
 
 
 def replace(path: Path, data: bytes) -> Path:
@@ -76,8 +75,5 @@ def read(path: str | Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[st
     except FileNotFoundError as error:
         raise BadValue(f"There is no file {str(path)!r}.", rule, "check the path.") from error
     except (OSError, SafetensorError, ValueError) as error:
-        raise BadValue(
-            f"The file {str(path)!r} cannot be read: {error}.",
-            rule,
-            "pass another; to repeat an unfinished training, use another folder.",
-        ) from error
+        hint = "pass another; to repeat an unfinished training, use another folder."
+        raise BadValue(f"The file {str(path)!r} cannot be read: {error}.", rule, hint) from error

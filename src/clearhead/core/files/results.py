@@ -93,11 +93,9 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"dict": [[part("key", key), part(key, x)] for key, x in value.items()]}
     kind = type(value)
     if LOADABLE.get(kind.__name__) is not kind:
-        raise BadType(
-            f"The result holds {kind_of(value)} as {name}.",
-            "a result can hold numbers, strings, tensors and other results of clearhead.",
-            "save only the tensors, with safetensors.torch.save_file.",
-        )
+        rule = "a result can hold numbers, strings, tensors and other results of clearhead."
+        hint = "save only the tensors, with safetensors.torch.save_file."
+        raise BadType(f"The result holds {kind_of(value)} as {name}.", rule, hint)
     make, arguments, state = (*value.__reduce_ex__(2), None)[:3]
     if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # as in pickle
         arguments = arguments[1:]

@@ -169,11 +169,9 @@ def _four_dimensions(attn_mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     missing = len(shape) - attn_mask.dim()
     sizes = (1,) * missing + tuple(attn_mask.shape)
     if missing < 0 or any(m != 1 and m != s for m, s in zip(sizes, shape, strict=True)):
-        raise BadValue(
-            f"attn_mask has shape {tuple(attn_mask.shape)}; the scores are {shape}.",
-            "attn_mask broadcasts to the scores, (..., Hq, L, S).",
-            "make each of its dimensions that size or 1.",
-        )
+        gave = f"attn_mask has shape {tuple(attn_mask.shape)}; the scores are {shape}."
+        rule = "attn_mask broadcasts to the scores, (..., Hq, L, S)."
+        raise BadValue(gave, rule, "make each of its dimensions that size or 1.")
     if not records_grad(attn_mask):
         attn_mask = without_repeats(attn_mask)
         sizes = (1,) * missing + tuple(attn_mask.shape)
@@ -186,11 +184,9 @@ def _four_dimensions(attn_mask: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _repeat(x: Tensor, Hq: int) -> Tensor:
     H = x.shape[1]
     if H == 0 or Hq % H:
-        raise BadValue(
-            f"There are {Hq} query heads and {H} key or value heads.",
-            "with enable_gqa=True, the heads of key and of value each divide those of query.",
-            "change the number of heads.",
-        )
+        rule = "with enable_gqa=True, the heads of key and of value each divide those of query."
+        hint = "change the number of heads."
+        raise BadValue(f"There are {Hq} query heads and {H} key or value heads.", rule, hint)
     return x.repeat_interleave(Hq // H, 1)
 
 
@@ -198,11 +194,9 @@ def _broadcast(what: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
-        raise BadValue(
-            f"The {what} of query, key and value are {', '.join(str(tuple(s)) for s in shapes)}.",
-            "they broadcast together; with enable_gqa=True, key heads divide query heads.",
-            "give them one size, or 1.",
-        ) from error
+        gave = f"The {what} of query, key and value are {', '.join(str(tuple(s)) for s in shapes)}."
+        rule = "they broadcast together; with enable_gqa=True, key heads divide query heads."
+        raise BadValue(gave, rule, "give them one size, or 1.") from error
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -213,11 +207,8 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _check(query: object, key: object, value: object, attn_mask: object) -> None:
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(x, Tensor) and not (name == "attn_mask" and x is None):
-            raise BadType(
-                f"{name} is {kind_of(x)}.",
-                "query, key and value are tensors, and attn_mask is a tensor or None.",
-                f"pass torch.as_tensor({name}).",
-            )
+            rule = "query, key and value are tensors, and attn_mask is a tensor or None."
+            raise BadType(f"{name} is {kind_of(x)}.", rule, f"pass torch.as_tensor({name}).")
         if isinstance(x, Tensor):
             must_be_strided(
                 name,
@@ -227,8 +218,6 @@ def _check(query: object, key: object, value: object, attn_mask: object) -> None
                 "clearhead.attention with mask=documents(...).",
             )
         if isinstance(x, Tensor) and name != "attn_mask" and x.dim() < 2:
-            raise BadValue(
-                f"{name} has shape {tuple(x.shape)}.",
-                "query, key and value have at least two dimensions, (..., T, E).",
-                f"pass {name}.unsqueeze(0) if it is a single position.",
-            )
+            rule = "query, key and value have at least two dimensions, (..., T, E)."
+            hint = f"pass {name}.unsqueeze(0) if it is a single position."
+            raise BadValue(f"{name} has shape {tuple(x.shape)}.", rule, hint)

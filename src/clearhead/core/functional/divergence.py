@@ -107,11 +107,9 @@ def divergence(
         refuse_keywords(divergence, unknown)
     must_not_be_sharded("divergence")
     if other_k is other_v is other_mask is None:
-        raise BadValue(
-            "divergence got neither other keys, nor other values, nor another mask.",
-            "it compares two attentions.",
-            "pass for example divergence(q, k, v, other_k, other_v).",
-        )
+        gave = "divergence got neither other keys, nor other values, nor another mask."
+        rule = "it compares two attentions."
+        raise BadValue(gave, rule, "pass for example divergence(q, k, v, other_k, other_v).")
     for name, x, exact in (("other_k", other_k, k), ("other_v", other_v, v)):
         if x is not None:
             _must_be_like(name, x, exact)

@@ -148,11 +148,9 @@ def _labels(name: str, tokens: Sequence[str] | None, size: int) -> tuple[str, ..
     is_text = isinstance(tokens, str)
     is_list = hasattr(tokens, "__len__") and is_iterable(tokens) and not is_text
     if not is_list:
-        raise BadType(
-            f"{name} is {'one string, ' * is_text}{tokens!r}.",
-            "tokens are a list of strings, one for each position.",
-            f"split it first, for example {name}=text.split().",
-        )
+        rule = "tokens are a list of strings, one for each position."
+        hint = f"split it first, for example {name}=text.split()."
+        raise BadType(f"{name} is {'one string, ' * is_text}{tokens!r}.", rule, hint)
     if len(tokens) != size:
         raise wrong_count(name, len(tokens), size)
     return tuple(map(label, tokens))
@@ -202,11 +200,9 @@ def explain_weights(
     """
     tensor = _as_tensor(weights)
     if not 2 <= tensor.dim() <= 4:
-        raise BadValue(
-            f"The weights have the shape {tuple(tensor.shape)}.",
-            "the weights of a layer are (Tq, Tk), (H, Tq, Tk) or (B, H, Tq, Tk).",
-            "for several layers, pass report_weights a list with the weights of each.",
-        )
+        rule = "the weights of a layer are (Tq, Tk), (H, Tq, Tk) or (B, H, Tq, Tk)."
+        hint = "for several layers, pass report_weights a list with the weights of each."
+        raise BadValue(f"The weights have the shape {tuple(tensor.shape)}.", rule, hint)
     sums = _checked_sums(tensor)
     Tq, Tk = tensor.shape[-2:]
     queries, keys = labels_of(Tq, Tk, tokens, key_tokens)
@@ -233,11 +229,9 @@ def _as_tensor(weights: object) -> Tensor:
         tensor = None
     if tensor is None or not tensor.is_floating_point() or not has_values(tensor):
         kind = " ".join(str(getattr(weights, name, "")) for name in ("dtype", "device")).strip()
-        raise BadType(
-            f"The weights are {kind_of(weights)}{f' of {kind}' if kind else ''}.",
-            "the weights of a layer are floating-point numbers, with their values.",
-            "pass the output of the softmax.",
-        )
+        gave = f"The weights are {kind_of(weights)}{f' of {kind}' if kind else ''}."
+        rule = "the weights of a layer are floating-point numbers, with their values."
+        raise BadType(gave, rule, "pass the output of the softmax.")
     must_be_strided("weights", tensor)
     return tensor.detach()
 

@@ -160,11 +160,9 @@ class Look(ShownInNotebook, Savable):
 
     def __getattr__(self, name: str) -> "Tensor | TopWeights | dict[str, Tensor]":
         results = {} if name.startswith("_") else self._results
-        raise NotRequested(
-            f"This look has no {name!r}.",
-            f"a look holds what was requested: {', '.join(['out', *results])}.",
-            how_to_request(name, ["out", *results]),
-        )
+        rule = f"a look holds what was requested: {', '.join(['out', *results])}."
+        hint = how_to_request(name, ["out", *results])
+        raise NotRequested(f"This look has no {name!r}.", rule, hint)
 
     def __repr__(self) -> str:
         return "\n".join([f"look at {self.about}", *aligned([("", *row) for row in self.table()])])
@@ -186,11 +184,9 @@ class Look(ShownInNotebook, Savable):
             elif is_per_query(name):
                 columns[name] = result
         if not columns:
-            raise BadValue(
-                f"This look has {', '.join(self.names) or 'no statistics'}.",
-                "its table has one row per query.",
-                "request a statistic with one number per query, such as stats=['entropy'].",
-            )
+            rule = "its table has one row per query."
+            hint = "request a statistic with one number per query, such as stats=['entropy']."
+            raise BadValue(f"This look has {', '.join(self.names) or 'no statistics'}.", rule, hint)
         shape = next(iter(columns.values())).shape
         axes = ("sequence", "head", "query")[-len(shape) :]
         values = {name: x.detach().flatten().tolist() for name, x in columns.items()}

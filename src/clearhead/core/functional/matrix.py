@@ -171,19 +171,15 @@ class Matrix(ShownInNotebook):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
         """Return `to_dense()` as a new NumPy array without gradients, for ``np.asarray(A)``."""
         if copy is False:
-            raise BadValue(
-                "copy=False was passed for an array of the matrix.",
-                "the matrix is computed on demand, so each array of it is new.",
-                "pass copy=None, or use np.asarray(A).",
-            )
+            rule = "the matrix is computed on demand, so each array of it is new."
+            hint = "pass copy=None, or use np.asarray(A)."
+            raise BadValue("copy=False was passed for an array of the matrix.", rule, hint)
         return self.to_dense().detach().cpu().numpy().astype(dtype, copy=False)
 
     def __getitem__(self, which: object) -> NoReturn:
-        raise BadType(
-            f"The matrix was indexed with {which!r}, or iterated over.",
-            "the matrix is computed on demand, by the methods rows, cols and block.",
-            "call one of them, or index A.to_dense().",
-        )
+        rule = "the matrix is computed on demand, by the methods rows, cols and block."
+        hint = "call one of them, or index A.to_dense()."
+        raise BadType(f"The matrix was indexed with {which!r}, or iterated over.", rule, hint)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """Compute A @ x for x of shape (B, G or H, Tk, n): attention with x as the values."""

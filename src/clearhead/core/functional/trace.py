@@ -51,11 +51,9 @@ class Trace(ShownInNotebook, Savable):
         for step in self.steps:
             if step.name == name:
                 return step
-        raise BadValue(
-            f"There is no step {name!r} in this trace.",
-            "a trace holds the steps that happened: " + ", ".join(self.names) + ".",
-            "name one of these; a step such as 'capped' needs its keyword in the call.",
-        )
+        rule = "a trace holds the steps that happened: " + ", ".join(self.names) + "."
+        hint = "name one of these; a step such as 'capped' needs its keyword in the call."
+        raise BadValue(f"There is no step {name!r} in this trace.", rule, hint)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.step(name).tensor

@@ -189,11 +189,9 @@ def dense(
     neither keyword, or for a shape that does not fit.
     """
     if bare is not None:
-        raise BadType(
-            f"dense got {kind_of(bare)} without a keyword.",
-            "a boolean mask must state what True means, because libraries disagree.",
-            "pass dense(keep=...) if True means may look, dense(drop=...) if it means must not.",
-        )
+        rule = "a boolean mask must state what True means, because libraries disagree."
+        hint = "pass dense(keep=...) if True means may look, dense(drop=...) if it means must not."
+        raise BadType(f"dense got {kind_of(bare)} without a keyword.", rule, hint)
     if (keep is None) == (drop is None):
         raise BadValue(
             "dense got "
@@ -207,11 +205,9 @@ def dense(
         if isinstance(cells, list) and not bits.numel():  # torch converts an empty list to float
             bits = bits.bool()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadType(
-            f"dense got {name}={cells!r}.",
-            "a dense mask is a tensor of booleans, or nested lists of one shape.",
-            f"pass a boolean tensor as {name}=.",
-        ) from error
+        rule = "a dense mask is a tensor of booleans, or nested lists of one shape."
+        hint = f"pass a boolean tensor as {name}=."
+        raise BadType(f"dense got {name}={cells!r}.", rule, hint) from error
     if bits.dtype != torch.bool:
         raise BadType(
             f"dense got {name}= with dtype {bits.dtype}.",
@@ -224,16 +220,12 @@ def dense(
         try:
             bits = bits.reshape(tuple(shape))
         except (TypeError, RuntimeError) as error:
-            raise BadValue(
-                f"dense got {bits.numel()} cells and shape={shape!r}.",
-                "a shape has as many cells as there are booleans.",
-                "pass a shape that fits, or leave it out.",
-            ) from error
+            gave = f"dense got {bits.numel()} cells and shape={shape!r}."
+            rule = "a shape has as many cells as there are booleans."
+            raise BadValue(gave, rule, "pass a shape that fits, or leave it out.") from error
     if not 1 <= bits.dim() <= 4:
-        raise BadValue(
-            f"dense got a mask with {bits.dim()} dimensions.",
-            "a dense mask broadcasts to (B, H, Tq, Tk).",
-            "pass 1 to 4 dimensions.",
-        )
+        rule = "a dense mask broadcasts to (B, H, Tq, Tk)."
+        hint = "pass 1 to 4 dimensions."
+        raise BadValue(f"dense got a mask with {bits.dim()} dimensions.", rule, hint)
     few = without_repeats(bits)
     return Dense(owned(~few if keep is None else few).expand(bits.shape))

@@ -85,11 +85,9 @@ class Exports(ABC):
         Raises `BadType` for a dtype without -inf.
         """
         if not dtype.is_floating_point:
-            raise BadType(
-                f"to_additive got dtype={dtype}.",
-                "an additive mask holds 0 and -inf, which are floating-point numbers.",
-                "pass a floating dtype; to_bool() returns booleans.",
-            )
+            rule = "an additive mask holds 0 and -inf, which are floating-point numbers."
+            hint = "pass a floating dtype; to_bool() returns booleans."
+            raise BadType(f"to_additive got dtype={dtype}.", rule, hint)
         allowed = self.to_bool(Tq, Tk, B=B, H=H, device=device)
         zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
         return zeros.masked_fill(~allowed, float("-inf"))
@@ -129,11 +127,9 @@ class Exports(ABC):
         pair = block_size if isinstance(block_size, tuple) else (block_size, block_size)
         sides = [whole_number(side) for side in pair]
         if len(sides) != 2 or any(side is None or side < 1 for side in sides):
-            raise BadValue(
-                f"to_block_mask got block_size={block_size!r}.",
-                "a block has at least 1 query and 1 key.",
-                "pass one whole number, or (queries, keys); FlexAttention's own is 128.",
-            )
+            gave = f"to_block_mask got block_size={block_size!r}."
+            hint = "pass one whole number, or (queries, keys); FlexAttention's own is 128."
+            raise BadValue(gave, "a block has at least 1 query and 1 key.", hint)
         grid = make_grid(self, Tq, Tk, B, H)
         rule = self.to_flex(grid.Tq, grid.Tk, B=grid.B, H=grid.H)
         return block_mask(self.key_ranges(grid, device), rule, (int(pair[0]), int(pair[1])))
@@ -155,19 +151,16 @@ class Exports(ABC):
         """
         for name, positions in (("q", q), ("k", k)):
             if not isinstance(positions, range) or positions.step != 1:
-                raise BadType(
-                    f"tile got {name}={positions!r}.",
-                    "a tile is a range of queries and a range of keys, without a step.",
-                    "pass for example range(0, 64).",
-                )
+                rule = "a tile is a range of queries and a range of keys, without a step."
+                hint = "pass for example range(0, 64)."
+                raise BadType(f"tile got {name}={positions!r}.", rule, hint)
         grid = make_grid(self, Tq, Tk, B, H, default=max(q.stop, k.stop), at_least=(q.stop, 1, 1))
         for name, positions, size in (("queries", q, grid.Tq), ("keys", k, grid.Tk)):
             if positions and not 0 <= positions.start < size:
-                raise BadValue(
-                    f"tile got the {name} {positions}, and there are {size}.",
-                    "a tile begins at an existing position, and may extend beyond the last one.",
-                    f"begin at a position from 0 to {size - 1}, or pass larger sizes.",
-                )
+                gave = f"tile got the {name} {positions}, and there are {size}."
+                rule = "a tile begins at an existing position, and may extend beyond the last one."
+                hint = f"begin at a position from 0 to {size - 1}, or pass larger sizes."
+                raise BadValue(gave, rule, hint)
         queries, keys = slice(q.start, q.stop), slice(k.start, k.stop)
         allowed = self.key_ranges(grid, CPU).to_bool(queries, keys)
         return "full" if allowed.all() else "partial" if allowed.any() else "empty"

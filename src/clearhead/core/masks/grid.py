@@ -46,21 +46,16 @@ def make_grid(
     if Tq is None and Tk is not None:
         Tq = max(check_int("Tk", Tk), at_least[0])
     if Tq is None or Tk is None:
-        raise BadValue(
-            f"The sizes of {mask!r} are unknown.",
-            "a rule over positions does not fix the numbers of queries and keys.",
-            "pass them, for example mask.to_bool(5) or mask.to_bool(3, 10).",
-        )
+        rule = "a rule over positions does not fix the numbers of queries and keys."
+        hint = "pass them, for example mask.to_bool(5) or mask.to_bool(3, 10)."
+        raise BadValue(f"The sizes of {mask!r} are unknown.", rule, hint)
     B = known.get("B", at_least[1]) if B is None else B
     H = known.get("H", at_least[2]) if H is None else H
     sizes = (("Tq", Tq), ("Tk", Tk), ("B", B), ("H", H))
     grid = Grid(*(check_int(name, size) for name, size in sizes))
     if min(grid) < 0:
-        raise BadValue(
-            f"{mask!r} got {grid}.",
-            "sizes are 0 or more.",
-            "pass the numbers of queries, keys, batches and heads.",
-        )
+        hint = "pass the numbers of queries, keys, batches and heads."
+        raise BadValue(f"{mask!r} got {grid}.", "sizes are 0 or more.", hint)
     mask.check(grid)
     if default is None:
         mask.must_fit(grid)
@@ -70,9 +65,6 @@ def make_grid(
 def check_int(name: str, value: object) -> int:
     number = whole_number(value)
     if number is None:
-        raise BadType(
-            f"A mask got {name}={value!r}.",
-            "positions and sizes are whole numbers.",
-            "pass an int.",
-        )
+        rule = "positions and sizes are whole numbers."
+        raise BadType(f"A mask got {name}={value!r}.", rule, "pass an int.")
     return number

@@ -86,11 +86,9 @@ class KeyGroup:
             return None, None
         count = self.grid.Tq + self.grid.Tk
         if count > MOST_IDS:
-            raise BadValue(
-                f"A group compares the ids of {count} queries and keys.",
-                f"the kernels distinguish {MOST_IDS}.",
-                "pass fewer queries at once, or engine='tiled'.",
-            )
+            rule = f"the kernels distinguish {MOST_IDS}."
+            hint = "pass fewer queries at once, or engine='tiled'."
+            raise BadValue(f"A group compares the ids of {count} queries and keys.", rule, hint)
         B = max(x.shape[0] for pair in self.ids for x in pair)
         pairs = (torch.cat([x.expand(B, -1) for x in pair], 1) for pair in self.ids)
         numbers = reduce(lambda a, b: _numbered(a * count + b), map(_numbered, pairs))

@@ -109,20 +109,14 @@ class Mask(ShownInNotebook, Exports):
         return self.mask if isinstance(self, Not) else Not((self,))
 
     def __bool__(self) -> bool:
-        raise BadType(
-            f"{self!r} was used as a truth value, for example with `and`, `or` or `not`.",
-            "masks compose cell by cell.",
-            "write `a & b`, `a | b` or `~a`.",
-        )
+        gave = f"{self!r} was used as a truth value, for example with `and`, `or` or `not`."
+        raise BadType(gave, "masks compose cell by cell.", "write `a & b`, `a | b` or `~a`.")
 
     __array_ufunc__ = None  # so that NumPy leaves `array & mask` to `__rand__`, which refuses it
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
-        raise BadType(
-            f"{self!r} was converted to an array.",
-            "a mask is a rule; an array needs the numbers of queries and keys.",
-            "call to_bool(Tq, Tk).",
-        )
+        rule = "a mask is a rule; an array needs the numbers of queries and keys."
+        raise BadType(f"{self!r} was converted to an array.", rule, "call to_bool(Tq, Tk).")
 
     def __eq__(self, other: object) -> bool:
         return self.equals(other) if isinstance(other, Mask) else NotImplemented
@@ -165,11 +159,8 @@ class Mask(ShownInNotebook, Exports):
         """
         q, k, b, h = (check_int(n, x) for n, x in (("q", q), ("k", k), ("b", b), ("h", h)))
         if min(q, k, b, h) < 0:
-            raise BadValue(
-                f"why got query {q}, key {k}, batch {b}, head {h}.",
-                "positions count from 0.",
-                "pass numbers that are not negative.",
-            )
+            gave = f"why got query {q}, key {k}, batch {b}, head {h}."
+            raise BadValue(gave, "positions count from 0.", "pass numbers that are not negative.")
         grid = make_grid(self, Tq, Tk, default=max(q, k) + 1, at_least=(q + 1, b + 1, h + 1))
         for name, index, size in (
             ("query", q, grid.Tq),
@@ -178,11 +169,9 @@ class Mask(ShownInNotebook, Exports):
             ("head", h, grid.H),
         ):
             if index >= size:
-                raise BadValue(
-                    f"why got {name} {index}, and there are {size}.",
-                    "positions count from 0 and stay below the size.",
-                    f"pass a {name} from 0 to {size - 1}, or larger sizes Tq= and Tk=.",
-                )
+                rule = "positions count from 0 and stay below the size."
+                hint = f"pass a {name} from 0 to {size - 1}, or larger sizes Tq= and Tk=."
+                raise BadValue(f"why got {name} {index}, and there are {size}.", rule, hint)
         verb = "may look" if self.allows(grid, b, h, q, k) else "may not look"
         return f"query {q} {verb} at key {k}: {self.reason(grid, b, h, q, k)}"
 

@@ -111,11 +111,9 @@ class Causal(Aligned):
         object.__setattr__(self, "align", as_align(self.align))
 
     def __call__(self, *args: object, **keywords: object) -> None:
-        raise BadType(
-            "causal was called.",
-            "causal is already a mask, for Tq = Tk; Causal(align=...) is for other sizes.",
-            "pass mask=clearhead.causal, or mask=clearhead.Causal(align='end').",
-        )
+        rule = "causal is already a mask, for Tq = Tk; Causal(align=...) is for other sizes."
+        hint = "pass mask=clearhead.causal, or mask=clearhead.Causal(align='end')."
+        raise BadType("causal was called.", rule, hint)
 
     def __repr__(self) -> str:
         return "causal" if self.align is None else f"Causal(align={format_numbers(self.align)})"
@@ -170,17 +168,13 @@ class window(Aligned):
             value = None if side is None else whole_number(side)
             object.__setattr__(self, name, value)
             if value is None and side is not None:
-                raise BadType(
-                    f"window got {name}={side!r}.",
-                    "a window is a whole number of positions, or None for no limit.",
-                    f"pass a whole number, for example {name}=127.",
-                )
+                rule = "a window is a whole number of positions, or None for no limit."
+                hint = f"pass a whole number, for example {name}=127."
+                raise BadType(f"window got {name}={side!r}.", rule, hint)
             if value is not None and value < 0:
-                raise BadValue(
-                    f"window got {name}={value}.",
-                    "a window is a distance, 0 or more; 0 means the position itself.",
-                    "shift the window with align=, or compose two windows with & and ~.",
-                )
+                rule = "a window is a distance, 0 or more; 0 means the position itself."
+                hint = "shift the window with align=, or compose two windows with & and ~."
+                raise BadValue(f"window got {name}={value}.", rule, hint)
             if value is not None:
                 must_be_near(f"window got {name}", value)
 
@@ -309,11 +303,9 @@ class lengths(OneRange):
                 counts = as_counts(getattr(self, name), "lengths", name, PADDED)
                 object.__setattr__(self, name, counts)
         if self.keys is None and self.queries is None:
-            raise BadValue(
-                "lengths got neither keys= nor queries=.",
-                "lengths needs the number of real keys, queries or both; the others are padding.",
-                "pass keys=, queries= or both; use `everything` for no mask.",
-            )
+            rule = "lengths needs the number of real keys, queries or both; the others are padding."
+            hint = "pass keys=, queries= or both; use `everything` for no mask."
+            raise BadValue("lengths got neither keys= nor queries=.", rule, hint)
         self._find_largest()
 
     def _find_largest(self) -> None:

@@ -79,11 +79,9 @@ def owned(x: Tensor) -> Tensor:
 def must_be_near(name: str, number: int) -> int:
     """Return a position or a count. Raises `BadValue` if sums of such numbers are not exact."""
     if abs(number) > FARTHEST:
-        raise BadValue(
-            f"{name}={number}.",
-            f"positions and counts are at most {FARTHEST}, so that their sums are exact.",
-            "pass a smaller number, or None where it means no limit.",
-        )
+        rule = f"positions and counts are at most {FARTHEST}, so that their sums are exact."
+        hint = "pass a smaller number, or None where it means no limit."
+        raise BadValue(f"{name}={number}.", rule, hint)
     return number
 
 
@@ -104,11 +102,8 @@ def as_counts(
             return as_counts(int(numbers), rule, name, hint)
         numbers = numbers.reshape(1) if numbers.dim() == 0 else numbers
         if numbers.dim() != 1:
-            raise BadValue(
-                f"{rule} got {name} of shape {tuple(numbers.shape)}.",
-                f"{name} is one number, or one per batch, (B,).",
-                hint,
-            )
+            gave = f"{rule} got {name} of shape {tuple(numbers.shape)}."
+            raise BadValue(gave, f"{name} is one number, or one per batch, (B,).", hint)
         least = int(numbers.min()) if has_values(numbers) and numbers.numel() else 0
         counts = numbers
     if least < 0:
@@ -131,11 +126,9 @@ def as_ids(value: object, name: str) -> Tensor:
     """Return document ids as (B or 1, T)."""
     ids = as_integers(value, "documents", name)
     if ids.dim() not in (1, 2):
-        raise BadValue(
-            f"documents got {name} of shape {tuple(ids.shape)}.",
-            "each position belongs to one document: (T,), or (B, T).",
-            "pass one id per position.",
-        )
+        rule = "each position belongs to one document: (T,), or (B, T)."
+        hint = "pass one id per position."
+        raise BadValue(f"documents got {name} of shape {tuple(ids.shape)}.", rule, hint)
     return ids if ids.dim() == 2 else ids.unsqueeze(0)
 
 
@@ -276,11 +269,9 @@ def check_broadcasts(x: Tensor, grid: Grid, gave: str, what: str, example: str) 
 def check_batch(rule: object, value: object, grid: Grid) -> None:
     # Two comparisons, because a graph for any B cannot compare tuples of symbolic sizes.
     if isinstance(value, Tensor) and value.shape[0] != 1 and value.shape[0] != grid.B:
-        raise BadValue(
-            f"{rule!r} has numbers for {value.shape[0]} batches, and there are B={grid.B}.",
-            "each batch has one number, or all batches have the same.",
-            f"pass one number, or {grid.B} numbers.",
-        )
+        gave = f"{rule!r} has numbers for {value.shape[0]} batches, and there are B={grid.B}."
+        hint = f"pass one number, or {grid.B} numbers."
+        raise BadValue(gave, "each batch has one number, or all batches have the same.", hint)
 
 
 def check_align(rule: object, align: object, grid: Grid, name: str) -> None:

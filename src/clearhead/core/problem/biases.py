@@ -112,11 +112,9 @@ class Alibi(Bias):
 
     def check(self, grid: Grid) -> None:
         if self.slopes is not None and self.slopes.shape[0] != 1 and self.slopes.shape[0] != grid.H:
-            raise BadValue(
-                f"alibi got {self.slopes.shape[0]} slopes for H={grid.H} heads.",
-                "every query head has one slope.",
-                f"pass {grid.H} slopes, or none for those of the paper.",
-            )
+            gave = f"alibi got {self.slopes.shape[0]} slopes for H={grid.H} heads."
+            rule = "every query head has one slope."
+            raise BadValue(gave, rule, f"pass {grid.H} slopes, or none for those of the paper.")
         check_batch(self, self.align, grid)
         check_align(self, self.align, grid, "alibi")
 
@@ -177,11 +175,8 @@ def bias(tensor: Tensor) -> TensorBias:
         )
     must_be_strided("bias", tensor)
     if tensor.dim() > 4:
-        raise BadValue(
-            f"bias got a tensor with {tensor.dim()} dimensions.",
-            "a bias broadcasts to (B, H, Tq, Tk).",
-            "pass at most 4 dimensions.",
-        )
+        gave = f"bias got a tensor with {tensor.dim()} dimensions."
+        raise BadValue(gave, "a bias broadcasts to (B, H, Tq, Tk).", "pass at most 4 dimensions.")
     return TensorBias(tensor)
 
 
@@ -213,15 +208,11 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
         ) from error
     must_be_strided("slopes", numbers)
     if numbers.is_complex() or numbers.dtype == torch.bool:
-        raise BadType(
-            f"alibi got slopes of {numbers.dtype}.",
-            "slopes are real numbers, one per query head.",
-            "pass a floating tensor or a list of floats, or none for those of the paper.",
-        )
+        rule = "slopes are real numbers, one per query head."
+        hint = "pass a floating tensor or a list of floats, or none for those of the paper."
+        raise BadType(f"alibi got slopes of {numbers.dtype}.", rule, hint)
     if numbers.dim() > 1:
-        raise BadValue(
-            f"alibi got slopes of shape {tuple(numbers.shape)}.",
-            "slopes are one per query head, (H,).",
-            "flatten them to one dimension.",
-        )
+        rule = "slopes are one per query head, (H,)."
+        hint = "flatten them to one dimension."
+        raise BadValue(f"alibi got slopes of shape {tuple(numbers.shape)}.", rule, hint)
     return Alibi(numbers, align)

@@ -66,11 +66,9 @@ class BlockTensor(Tensor):
             if dim is None or (args[dim] if len(args) > dim else 0) % x.dim() < x.dim() - 1:
                 return x.with_stored(function(x.stored, *args[1:], **kwargs))
         if isinstance(x, BlockTensor) and function._schema.is_mutable:
-            raise BadValue(
-                f"{function} would change a tensor in {x.format}.",
-                "numbers in blocks are not changed in place.",
-                "change a copy, x.dequantize().",
-            )
+            rule = "numbers in blocks are not changed in place."
+            hint = "change a copy, x.dequantize()."
+            raise BadValue(f"{function} would change a tensor in {x.format}.", rule, hint)
         args, kwargs = tree_map_only(BlockTensor, BlockTensor.dequantize, (args, kwargs))
         return function(*args, **kwargs)
 

@@ -83,17 +83,14 @@ def must_have_values(problem: Problem, verb: str) -> None:
     This is so for meta tensors, and while gradients are batched.
     """
     if torch_state.batches_gradients():
-        raise BadValue(
-            f"{verb} was called in a backward pass of is_grads_batched=True.",
-            f"torch batches few operations in it: attention(...), but not {verb}(...).",
-            "compute the gradients one by one, or by torch.func.vmap over torch.func.vjp.",
-        )
+        gave = f"{verb} was called in a backward pass of is_grads_batched=True."
+        rule = f"torch batches few operations in it: attention(...), but not {verb}(...)."
+        hint = "compute the gradients one by one, or by torch.func.vmap over torch.func.vjp."
+        raise BadValue(gave, rule, hint)
     if problem.device.type == "meta":
-        raise BadValue(
-            f"{verb} got meta tensors: {problem.describe()}.",
-            "a meta tensor has a shape but no numbers.",
-            "use plan(...), or attention(...) for the shape of the output.",
-        )
+        rule = "a meta tensor has a shape but no numbers."
+        hint = "use plan(...), or attention(...) for the shape of the output."
+        raise BadValue(f"{verb} got meta tensors: {problem.describe()}.", rule, hint)
 
 
 def _is_usual(q: object, k: object, v: object) -> bool:
@@ -131,11 +128,9 @@ def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise BadType(
-                f"{name} is {kind_of(x)}.",
-                "queries, keys and values are torch tensors.",
-                f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor.",
-            )
+            rule = "queries, keys and values are torch tensors."
+            hint = f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor."
+            raise BadType(f"{name} is {kind_of(x)}.", rule, hint)
         must_be_strided(
             name,
             x,
@@ -152,25 +147,19 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             "pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.",
         )
     if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in DTYPES:
-        raise BadType(
-            f"The dtypes are q {q.dtype}, k {k.dtype}, v {v.dtype}.",
-            "queries, keys and values are all float16, all bfloat16, all float32 or all float64.",
-            "convert them, for example with .float() or .to(q.dtype).",
-        )
+        rule = "queries, keys and values are all float16, all bfloat16, all float32 or all float64."
+        hint = "convert them, for example with .float() or .to(q.dtype)."
+        raise BadType(f"The dtypes are q {q.dtype}, k {k.dtype}, v {v.dtype}.", rule, hint)
     if len({x.device for x in (q, k, v)}) > 1:
-        raise BadValue(
-            f"The devices are q {q.device}, k {k.device}, v {v.device}.",
-            "queries, keys and values are on one device.",
-            "move them, for example with .to(q.device).",
-        )
+        rule = "queries, keys and values are on one device."
+        hint = "move them, for example with .to(q.device)."
+        raise BadValue(f"The devices are q {q.device}, k {k.device}, v {v.device}.", rule, hint)
     input_dims = q.dim()
     q, k, v = (as_4d(x) if input_dims < 4 else x for x in (q, k, v))
     if q.shape[-1] != k.shape[-1]:
-        raise BadValue(
-            f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes}).",
-            "a score is a dot product, so queries and keys have the same head size D.",
-            "project both to the same size; check that k is not transposed.",
-        )
+        gave = f"Queries have {q.shape[-1]} features and keys {k.shape[-1]} ({shapes})."
+        rule = "a score is a dot product, so queries and keys have the same head size D."
+        raise BadValue(gave, rule, "project both to the same size; check that k is not transposed.")
     if k.shape[1:3] != v.shape[1:3]:
         raise BadValue(
             f"Keys have (G, Tk) = {tuple(k.shape[1:3])} and values {tuple(v.shape[1:3])} "
@@ -180,18 +169,14 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
         )
     H, G = q.shape[1], k.shape[1]
     if (G == 0 and H != 0) or (G and H % G):
-        raise BadValue(
-            f"There are H={H} query heads and G={G} key heads ({shapes}).",
-            "H is a multiple of G, and query head i reads key head i // (H // G).",
-            "change the number of heads, or repeat the key heads yourself.",
-        )
+        rule = "H is a multiple of G, and query head i reads key head i // (H // G)."
+        hint = "change the number of heads, or repeat the key heads yourself."
+        raise BadValue(f"There are H={H} query heads and G={G} key heads ({shapes}).", rule, hint)
     batches = {x.shape[0] for x in (q, k, v)} - {1}
     if len(batches) > 1:
-        raise BadValue(
-            f"The batch sizes are {q.shape[0]}, {k.shape[0]} and {v.shape[0]} ({shapes}).",
-            "q, k and v have one batch size; a batch of 1 broadcasts.",
-            "pass all three with the same batch size, or 1.",
-        )
+        gave = f"The batch sizes are {q.shape[0]}, {k.shape[0]} and {v.shape[0]} ({shapes})."
+        rule = "q, k and v have one batch size; a batch of 1 broadcasts."
+        raise BadValue(gave, rule, "pass all three with the same batch size, or 1.")
     B = batches.pop() if batches else 1
     q, k, v = (x if x.shape[0] == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
     return q, k, v, input_dims
@@ -240,11 +225,9 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
 
 def _must_have_values_as_q(name: str, x: Tensor | None, q: Tensor) -> None:
     if x is not None and x.device.type == "meta" != q.device.type:
-        raise BadValue(
-            f"{name} is a meta tensor of shape {tuple(x.shape)}; q is on {q.device}.",
-            "a meta tensor has a shape but no numbers.",
-            f"pass {name} with numbers, or all tensors on meta for the shape of the output.",
-        )
+        gave = f"{name} is a meta tensor of shape {tuple(x.shape)}; q is on {q.device}."
+        hint = f"pass {name} with numbers, or all tensors on meta for the shape of the output."
+        raise BadValue(gave, "a meta tensor has a shape but no numbers.", hint)
 
 
 def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
@@ -266,19 +249,15 @@ def _infinities_to_mask(bias: TensorBias, mask: Mask) -> tuple[Mask, Bias]:
 
 def _checked_sinks(sinks: object, H: int) -> Tensor:
     if not isinstance(sinks, Tensor) or sinks.dtype not in DTYPES:
-        raise BadType(
-            f"sinks is {getattr(sinks, 'dtype', type(sinks).__name__)}.",
-            "sinks are extra logits, one floating-point number per query head.",
-            f"pass a floating tensor of shape ({H},).",
-        )
+        rule = "sinks are extra logits, one floating-point number per query head."
+        hint = f"pass a floating tensor of shape ({H},)."
+        raise BadType(f"sinks is {getattr(sinks, 'dtype', type(sinks).__name__)}.", rule, hint)
     must_be_strided("sinks", sinks)
     # Two comparisons, because `in (1, H)` fails while torch.compile traces dynamic shapes.
     if sinks.dim() > 1 or (sinks.dim() and sinks.shape[0] != 1 and sinks.shape[0] != H):
-        raise BadValue(
-            f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.",
-            "sinks are extra logits, one per query head, (H,).",
-            f"pass a tensor of shape ({H},).",
-        )
+        rule = "sinks are extra logits, one per query head, (H,)."
+        hint = f"pass a tensor of shape ({H},)."
+        raise BadValue(f"sinks has shape {tuple(sinks.shape)} for H={H} query heads.", rule, hint)
     return sinks.reshape(-1).expand(H)
 
 
@@ -316,9 +295,7 @@ def _checked_seed(seed: object, dropout: object) -> int:
     rule = "a seed is a whole number from 0 to 2^63 - 1; None means torch's generator decides."
     number = as_count("seed", seed, rule, "pass a number such as 42.", most=MOST_SEED)
     if dropout is None:
-        raise BadValue(
-            f"seed={seed!r} was passed without dropout=.",
-            "a seed only decides which weights dropout drops.",
-            "pass dropout=0.1 with it, dropout=0.0 outside training, or no seed.",
-        )
+        gave = f"seed={seed!r} was passed without dropout=."
+        hint = "pass dropout=0.1 with it, dropout=0.0 outside training, or no seed."
+        raise BadValue(gave, "a seed only decides which weights dropout drops.", hint)
     return number

@@ -34,11 +34,9 @@ class GroupStatistic(RowStatistic):
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, Mapping) or not self.groups:
-            raise BadType(
-                f"{self.name} got {self.groups!r}.",
-                f"{self.name} needs named groups of keys.",
-                f"pass a dict, for example {self.example}.",
-            )
+            rule = f"{self.name} needs named groups of keys."
+            hint = f"pass a dict, for example {self.example}."
+            raise BadType(f"{self.name} got {self.groups!r}.", rule, hint)
         masks = {str(name): _group(self.name, name, x) for name, x in self.groups.items()}
         spans = {name: x for name, x in self.groups.items() if not isinstance(x, Mask)}
         object.__setattr__(self, "groups", masks)
@@ -75,11 +73,9 @@ class GroupStatistic(RowStatistic):
             mask.must_fit(grid)
         for name, span in self._spans.items():
             if span[1] > grid.Tk:
-                raise BadValue(
-                    f"{self.name} got {span!r} for the group {name!r}: there are {grid.Tk} keys.",
-                    "a span (lo, hi) of keys ends at most at the last key.",
-                    f"end it at {grid.Tk}, or leave the group out.",
-                )
+                gave = f"{self.name} got {span!r} for the group {name!r}: there are {grid.Tk} keys."
+                rule = "a span (lo, hi) of keys ends at most at the last key."
+                raise BadValue(gave, rule, f"end it at {grid.Tk}, or leave the group out.")
         if known is not None:
             self.__dict__["_fits"] = known
 
@@ -236,10 +232,8 @@ def _group(statistic: str, name: object, group: object) -> Mask:
         return group
     span = [whole_number(i) for i in group] if isinstance(group, (tuple, list)) else []
     if len(span) != 2 or span[0] is None or span[1] is None or not 0 <= span[0] <= span[1]:
-        raise BadValue(
-            f"{statistic} got {group!r} for the group {name!r}.",
-            "a group is a mask, or a span (lo, hi) of keys, which excludes hi.",
-            "pass for example prefix(1), window(before=15) or (3, 9).",
-        )
+        rule = "a group is a mask, or a span (lo, hi) of keys, which excludes hi."
+        hint = "pass for example prefix(1), window(before=15) or (3, 9)."
+        raise BadValue(f"{statistic} got {group!r} for the group {name!r}.", rule, hint)
     lo, hi = span[0], span[1]
     return prefix(hi) & ~prefix(lo) if lo else prefix(hi)

@@ -111,11 +111,9 @@ class Partial:
 
     def _finished(self) -> FinishedRows:
         if self.rows is None or len(self.keys) < self.problem.Tk:
-            raise BadValue(
-                f"finish got a {self!r}.",
-                "the sum of a row needs a first sweep over all keys.",
-                "merge it with the partials of the other keys first.",
-            )
+            rule = "the sum of a row needs a first sweep over all keys."
+            hint = "merge it with the partials of the other keys first."
+            raise BadValue(f"finish got a {self!r}.", rule, hint)
         return finish_rows(self.rows, self.problem.sinks)
 
     def _along_keys(self, other: "Partial", keys: Tensor, order: Tensor) -> "Partial":

@@ -44,11 +44,9 @@ class PerKey:
                 '"relative_value".',
             )
         if not 1 <= numbers.dim() <= 3:
-            raise BadValue(
-                f"{argument} got a tensor of shape {tuple(numbers.shape)}.",
-                "by= has one number for every key: (Tk,), (H, Tk) or (B, H, Tk).",
-                "drop the other dimensions.",
-            )
+            rule = "by= has one number for every key: (Tk,), (H, Tk) or (B, H, Tk)."
+            hint = "drop the other dimensions."
+            raise BadValue(f"{argument} got a tensor of shape {tuple(numbers.shape)}.", rule, hint)
         if positive and not torch.compiler.is_compiling() and not has_values(numbers):
             raise BadValue(
                 f"{argument} got numbers that cannot be read now.",
@@ -57,28 +55,22 @@ class PerKey:
                 "make the statistic before, from a tensor that has values.",
             )
         if positive and bool((numbers < 0).any()):
-            raise BadValue(
-                f"{argument} got a negative number.",
-                "this statistic needs numbers of 0 or more.",
-                "pass absolute values, for example norms.",
-            )
+            rule = "this statistic needs numbers of 0 or more."
+            hint = "pass absolute values, for example norms."
+            raise BadValue(f"{argument} got a negative number.", rule, hint)
         self.has_nan = positive and bool(numbers.isnan().any())
         self.numbers = numbers.detach().reshape((1,) * (3 - numbers.dim()) + numbers.shape)
 
     def must_fit(self, grid: Grid) -> None:
         """Raise `BadValue` unless there is one number for each key of a call of these sizes."""
         if self.numbers is None:
-            raise BadValue(
-                f"{self.argument} got {self.norm!r} outside a model.",
-                "the norms of values depend on the output projection of a layer.",
-                "use watch(model, stats=[...]), or pass a tensor with a number for every key.",
-            )
+            rule = "the norms of values depend on the output projection of a layer."
+            hint = "use watch(model, stats=[...]), or pass a tensor with a number for every key."
+            raise BadValue(f"{self.argument} got {self.norm!r} outside a model.", rule, hint)
         if self.numbers.shape[-1] != grid.Tk:
-            raise BadValue(
-                f"{self.argument} got {self.numbers.shape[-1]} numbers for {grid.Tk} keys.",
-                "there is one number for every key.",
-                f"pass {grid.Tk} numbers in the last dimension.",
-            )
+            gave = f"{self.argument} got {self.numbers.shape[-1]} numbers for {grid.Tk} keys."
+            rule = "there is one number for every key."
+            raise BadValue(gave, rule, f"pass {grid.Tk} numbers in the last dimension.")
 
     def of(self, p: Problem) -> Tensor:
         """Return the numbers for a problem as a view, (B, H, Tk), in the problem's wide dtype."""

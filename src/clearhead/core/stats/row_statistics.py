@@ -168,11 +168,9 @@ class Varying(Statistic):
     formula = "|o - mean o|² / mean |o|² over queries, o = z W_O"
 
     def must_fit(self, grid: Grid) -> None:
-        raise BadValue(
-            'stats has "varying" outside a model.',
-            "what a head writes depends on the output projection of a layer.",
-            'use watch(model, stats=["varying"]).',
-        )
+        rule = "what a head writes depends on the output projection of a layer."
+        hint = 'use watch(model, stats=["varying"]).'
+        raise BadValue('stats has "varying" outside a model.', rule, hint)
 
     def of_output(
         self, out: Tensor, root: Tensor, counts: Tensor, over_ranks: Callable[[Tensor], Tensor]

@@ -99,11 +99,9 @@ def sweep(
             "call torch.func.grad inside functionalize, not around it.",
         )
     if in_place and is_batched(inputs.q, inputs.k):
-        raise BadValue(
-            f"{', '.join(in_place)} was requested inside torch.func.vmap.",
-            "vmap cannot batch these statistics, which accumulate in place.",
-            "pass the examples as the batch of q, k and v instead: (B, H, T, D).",
-        )
+        rule = "vmap cannot batch these statistics, which accumulate in place."
+        hint = "pass the examples as the batch of q, k and v instead: (B, H, T, D)."
+        raise BadValue(f"{', '.join(in_place)} was requested inside torch.func.vmap.", rule, hint)
     q = _cut(inputs.q, of_queries, problem.Tq, "queries")
     k = _cut(inputs.k, of_keys, problem.Tk, "keys")
     with no_autocast(problem.device):
@@ -293,20 +291,16 @@ class _Sweep:
 def _range(part: slice, size: int, name: str) -> range:
     positions = range(*part.indices(size))
     if positions.step != 1:
-        raise BadValue(
-            f"sweep got {name}={part!r}.",
-            f"{name} are a range of positions, without a step.",
-            "sweep each range by itself, and merge the partials.",
-        )
+        rule = f"{name} are a range of positions, without a step."
+        hint = "sweep each range by itself, and merge the partials."
+        raise BadValue(f"sweep got {name}={part!r}.", rule, hint)
     return positions if len(positions) else range(positions.start, positions.start)
 
 
 def _cut(x: Tensor, part: range, size: int, name: str) -> Tensor:
     """Select the positions of a range from a tensor that has all positions, or only these."""
     if x.shape[2] not in (size, len(part)):
-        raise BadValue(
-            f"sweep got {x.shape[2]} {name}, for {len(part)} of {size}.",
-            f"the inputs have all {name} of the problem, or only those of the slice.",
-            f"pass {size} or {len(part)} {name}.",
-        )
+        rule = f"the inputs have all {name} of the problem, or only those of the slice."
+        hint = f"pass {size} or {len(part)} {name}."
+        raise BadValue(f"sweep got {x.shape[2]} {name}, for {len(part)} of {size}.", rule, hint)
     return x if x.shape[2] == len(part) else x[:, :, part.start : part.stop]

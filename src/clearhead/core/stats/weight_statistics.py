@@ -132,11 +132,9 @@ class exact_rows(WeightStatistic):
         listed = is_iterable(queries) and not isinstance(queries, (str, bytes))
         positions = [whole_number(i) for i in queries] if listed else [None]
         if None in positions:
-            raise BadType(
-                f"exact_rows got {queries!r}.",
-                "exact_rows takes a list of positions of queries, which are whole numbers.",
-                "pass for example exact_rows([0, 5, -1]).",
-            )
+            rule = "exact_rows takes a list of positions of queries, which are whole numbers."
+            hint = "pass for example exact_rows([0, 5, -1])."
+            raise BadType(f"exact_rows got {queries!r}.", rule, hint)
         object.__setattr__(self, "queries", tuple(positions))
 
     def check(self, grid: Grid) -> None:

@@ -82,11 +82,8 @@ class CacheDamage(ShownInNotebook, Savable):
         for an unknown cache.
         """
         if cache not in self.bits or by not in MEASURES:
-            raise BadValue(
-                f"grid got {cache!r} and by={by!r}.",
-                f"the caches are {', '.join(self.bits)}, and the measures {', '.join(MEASURES)}.",
-                "pass one of each.",
-            )
+            rule = f"the caches are {', '.join(self.bits)}, and the measures {', '.join(MEASURES)}."
+            raise BadValue(f"grid got {cache!r} and by={by!r}.", rule, "pass one of each.")
         rows = 1 + max(head.layer for head in self.heads)
         columns = 1 + max(head.head for head in self.heads)
         grid = torch.full((rows, columns), math.nan, dtype=torch.float64)

@@ -240,11 +240,9 @@ def named_edits(
 def checked_inputs(inputs: object) -> Any:
     tensors = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     if not any(isinstance(x, Tensor) and x.dim() for x in tensors):
-        raise BadType(
-            f"effects got {kind_of(inputs)} for inputs.",
-            "inputs are a tensor whose first dimension is the batch, or a dict of tensors.",
-            "pass for example ids of shape (B, T).",
-        )
+        rule = "inputs are a tensor whose first dimension is the batch, or a dict of tensors."
+        hint = "pass for example ids of shape (B, T)."
+        raise BadType(f"effects got {kind_of(inputs)} for inputs.", rule, hint)
     return dict(inputs) if isinstance(inputs, Mapping) else as_batch(inputs)
 
 
@@ -257,9 +255,6 @@ def _number(value: object, name: str) -> Tensor:
                 what, hint = f"{value.dtype} numbers", "take the real part or the absolute value."
         elif value is None:
             hint = "pass labels= in the inputs, from which a model computes its loss."
-        raise BadValue(
-            f"The metric {name} returned {what}.",
-            "a metric returns a tensor of one real number for the rows of the batch.",
-            hint,
-        )
+        rule = "a metric returns a tensor of one real number for the rows of the batch."
+        raise BadValue(f"The metric {name} returned {what}.", rule, hint)
     return value.reshape(())

@@ -122,11 +122,9 @@ class EffectsFile:
             fields = json.loads(line)
             return str(fields["name"]), fields["edits"], float(fields["value"])
         except (ValueError, TypeError, KeyError) as error:
-            raise BadValue(
-                f"Line {number} of the file {str(self.path)!r} is not an effect: {line[:200]}",
-                "each line after the first was written by effects.",
-                "delete the line, or pass another file as to=.",
-            ) from error
+            gave = f"Line {number} of the file {str(self.path)!r} is not an effect: {line[:200]}"
+            rule = "each line after the first was written by effects."
+            raise BadValue(gave, rule, "delete the line, or pass another file as to=.") from error
 
     def add(self, name: str, value: float) -> None:
         self.values[name] = value

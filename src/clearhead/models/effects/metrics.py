@@ -106,11 +106,9 @@ def next_token_loss(inputs: Any) -> Metric:
         )
     B, T = ids.shape
     if T < 2:
-        raise BadValue(
-            f"The next-token loss was requested for ids {tuple(ids.shape)}.",
-            "the first token has no loss, so the loss needs two tokens or more.",
-            "pass a longer text, or a function of the output as metric=.",
-        )
+        rule = "the first token has no loss, so the loss needs two tokens or more."
+        hint = "pass a longer text, or a function of the output as metric=."
+        raise BadValue(f"The next-token loss was requested for ids {tuple(ids.shape)}.", rule, hint)
     if real is None:
         counts = torch.ones_like(ids[:, 1:])
     elif isinstance(real, Tensor) and real.dim() == 2 and len(real) == B and real.shape[1] >= T:
@@ -151,20 +149,15 @@ def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> 
     """
     for name, value in (("right", right), ("wrong", wrong)):
         if not _is_ids(value) and whole_number(value) is None:
-            raise BadType(
-                f"logit_difference got {name}={value!r}.",
-                "it is the id of a token, or one id per text, (B,).",
-                "pass whole numbers.",
-            )
+            rule = "it is the id of a token, or one id per text, (B,)."
+            raise BadType(f"logit_difference got {name}={value!r}.", rule, "pass whole numbers.")
     ids = [torch.as_tensor(x, device="cpu") for x in (right, wrong)]
     least, most = min(int(x.min()) for x in ids), max(int(x.max()) for x in ids)
     texts = {len(x) for x in ids if x.dim()}
     if least < 0 or len(texts) > 1 or bool((ids[0] == ids[1]).any()):
-        raise BadValue(
-            f"logit_difference got right={right!r} and wrong={wrong!r}.",
-            "they are two different ids, from 0 on, or two for each text.",
-            "pass two ids, for example from a tokenizer.",
-        )
+        rule = "they are two different ids, from 0 on, or two for each text."
+        hint = "pass two ids, for example from a tokenizer."
+        raise BadValue(f"logit_difference got right={right!r} and wrong={wrong!r}.", rule, hint)
 
     def difference(output: Any) -> Tensor:
         logits = logits_of(output, AS_METRIC)

@@ -27,11 +27,9 @@ def sweep(
     axes = tuple(over) if isinstance(over, list | tuple) else ()
     known = (*AXES, RECEIVERS) if isinstance(edit, path) else AXES
     if not axes or not set(axes) <= set(known) or len(set(axes)) < len(axes):
-        raise BadValue(
-            f"effects got over={over!r}.",
-            f"over lists one or more of {', '.join(map(repr, known))}.",
-            'pass for example over=("layers", "positions").',
-        )
+        rule = f"over lists one or more of {', '.join(map(repr, known))}."
+        hint = 'pass for example over=("layers", "positions").'
+        raise BadValue(f"effects got over={over!r}.", rule, hint)
     if isinstance(edit, path):
         return _paths(edit, axes, calls)
     by_layer: dict[int, list[UneditedCall]] = {}
@@ -39,11 +37,9 @@ def sweep(
         if is_selected(edit.layers, call.site.layer, call.site.module):
             by_layer.setdefault(call.site.layer, []).append(call)
     if not by_layer:
-        raise BadValue(
-            f"{edit!r} selects no layer.",
-            f"the model has layers 0 to {max(call.site.layer for call in calls)}.",
-            "change its layers=, or leave them out.",
-        )
+        rule = f"the model has layers 0 to {max(call.site.layer for call in calls)}."
+        hint = "change its layers=, or leave them out."
+        raise BadValue(f"{edit!r} selects no layer.", rule, hint)
     parts: list[tuple[dict[str, Any], list[UneditedCall]]] = [
         ({"layers": [layer]}, of_layer) for layer, of_layer in sorted(by_layer.items())
     ]
@@ -86,11 +82,9 @@ def _paths(
             one.ends()
             paths[f"{name} to L{layer}H{head}".strip()] = (one,)
     if not paths:
-        raise BadValue(
-            f"In {edit!r} no sender is in a layer before a receiver.",
-            "a head reads what heads of earlier layers write.",
-            "pass receivers in later layers.",
-        )
+        rule = "a head reads what heads of earlier layers write."
+        hint = "pass receivers in later layers."
+        raise BadValue(f"In {edit!r} no sender is in a layer before a receiver.", rule, hint)
     return paths
 
 

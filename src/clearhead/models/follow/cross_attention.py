@@ -81,15 +81,10 @@ class TextTracker:
             if tokens is None or len(tokens) in self.lengths[name]:
                 continue
             if name == "tokens" and len(tokens) in self.lengths["decoder_tokens"]:
-                raise BadValue(
-                    f"tokens has {len(tokens)} entries, the length of the decoder's text.",
-                    "tokens are those of the encoder's text, decoder_tokens the decoder's.",
-                    "pass them as decoder_tokens=.",
-                )
+                gave = f"tokens has {len(tokens)} entries, the length of the decoder's text."
+                rule = "tokens are those of the encoder's text, decoder_tokens the decoder's."
+                raise BadValue(gave, rule, "pass them as decoder_tokens=.")
             if self.lengths[name]:
                 raise wrong_count(name, len(tokens), self.lengths[name][0])
-            raise BadValue(
-                f"{name} has {len(tokens)} entries.",
-                "these are tokens of a decoder, and this model made no cross-attention call.",
-                "leave them out.",
-            )
+            rule = "these are tokens of a decoder, and this model made no cross-attention call."
+            raise BadValue(f"{name} has {len(tokens)} entries.", rule, "leave them out.")

@@ -56,11 +56,9 @@ class MissingLayer(BadValue):
 def refuse_compiled(model: nn.Module) -> None:
     """Raise `BadValue` if the model, or a part of it, is compiled."""
     if compiled := compiled_parts(model):
-        raise BadValue(
-            f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}.",
-            "a compiled graph keeps the attention with which it was compiled.",
-            "pass the model that is not compiled.",
-        )
+        gave = f"The {type(model).__name__} is compiled: {compiled[0] or 'the model itself'}."
+        rule = "a compiled graph keeps the attention with which it was compiled."
+        raise BadValue(gave, rule, "pass the model that is not compiled.")
 
 
 def warn_if_compiled(model: nn.Module, stacklevel: int) -> None:
@@ -182,11 +180,8 @@ def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any,
     if None in items or not items:
         what = "numbers and patterns for module names" if patterns else "whole numbers"
         example = repr(value) if isinstance(value, (int, str)) else "0, 3"
-        raise BadType(
-            f"{name} is {value!r}.",
-            f"{name} is a non-empty list of {what}; None means all.",
-            f"pass for example {name}=[{example}].",
-        )
+        rule = f"{name} is a non-empty list of {what}; None means all."
+        raise BadType(f"{name} is {value!r}.", rule, f"pass for example {name}=[{example}].")
     return tuple(x for x in items if x is not None)
 
 
@@ -195,17 +190,14 @@ def check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
     names = [name for name, _ in model.named_modules()]
     for which in layers or ():
         if isinstance(which, str) and not fnmatch.filter(names, which):
-            raise BadValue(
-                f"layers has the pattern {which!r}, which matches no module.",
-                "a pattern must match the complete name of a module; * matches any part.",
-                f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}.",
-            )
+            gave = f"layers has the pattern {which!r}, which matches no module."
+            rule = "a pattern must match the complete name of a module; * matches any part."
+            hint = f"the modules are {', '.join(names[1:9])}{', ...' if len(names) > 9 else ''}."
+            raise BadValue(gave, rule, hint)
         if not isinstance(which, str) and which < 0:
-            raise BadValue(
-                f"layers has {which!r}.",
-                "a layer is a number, counted from 0, or a pattern for module names.",
-                "pass numbers from 0 on, or strings such as '*.attention'.",
-            )
+            rule = "a layer is a number, counted from 0, or a pattern for module names."
+            hint = "pass numbers from 0 on, or strings such as '*.attention'."
+            raise BadValue(f"layers has {which!r}.", rule, hint)
 
 
 def never_called(layers: Sequence[int | str] | None, names: Sequence[str]) -> list[int | str]:

@@ -26,11 +26,8 @@ def logits_of(
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         is_tensor = isinstance(logits, Tensor)
         what = f"a tensor of shape {tuple(logits.shape)}" if is_tensor else kind_of(logits)
-        raise BadValue(
-            f"The model returned {what}.",
-            "logits of the next token at every position are (B, T, words).",
-            hint,
-        )
+        rule = "logits of the next token at every position are (B, T, words)."
+        raise BadValue(f"The model returned {what}.", rule, hint)
     return logits
 
 
@@ -49,11 +46,8 @@ def vectors_of(output: Any) -> Tensor:
     """Return the vectors after the last layer, (B, T, d), of a model's output without logits."""
     vectors = getattr(output, "last_hidden_state", output)
     if not isinstance(vectors, Tensor) or vectors.dim() != 3:
-        raise BadValue(
-            f"The model returned {kind_of(output)}.",
-            "this metric reads the vectors after the last layer, (B, T, d).",
-            AS_METRIC,
-        )
+        rule = "this metric reads the vectors after the last layer, (B, T, d)."
+        raise BadValue(f"The model returned {kind_of(output)}.", rule, AS_METRIC)
     return vectors
 
 

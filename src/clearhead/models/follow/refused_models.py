@@ -75,11 +75,8 @@ def weights_must_be_whole(call: str, model: nn.Module) -> None:
             "is.",
         )
     if _is_divided(model):
-        raise BadValue(
-            f"{call} got a {type(model).__name__} whose weights are divided over ranks.",
-            "it reads the complete weights.",
-            "load the model on one rank.",
-        )
+        gave = f"{call} got a {type(model).__name__} whose weights are divided over ranks."
+        raise BadValue(gave, "it reads the complete weights.", "load the model on one rank.")
 
 
 def _is_divided(module: nn.Module) -> bool:

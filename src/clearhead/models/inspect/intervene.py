@@ -130,11 +130,9 @@ class Intervention:
         Raises `BadValue` for a layer in which no edit applied.
         """
         if layer not in self._problems:
-            raise BadValue(
-                f"plan got layer {layer!r}.",
-                f"edits applied in layers {sorted(self._problems) or 'none'}.",
-                "pass one of these, or run the model inside the with block first.",
-            )
+            rule = f"edits applied in layers {sorted(self._problems) or 'none'}."
+            hint = "pass one of these, or run the model inside the with block first."
+            raise BadValue(f"plan got layer {layer!r}.", rule, hint)
         return plan_of(*self._problems[layer])
 
     def __repr__(self) -> str:
@@ -325,17 +323,13 @@ def _checked_edits(edits: object) -> tuple[Edit, ...]:
     checked = tuple(edits) if is_iterable(edits) else (None,)
     for edit in checked:
         if not isinstance(edit, Edit):
-            raise BadType(
-                f"intervene got edits={edits!r}.",
-                "edits is a list of edits from clearhead.edits.",
-                "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])].",
-            )
+            rule = "edits is a list of edits from clearhead.edits."
+            hint = "pass for example [clearhead.edits.knock_out(clearhead.prefix(1), layers=[0])]."
+            raise BadType(f"intervene got edits={edits!r}.", rule, hint)
         if edit.needs_runs:
-            raise BadValue(
-                f"intervene got {edit!r}.",
-                "a path depends on two more runs of the model, and intervene makes none.",
-                "pass path(...).as_patch(model, inputs), which makes them, or use effects.",
-            )
+            rule = "a path depends on two more runs of the model, and intervene makes none."
+            hint = "pass path(...).as_patch(model, inputs), which makes them, or use effects."
+            raise BadValue(f"intervene got {edit!r}.", rule, hint)
     return checked
 
 
@@ -345,8 +339,6 @@ def _check_nesting(edits: Sequence[Edit]) -> None:
     changed = [e for e in outer if e.changes_queries]
     for edit in edits:
         if changed and isinstance(edit, patch) and edit.of == "query":
-            raise BadValue(
-                f"{edit!r} is in a block inside that of {changed[0]!r}.",
-                "the outer block changes queries first, and the patch would replace them.",
-                "pass both in one list, where patches apply first.",
-            )
+            rule = "the outer block changes queries first, and the patch would replace them."
+            hint = "pass both in one list, where patches apply first."
+            raise BadValue(f"{edit!r} is in a block inside that of {changed[0]!r}.", rule, hint)

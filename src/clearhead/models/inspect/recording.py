@@ -72,11 +72,8 @@ class Call:
     def must_have_all_heads(self, rule: str) -> None:
         """Raise `BadValue` with this rule if only some heads were recorded."""
         if self.heads is not None:
-            raise BadValue(
-                f"Layer {self.layer} was recorded for heads {', '.join(map(str, self.heads))}.",
-                rule,
-                "record without heads=.",
-            )
+            gave = f"Layer {self.layer} was recorded for heads {', '.join(map(str, self.heads))}."
+            raise BadValue(gave, rule, "record without heads=.")
 
     def hook_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `Recording.to_hook_names` names, by the last part of the name.
@@ -164,11 +161,8 @@ class Call:
         statistics = self.__dict__.get("statistics", {})
         if name in statistics:
             return statistics[name]
-        raise NotRequested(
-            f"A call has no .{name}.",
-            f"it has the statistics that watch recorded: {', '.join(statistics)}.",
-            how_to_request(name, statistics),
-        )
+        rule = f"it has the statistics that watch recorded: {', '.join(statistics)}."
+        raise NotRequested(f"A call has no .{name}.", rule, how_to_request(name, statistics))
 
 
 @loadable
@@ -222,11 +216,9 @@ class Recording(ShownInNotebook, Savable):
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise NotRequested(
-            f"A recording has no .{name}.",
-            "statistics belong to a call, and a model makes one for each layer.",
-            f"use a call: recording[0].{name}, or recording['layers.0.attention'].{name}.",
-        )
+        rule = "statistics belong to a call, and a model makes one for each layer."
+        hint = f"use a call: recording[0].{name}, or recording['layers.0.attention'].{name}."
+        raise NotRequested(f"A recording has no .{name}.", rule, hint)
 
     def scalars(self) -> dict[str, float]:
         """Return one number per layer and statistic; `to_pandas` has one per head.
@@ -294,18 +286,14 @@ class Recording(ShownInNotebook, Savable):
                 name = f"{call.site.prefix}.{hook}" if call.site else hook
                 other = modules.setdefault(name, call.module)
                 if other != call.module:
-                    raise BadValue(
-                        f"{other} and {call.module} would both be {name}.",
-                        "a name belongs to one module.",
-                        f"record one of them: layers=[{call.module!r}].",
-                    )
+                    rule = "a name belongs to one module."
+                    hint = f"record one of them: layers=[{call.module!r}]."
+                    raise BadValue(f"{other} and {call.module} would both be {name}.", rule, hint)
                 named[name] = x
         if not named:
-            raise BadValue(
-                "The recording has no weights of all queries, no outputs and no inputs.",
-                "these are the tensors that have a name in TransformerLens.",
-                "record with watch(model, exact_rows=range(T), outputs=True, inputs=True).",
-            )
+            gave = "The recording has no weights of all queries, no outputs and no inputs."
+            hint = "record with watch(model, exact_rows=range(T), outputs=True, inputs=True)."
+            raise BadValue(gave, "these are the tensors that have a name in TransformerLens.", hint)
         return named
 
     def save(self, path: str | Path) -> Path:
@@ -364,11 +352,9 @@ def new_folder(to: str | Path) -> Path:
     try:
         (folder / INDEX).open("x").close()
     except FileExistsError:
-        raise BadValue(
-            f"The folder {str(to)!r} holds an earlier recording.",
-            "a recording is never overwritten.",
-            "pass another folder as to=, or delete this one.",
-        ) from None
+        rule = "a recording is never overwritten."
+        hint = "pass another folder as to=, or delete this one."
+        raise BadValue(f"The folder {str(to)!r} holds an earlier recording.", rule, hint) from None
     return folder
 
 
@@ -389,11 +375,10 @@ def write_call(to: Path, number: int, call: Call, statistics: list[str]) -> Path
             lines.write(json.dumps(line) + "\n")
     except (OSError, SafetensorError) as error:
         os.truncate(index, size)  # remove a partial line
-        raise BadValue(
-            f"The recording could not be written to {str(to)!r}: {error}.",
-            "each call is written to its own file, which needs disk space.",
-            "free disk space, or watch fewer statistics; earlier calls were written.",
-        ) from error
+        gave = f"The recording could not be written to {str(to)!r}: {error}."
+        rule = "each call is written to its own file, which needs disk space."
+        hint = "free disk space, or watch fewer statistics; earlier calls were written."
+        raise BadValue(gave, rule, hint) from error
     return file
 
 

@@ -112,11 +112,9 @@ def _layer(call: Call) -> _Layer:
     """Return a layer with its rows in their columns; 0 on padding, where a text has no row."""
     call.must_have_all_heads("rollout takes the mean over all heads of a layer.")
     if call.queries is None:
-        raise BadValue(
-            f"Layer {call.layer} was recorded without rows.",
-            "rollout needs the exact weights of every layer.",
-            "record watch(model, exact_rows=range(T)).",
-        )
+        rule = "rollout needs the exact weights of every layer."
+        hint = "record watch(model, exact_rows=range(T))."
+        raise BadValue(f"Layer {call.layer} was recorded without rows.", rule, hint)
     rows = call.statistics["exact_rows"]
     assert isinstance(rows, Tensor)
     weights = rows.mean(1)

@@ -126,11 +126,9 @@ class Watcher(ModelFollower):
         if not self.running.inside or in_backward():
             return ()  # a checkpoint recomputes calls of the forward pass
         if is_batched(inputs.q, inputs.k):
-            raise BadValue(
-                "watch recorded a call inside torch.func.vmap.",
-                "tensors created inside vmap cannot be used outside it.",
-                "pass the examples as the batch of the model, or use watch outside vmap.",
-            )
+            rule = "tensors created inside vmap cannot be used outside it."
+            hint = "pass the examples as the batch of the model, or use watch outside vmap."
+            raise BadValue("watch recorded a call inside torch.func.vmap.", rule, hint)
         layer, name = self.running.next_call()
         if not is_selected(self.layers, layer, name):
             return ()

@@ -93,11 +93,9 @@ def _go_on(folder: Path, step: int, heads: Counter[int]) -> None:
         wrong = f"has the steps {min(files)} to {max(files)} of a run, and this one begins at step "
         wrong += str(step)
     if wrong:
-        raise BadValue(
-            f"{str(folder)!r} {wrong}.",
-            "a resumed run goes on in its folder; another run has another folder.",
-            "pass another folder, or remove that one.",
-        )
+        rule = "a resumed run goes on in its folder; another run has another folder."
+        hint = "pass another folder, or remove that one."
+        raise BadValue(f"{str(folder)!r} {wrong}.", rule, hint)
     for path in files.values():
         if path not in earlier:
             path.unlink()
@@ -118,11 +116,9 @@ def _columns(numbers: dict[str, float], step: int) -> dict[str, list[Any]]:
     for name, value in numbers.items():
         parts = _NAME.fullmatch(name)
         if parts is None:
-            raise BadValue(
-                f"A number is called {name!r}.",
-                "a column of the file is a name in letters, digits and underscores.",
-                "call it for example attention/L0/H7/antecedent.",
-            )
+            rule = "a column of the file is a name in letters, digits and underscores."
+            hint = "call it for example attention/L0/H7/antecedent."
+            raise BadValue(f"A number is called {name!r}.", rule, hint)
         rows.setdefault((int(parts[1]), int(parts[2])), {})[parts[3]] = value
     names = dict.fromkeys(name for row in rows.values() for name in row)
     metrics = {name: [row.get(name) for row in rows.values()] for name in names}
@@ -165,11 +161,9 @@ class History:
             import duckdb
         path = Path(folder)
         if not (files := _files(path) if path.is_dir() else {}):
-            raise BadValue(
-                f"{str(folder)!r} has no steps of a training.",
-                "the folder is that of ch.monitor(model, log=ch.monitor.parquet(folder)).",
-                "look at its name, or wait for the first logged step.",
-            )
+            rule = "the folder is that of ch.monitor(model, log=ch.monitor.parquet(folder))."
+            hint = "look at its name, or wait for the first logged step."
+            raise BadValue(f"{str(folder)!r} has no steps of a training.", rule, hint)
         connection, paths = duckdb.connect(config={"threads": 1}), [*map(_pattern, files.values())]
         columns = connection.read_parquet(paths, union_by_name=True).fetchnumpy()
         places = np.stack([columns.pop("layer"), columns.pop("head")], 1).astype(int)

@@ -70,11 +70,9 @@ def report_batch(
                     crops.append(TextOfBatch(len(crops)))
                     collectors.append(Collector(tracker))
             if problem.B != len(collectors):
-                raise BadValue(
-                    f"A call has a batch of {problem.B}, and an earlier one {len(collectors)}.",
-                    "every call of a layer has the same texts.",
-                    "use report(model, text) for each text.",
-                )
+                gave = f"A call has a batch of {problem.B}, and an earlier one {len(collectors)}."
+                rule = "every call of a layer has the same texts."
+                raise BadValue(gave, rule, "use report(model, text) for each text.")
             at = stack.positions(problem)
             for collector, crop in zip(collectors, crops, strict=True):
                 collector.add_layer(collector.begin(*crop.call(problem, inputs, at)))
@@ -140,11 +138,9 @@ def _trackers(
     """Return a tracker for each text, with the modules that are running now and later."""
     for argument, lists in (("tokens", tokens), ("decoder_tokens", decoder_tokens)):
         if lists is not None and len(lists) != B:
-            raise BadValue(
-                f"{argument} has the tokens of {len(lists)} texts, and the batch has {B}.",
-                f"{argument} is a list for each text.",
-                "pass the tokens of every text, without padding.",
-            )
+            gave = f"{argument} has the tokens of {len(lists)} texts, and the batch has {B}."
+            rule = f"{argument} is a list for each text."
+            raise BadValue(gave, rule, "pass the tokens of every text, without padding.")
     none = [None] * B
     pairs = zip(tokens or none, decoder_tokens or none, strict=True)
     return [TextTracker(*pair, stack) for pair in pairs]

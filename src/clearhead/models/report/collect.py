@@ -191,17 +191,13 @@ class Collector:
 
 def _must_be_one_text(problem: Problem) -> None:
     if problem.B != 1:
-        raise BadValue(
-            f"The model was run on a batch of {problem.B}.",
-            "a report describes one text.",
-            "pass one text, B = 1; for a batch, use report_batch(model, inputs).",
-        )
+        rule = "a report describes one text."
+        hint = "pass one text, B = 1; for a batch, use report_batch(model, inputs)."
+        raise BadValue(f"The model was run on a batch of {problem.B}.", rule, hint)
     if not problem.Tq or not problem.Tk:
-        raise BadValue(
-            f"The model was run on {problem.Tq} queries and {problem.Tk} keys.",
-            "a report describes a text of one token or more.",
-            "pass a text that is not empty.",
-        )
+        gave = f"The model was run on {problem.Tq} queries and {problem.Tk} keys."
+        rule = "a report describes a text of one token or more."
+        raise BadValue(gave, rule, "pass a text that is not empty.")
 
 
 def _requested(problem: Problem, site: CallSite, *more: Statistic) -> list[str | Statistic]:

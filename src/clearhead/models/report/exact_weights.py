@@ -83,11 +83,9 @@ def _exact_weights(
         raise _absent("head", head, problem.H)
     q, k = _positions(queries, problem.Tq, "queries"), _positions(keys, problem.Tk, "keys")
     if len(q) * len(k) > MOST_TILE_CELLS:
-        raise BadValue(
-            f"The tile has {len(q):,} x {len(k):,} cells.",
-            f"a tile is shown cell by cell, so it has at most {MOST_TILE_CELLS:,}.",
-            "pass fewer queries or keys; for larger maps use report, which pools them.",
-        )
+        rule = f"a tile is shown cell by cell, so it has at most {MOST_TILE_CELLS:,}."
+        hint = "pass fewer queries or keys; for larger maps use report, which pools them."
+        raise BadValue(f"The tile has {len(q):,} x {len(k):,} cells.", rule, hint)
     block = Matrix(problem, inputs).block(slice(q.start, q.stop), slice(k.start, k.stop))
     weights = block.reshape(problem.B, problem.H, len(q), len(k))[:1, head : head + 1]
     step = Step(

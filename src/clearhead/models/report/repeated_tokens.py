@@ -40,25 +40,19 @@ def repeated_token_scores(
     """
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dim() != 2:
-        raise BadType(
-            "Repeated tokens were requested of a model that does not read token ids.",
-            "the repeated-token test runs the model on random tokens.",
-            "pass ids of shape (1, T), or leave repeated_tokens out.",
-        )
+        gave = "Repeated tokens were requested of a model that does not read token ids."
+        rule = "the repeated-token test runs the model on random tokens."
+        raise BadType(gave, rule, "pass ids of shape (1, T), or leave repeated_tokens out.")
     if ambient().ranks is not None:
-        raise BadValue(
-            "Repeated tokens were requested inside distributed.sharded.",
-            "the repeated-token test has a text of its own, which is not cut.",
-            "request it outside, or leave repeated_tokens out.",
-        )
+        rule = "the repeated-token test has a text of its own, which is not cut."
+        hint = "request it outside, or leave repeated_tokens out."
+        raise BadValue("Repeated tokens were requested inside distributed.sharded.", rule, hint)
     first, size = ids[:1, :1], _vocabulary(module)
     n = min(TOKENS, size // 2, (_context(module) - 1) // 2)
     if n < FEWEST_TOKENS:
-        raise BadValue(
-            f"The model reads {_context(module)} tokens of {size}.",
-            f"the repeated-token test repeats at least {FEWEST_TOKENS} tokens.",
-            "leave repeated_tokens out.",
-        )
+        rule = f"the repeated-token test repeats at least {FEWEST_TOKENS} tokens."
+        hint = "leave repeated_tokens out."
+        raise BadValue(f"The model reads {_context(module)} tokens of {size}.", rule, hint)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.stack([torch.randperm(size, generator=generator)[:n] for _ in range(TEXTS)])
     text = torch.cat([first.cpu().expand(TEXTS, 1), drawn, drawn], 1).to(ids)

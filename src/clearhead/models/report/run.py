@@ -207,18 +207,13 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
     if isinstance(model, nn.Module):
         return _module_run(model, text)
     if not hasattr(model, "tokens_and_inputs"):
-        raise BadType(
-            f"report got {kind_of(model)} for a model.",
-            "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module.",
-            "pass one of these.",
-        )
+        rule = "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module."
+        raise BadType(f"report got {kind_of(model)} for a model.", rule, "pass one of these.")
     are_ids = isinstance(model, Checkpoint) and isinstance(text, Tensor)
     if not (are_ids or isinstance(text, str) or isinstance(model, ImageCheckpoint)):
-        raise BadType(
-            f"report got {kind_of(text)} for a checkpoint.",
-            "a checkpoint has a tokenizer and reads text, or the ids of its tokens.",
-            "pass a string, or a tensor of ids; an image for a model with an image processor.",
-        )
+        rule = "a checkpoint has a tokenizer and reads text, or the ids of its tokens."
+        hint = "pass a string, or a tensor of ids; an image for a model with an image processor."
+        raise BadType(f"report got {kind_of(text)} for a checkpoint.", rule, hint)
     tokens, inputs = model.tokens_and_inputs(cast(str, text))
     predicts = model.predictor is not None and len(tokens) * len(model.words) <= MOST_LOGITS
     return ModelRun(

@@ -93,11 +93,9 @@ def whatif(model: TextModel, text: str, edits: Sequence[Edit]) -> WhatIf:
     tokens, inputs = model.tokens_and_inputs(text)
     module = model.predictor or model.module
     if not 2 <= len(tokens) <= MOST_COMPARED_TOKENS:
-        raise BadValue(
-            f"The text has {len(tokens)} token{'s' * (len(tokens) != 1)}.",
-            f"whatif compares the attention matrices of 2 to {MOST_COMPARED_TOKENS} tokens.",
-            "pass another text; intervene and watch work at any length.",
-        )
+        rule = f"whatif compares the attention matrices of 2 to {MOST_COMPARED_TOKENS} tokens."
+        hint = "pass another text; intervene and watch work at any length."
+        raise BadValue(f"The text has {len(tokens)} token{'s' * (len(tokens) != 1)}.", rule, hint)
     ids = next(iter(inputs.values()))
     outputs, matrices = [], []
     for some in ([], edits):

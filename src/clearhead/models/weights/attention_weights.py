@@ -70,18 +70,14 @@ def read_weights(model: nn.Module) -> ModelWeights:
     weights that are divided over ranks or offloaded.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        raise BadValue(
-            f"The {type(model).__name__} is an encoder and a decoder.",
-            "the heads of a circuit read and write one residual stream.",
-            "pass its encoder: model.get_encoder().",
-        )
+        rule = "the heads of a circuit read and write one residual stream."
+        hint = "pass its encoder: model.get_encoder()."
+        raise BadValue(f"The {type(model).__name__} is an encoder and a decoder.", rule, hint)
     main_input = getattr(model, "main_input_name", "input_ids")  # of a transformers model
     if main_input != "input_ids" and "input_ids" not in signature(model.forward).parameters:
-        raise BadValue(
-            f"The {type(model).__name__} reads {main_input}, and not ids.",
-            "circuits runs a model once, on the ids of eight tokens.",
-            "pass a model that reads ids of tokens, such as a language model.",
-        )
+        rule = "circuits runs a model once, on the ids of eight tokens."
+        hint = "pass a model that reads ids of tokens, such as a language model."
+        raise BadValue(f"The {type(model).__name__} reads {main_input}, and not ids.", rule, hint)
     run, output = _recorded(model, _ids(model))
     with torch.no_grad():
         layers = tuple(run.layer(call) for call in run.calls)
@@ -111,11 +107,9 @@ def rotary_of_call(
     `ran` has the modules that ran inside the module of the call. Raises as `rotary_of_layer` does.
     """
     if growing := growing_rotations(model):
-        raise BadValue(
-            f"In the {type(model).__name__}, {growing[0]}.",
-            "a rotation by the position alone has the same frequencies in every text.",
-            "use the vectors after rotation.",
-        )
+        rule = "a rotation by the position alone has the same frequencies in every text."
+        hint = "use the vectors after rotation."
+        raise BadValue(f"In the {type(model).__name__}, {growing[0]}.", rule, hint)
     return _queries(model, call, ran).rotary
 
 
@@ -382,9 +376,7 @@ def _norm_of(ran: ModuleRun) -> Norm:
     """Return the norm that a module computed. Raises `BadValue` if it is unknown."""
     norm = read_norm(ran.module, ran.inputs[0], ran.result)
     if norm is None:
-        raise BadValue(
-            f"The norm {ran.name} is neither a layer norm nor an RMS norm.",
-            "the gain and the centring of a norm are folded into the weights after it.",
-            "pass a model with layer norms or RMS norms.",
-        )
+        rule = "the gain and the centring of a norm are folded into the weights after it."
+        hint = "pass a model with layer norms or RMS norms."
+        raise BadValue(f"The norm {ran.name} is neither a layer norm nor an RMS norm.", rule, hint)
     return norm

@@ -201,11 +201,9 @@ class Circuits:
             rule, hint = "offset is a whole number.", "pass 1 for the token before."
             raise BadType(f"offset={offset!r}.", rule, hint)
         if rotary is None:
-            raise BadValue(
-                f"offset={offset!r} for layer {layer}, which does not rotate.",
-                "without rotation, the matrix is the same at every offset.",
-                "leave offset out.",
-            )
+            gave = f"offset={offset!r} for layer {layer}, which does not rotate."
+            rule = "without rotation, the matrix is the same at every offset."
+            raise BadValue(gave, rule, "leave offset out.")
         keys = self.W_K[layer].double()
         positions = torch.full(keys.shape[:-1], -float(number), dtype=torch.float64)
         return rotary.rotated(keys, positions.to(keys.device)).to(self.W_K.dtype)
@@ -246,11 +244,9 @@ def _folded(model: nn.Module, weights: ModelWeights) -> Circuits:
     layers = weights.layers
     shapes = {tuple(x.shape for x in layer[1:5]) for layer in layers}
     if len(shapes) > 1:
-        raise BadValue(
-            f"The layers of the {type(model).__name__} have heads of different shapes.",
-            "the matrices of all layers are one tensor, (L, H, d, D).",
-            "pass a model whose layers are alike.",
-        )
+        gave = f"The layers of the {type(model).__name__} have heads of different shapes."
+        rule = "the matrices of all layers are one tensor, (L, H, d, D)."
+        raise BadValue(gave, rule, "pass a model whose layers are alike.")
     norms = [layer.norm for layer in layers]
     centred = all(norm is not None and norm.centres for norm in norms)
     W_O = torch.stack([layer.W_O for layer in layers])

@@ -62,11 +62,9 @@ class DirectPaths(RecordedRun):
     def enter(self, name: str, *arguments: Any) -> None:
         super().enter(name, *arguments)
         if not torch.is_grad_enabled() and in_autograd_function():
-            raise BadValue(
-                f"A checkpoint with use_reentrant=True runs {name}.",
-                "the parts of a logit follow from gradients, and it records none.",
-                "call model.eval(), or pass use_reentrant=False to the checkpoint.",
-            )
+            rule = "the parts of a logit follow from gradients, and it records none."
+            hint = "call model.eval(), or pass use_reentrant=False to the checkpoint."
+            raise BadValue(f"A checkpoint with use_reentrant=True runs {name}.", rule, hint)
 
     def on_call(self, call: AttentionCall) -> None:
         self.calls += 1

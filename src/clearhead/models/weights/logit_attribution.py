@@ -88,11 +88,9 @@ def logit_attribution(
             "leave out logits_to_keep=.",
         )
     if bool(logits.isnan().any()):
-        raise BadValue(
-            f"The {type(model).__name__} gave logits with NaN.",
-            "a logit that is split is a number.",
-            "check the weights for NaN, or load the model in float32.",
-        )
+        gave = f"The {type(model).__name__} gave logits with NaN."
+        hint = "check the weights for NaN, or load the model in float32."
+        raise BadValue(gave, "a logit that is split is a number.", hint)
     unembedding = find_unembedding(model, paths.last_linear, logits)
     wanted = parse_target(target, text, logits.shape[-1], center)
     n = len(wanted.plus)
@@ -167,26 +165,20 @@ def _one_text(ids: Tensor | Mapping[str, Any]) -> tuple[Tensor | dict[str, Any],
     named = dict(ids) if isinstance(ids, Mapping) else {"input_ids": ids}
     text = named.get("decoder_input_ids", named.get("input_ids"))
     if text is None and named:
-        raise BadType(
-            f"logit_attribution got {', '.join(map(str, named))}, and no input_ids.",
-            "it splits the logits of the next tokens of a text.",
-            f"pass the ids of a text as input_ids; {_OTHERS}",
-        )
+        gave = f"logit_attribution got {', '.join(map(str, named))}, and no input_ids."
+        rule = "it splits the logits of the next tokens of a text."
+        raise BadType(gave, rule, f"pass the ids of a text as input_ids; {_OTHERS}")
     if not isinstance(text, Tensor) or text.is_floating_point() or text.dim() not in (1, 2):
         what = kind_of(text)
         if isinstance(text, Tensor):
             what = f"{text.dtype} numbers {tuple(text.shape)}"
-        raise BadType(
-            f"logit_attribution got {what} as ids.",
-            "ids are those of one text, (T,) or (1, T), or inputs by name with these.",
-            f"pass an integer tensor; {_OTHERS}",
-        )
+        rule = "ids are those of one text, (T,) or (1, T), or inputs by name with these."
+        hint = f"pass an integer tensor; {_OTHERS}"
+        raise BadType(f"logit_attribution got {what} as ids.", rule, hint)
     if (text.dim() == 2 and len(text) != 1) or not text.numel():
-        raise BadValue(
-            f"logit_attribution got ids of shape {tuple(text.shape)}.",
-            "logit_attribution reads one text with at least one token.",
-            "call logit_attribution once for each text.",
-        )
+        rule = "logit_attribution reads one text with at least one token."
+        hint = "call logit_attribution once for each text."
+        raise BadValue(f"logit_attribution got ids of shape {tuple(text.shape)}.", rule, hint)
     return (named if isinstance(ids, Mapping) else text.reshape(1, -1)), text.flatten()
 
 
@@ -199,11 +191,9 @@ def _check_reached(
     """
     if len({call.problem.H for _, call, _ in reached}) > 1:
         counts = ", ".join(str(call.problem.H) for _, call, _ in reached)
-        raise BadValue(
-            f"The layers of the {type(model).__name__} have {counts} heads.",
-            "the parts of all heads are one tensor, (L, H, T).",
-            "pass a model with the same number of heads in every layer.",
-        )
+        rule = "the parts of all heads are one tensor, (L, H, T)."
+        hint = "pass a model with the same number of heads in every layer."
+        raise BadValue(f"The layers of the {type(model).__name__} have {counts} heads.", rule, hint)
     numbers = {number for number, _, _ in reached}
     missing = [part.call.module for i, part in enumerate(paths.heads) if i not in numbers]
     encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and reached

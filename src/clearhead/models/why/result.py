@@ -146,11 +146,8 @@ class Why(ShownInNotebook, Savable):
         """
         split = self._with_run()
         if self.query is None:
-            raise BadValue(
-                f"This result is a mean over {self.rows} queries.",
-                "pairs are those of one query.",
-                "call why with a query.",
-            )
+            gave = f"This result is a mean over {self.rows} queries."
+            raise BadValue(gave, "pairs are those of one query.", "call why with a query.")
         pairs = split.run.problem.scale * split.factors("query") @ split.factors("key").T
         if len(self.components) > len(pairs):
             pairs = torch.block_diag(pairs, self.key_parts[-1:].to(pairs))
@@ -169,11 +166,8 @@ class Why(ShownInNotebook, Savable):
 
     def _with_run(self) -> Any:
         if self._split is None:
-            raise BadValue(
-                "This result was loaded from a file.",
-                "sources and pairs follow from the run of the model, which is not saved.",
-                "call why again.",
-            )
+            rule = "sources and pairs follow from the run of the model, which is not saved."
+            raise BadValue("This result was loaded from a file.", rule, "call why again.")
         return self._split
 
     def largest(self, of: str = "key", n: int = _LISTED) -> list[tuple[Component, float]]:

@@ -138,11 +138,9 @@ def record_scores(
         if layer is not None:
             layers = [as_index("Layer", layer, count, rule, "pass one of these.")]
         if any(calls[i].at.padded for i in layers):
-            raise BadValue(
-                "why got a text with padding.",
-                "means over queries and keys would count padding as tokens.",
-                "pass the tokens of the text alone.",
-            )
+            gave = "why got a text with padding."
+            hint = "pass the tokens of the text alone."
+            raise BadValue(gave, "means over queries and keys would count padding as tokens.", hint)
         paths = ScorePaths(model, modules, layers)
         with suppress(_Reached), paths.recorded():
             run_with_known_ids(model, fresh(inputs))
@@ -188,11 +186,9 @@ class ScoreRun:
     def must_be_linear(self) -> None:
         """Raise `BadValue` for several texts, and for a step to the scores that is not linear."""
         if self.problem.B != 1:
-            raise BadValue(
-                f"why got {self.problem.B} texts.",
-                "it reads one score of one text.",
-                "call why once for each text, without padding.",
-            )
+            rule = "it reads one score of one text."
+            hint = "call why once for each text, without padding."
+            raise BadValue(f"why got {self.problem.B} texts.", rule, hint)
         for of, x in ("queries", self.q), ("keys", self.k):
             is_part = x.requires_grad
             step = nonlinear_step(x, self.leaves) if is_part else "a cache, or a graph that ends"
@@ -318,11 +314,9 @@ def _by_position(x: Tensor, n: int, at: slice = slice(None)) -> Tensor:
     """Return what was written at some of n positions, (m, d). Raises `BadValue` if n differs."""
     rows = x.detach().reshape(-1, x.shape[-1])
     if len(rows) != n:
-        raise BadValue(
-            f"A part of the stream has {len(rows)} positions, and the scores have {n}.",
-            "each position of the stream is a query or a key of its own.",
-            "pass a model whose layers read all positions, and inputs without a cache.",
-        )
+        gave = f"A part of the stream has {len(rows)} positions, and the scores have {n}."
+        hint = "pass a model whose layers read all positions, and inputs without a cache."
+        raise BadValue(gave, "each position of the stream is a query or a key of its own.", hint)
     return rows[at]
 
 
@@ -378,9 +372,8 @@ def score_rows(run: ScoreRun, at: slice, h: int) -> tuple[ScoreRows, Tensor]:
     first = of_call.rows([at.start])[0, h, 0].double()
     missed = float((weights[0] - first).abs().max() + 0 * weights.sum())  # NaN if any weight is
     if not missed <= max(1e-4, 8 * torch.finfo(p.dtype).eps):
-        raise BadValue(
-            f"The weights of the call differ from the softmax of its scores by {missed:.1g}.",
-            "the parts are those of the scores from which the weights follow.",
-            "check the inputs for NaN, and call why without edits of this layer.",
-        )
+        gave = f"The weights of the call differ from the softmax of its scores by {missed:.1g}."
+        rule = "the parts are those of the scores from which the weights follow."
+        hint = "check the inputs for NaN, and call why without edits of this layer."
+        raise BadValue(gave, rule, hint)
     return rows, weights

@@ -62,11 +62,9 @@ class Split:
         else:
             to_keys, to_queries = self._sum_strips(keys, query, key, against)
         if not self.count:
-            raise BadValue(
-                "No query looks at the key and at what it is compared with.",
-                "the mean is over queries that do.",
-                "pass another key, or against another one.",
-            )
+            rule = "the mean is over queries that do."
+            hint = "pass another key, or against another one."
+            raise BadValue("No query looks at the key and at what it is compared with.", rule, hint)
         self.weights, self.bias = self.weights / self.count, self.bias / self.count
         self.score = self.score / self.count
         self.to_keys = p.scale / self.count * to_keys

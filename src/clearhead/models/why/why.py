@@ -115,11 +115,9 @@ def why(
             'pass against="others".',
         )
     if tokens is not None and len(tokens) != p.Tk:
-        raise BadValue(
-            f"why got {len(tokens)} tokens for {p.Tk} keys.",
-            "tokens names the keys of the call, in order.",
-            "pass the tokens of the text that the keys are from, or leave tokens out.",
-        )
+        gave = f"why got {len(tokens)} tokens for {p.Tk} keys."
+        hint = "pass the tokens of the text that the keys are from, or leave tokens out."
+        raise BadValue(gave, "tokens names the keys of the call, in order.", hint)
     names = None if tokens is None else tuple(map(str, tokens))
     with own_dtypes():
         remarks: tuple[str, ...] = ()

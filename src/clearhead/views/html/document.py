@@ -96,11 +96,10 @@ def write(text: str, path: str | Path) -> Path:
         path.write_bytes(text.encode("utf-8"))
     except (OSError, ValueError) as error:
         name = visible_in_browser(str(path))
-        raise BadValue(
-            f"The page could not be written to {name!r} ({why_failed(error)}).",
-            "a page is written to a file in an existing folder with write permission.",
-            "create the folder first, or name another file, for example 'attention.html'.",
-        ) from error
+        gave = f"The page could not be written to {name!r} ({why_failed(error)})."
+        rule = "a page is written to a file in an existing folder with write permission."
+        hint = "create the folder first, or name another file, for example 'attention.html'."
+        raise BadValue(gave, rule, hint) from error
     return path
 
 

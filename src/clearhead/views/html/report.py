@@ -83,11 +83,9 @@ def report_page(
     if beside is not None:
         must_be("report_page(beside=)", beside, Report, "report(...)")
     if beside is not None and beside.text != report.text:
-        raise BadValue(
-            f"The reports have the texts {report.text[:80]!r} and {beside.text[:80]!r}.",
-            "two models are compared on one text.",
-            "report on the same text with both.",
-        )
+        gave = f"The reports have the texts {report.text[:80]!r} and {beside.text[:80]!r}."
+        rule = "two models are compared on one text."
+        raise BadValue(gave, rule, "report on the same text with both.")
     without_writers: schema.Ahead | None = None
     if ahead is not None:
         off = [(x.layer, x.head) for x in report.writers]

@@ -43,11 +43,9 @@ def page(
     must_be("page", trace, Trace, "explain(...); for a report, use write_report")
     for step in (trace.step("weights"), *trace):
         if step.tensor.numel() == 0:
-            raise BadValue(
-                f"The step {step.name!r} is empty: {step.axes!r} has shape {step.shape}.",
-                "a page draws at least one query, one key and one feature.",
-                "explain at least one token, or print the trace as text.",
-            )
+            gave = f"The step {step.name!r} is empty: {step.axes!r} has shape {step.shape}."
+            rule = "a page draws at least one query, one key and one feature."
+            raise BadValue(gave, rule, "explain at least one token, or print the trace as text.")
     return document(
         _data(trace, query),
         title=title,

@@ -49,11 +49,9 @@ class Explorer(anywidget.AnyWidget):
         self._report: Report | None = None  # of the text, for the picture of a selection
         begin = report = None
         if (text is None) != isinstance(model, Trace):
-            raise BadType(
-                f"explore got {kind_of(model)} and {kind_of(text)} for a text.",
-                "a model needs a text; a trace has one.",
-                "pass explore(model, text) or explore(trace).",
-            )
+            gave = f"explore got {kind_of(model)} and {kind_of(text)} for a text."
+            rule = "a model needs a text; a trace has one."
+            raise BadType(gave, rule, "pass explore(model, text) or explore(trace).")
         if isinstance(model, Trace):
             self._tokens = list(model.queries or ())
             self._sizes = [(model.size("h") or 1, model.size("q") or 0)]

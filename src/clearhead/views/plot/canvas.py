@@ -73,11 +73,8 @@ def can_draw() -> bool:
 def require_matplotlib() -> None:
     """Raise `Missing` if matplotlib is not installed."""
     if not can_draw():
-        raise Missing(
-            "A figure was requested, and matplotlib is not installed.",
-            "figures need matplotlib.",
-            how_to_install("plot"),
-        )
+        gave = "A figure was requested, and matplotlib is not installed."
+        raise Missing(gave, "figures need matplotlib.", how_to_install("plot"))
 
 
 def must_draw(name: str, result: object, kind: type, made_by: str) -> None:

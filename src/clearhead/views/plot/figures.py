@@ -164,11 +164,9 @@ def save(figure: "Figure | Axes", path: str | Path) -> Path:
         with matplotlib.rc_context({"svg.hashsalt": "clearhead"}):
             root.savefig(path, dpi=150, format=suffix[1:], metadata=FORMATS[suffix])
     except (OSError, ValueError) as error:
-        raise BadValue(
-            f"The figure could not be written to {str(path)!r} ({why_failed(error)}).",
-            "a figure is written to a file in an existing folder with write permission.",
-            "create the folder first, or name another file.",
-        ) from error
+        gave = f"The figure could not be written to {str(path)!r} ({why_failed(error)})."
+        rule = "a figure is written to a file in an existing folder with write permission."
+        raise BadValue(gave, rule, "create the folder first, or name another file.") from error
     return path
 
 

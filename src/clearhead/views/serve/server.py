@@ -165,19 +165,14 @@ async def _body(request: Request) -> object:
     async for part in request.stream():
         body += part
         if len(body) > MOST_REQUEST_BYTES:
-            raise TooLarge(
-                f"The request has more than {MOST_REQUEST_BYTES:,} bytes.",
-                f"a text has at most {MOST_LETTERS:,} letters.",
-                "send a shorter text.",
-            )
+            rule = f"a text has at most {MOST_LETTERS:,} letters."
+            hint = "send a shorter text."
+            raise TooLarge(f"The request has more than {MOST_REQUEST_BYTES:,} bytes.", rule, hint)
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadValue(
-            f"The request is not JSON: {error}.",
-            'a request is an object such as {"text": "a text"}.',
-            "send an object.",
-        ) from error
+        rule = 'a request is an object such as {"text": "a text"}.'
+        raise BadValue(f"The request is not JSON: {error}.", rule, "send an object.") from error
     return parsed
 
 

@@ -64,9 +64,7 @@ def check(code: int) -> None:
     if code == 0:
         return
     if code == core.NO_DATA:
-        raise BadValue(
-            "A tensor has no memory.",
-            "the core reads numbers directly from memory.",
-            "allocate its storage again (FSDP frees it outside a layer's call).",
-        )
+        rule = "the core reads numbers directly from memory."
+        hint = "allocate its storage again (FSDP frees it outside a layer's call)."
+        raise BadValue("A tensor has no memory.", rule, hint)
     raise RuntimeError(f"the C++ core refused a checked problem: {core.describe(code)}")

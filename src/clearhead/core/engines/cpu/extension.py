@@ -99,11 +99,9 @@ def use_level(name: str = "") -> str:
     before = _level
     if not core.choose_level(name):
         names = ", ".join(repr(name) for name, _, available in core.levels() if available)
-        raise BadValue(
-            f"The instruction-set level is {name!r}.",
-            f"this machine and this build support {names}.",
-            "pass one of these, or none for the widest.",
-        )
+        rule = f"this machine and this build support {names}."
+        hint = "pass one of these, or none for the widest."
+        raise BadValue(f"The instruction-set level is {name!r}.", rule, hint)
     _level = core.level()
     return before
 

@@ -67,11 +67,9 @@ class cache(Edit):
         for name in ("keys", "values"):
             _check(name, getattr(self, name))
         if self.keys is None and self.values is None:
-            raise BadValue(
-                "cache got neither a format of keys nor of values.",
-                "it rounds keys, values or both.",
-                'pass for example cache(keys="q8_0", values="q8_0").',
-            )
+            rule = "it rounds keys, values or both."
+            hint = 'pass for example cache(keys="q8_0", values="q8_0").'
+            raise BadValue("cache got neither a format of keys nor of values.", rule, hint)
 
     @property
     def of_keys(self) -> bool:
@@ -107,11 +105,9 @@ class cache(Edit):
         read = form(x)
         if not isinstance(read, Tensor) or (read.shape, read.dtype) != (x.shape, x.dtype):
             got = f"{tuple(read.shape)}, {read.dtype}" if isinstance(read, Tensor) else None
-            raise BadValue(
-                f"The format of {self!r} returned {got or kind_of(read)}.",
-                f"it returns the keys or values that it received: {tuple(x.shape)}, {x.dtype}.",
-                "convert what it returns with .to(x).",
-            )
+            rule = f"it returns the keys or values that it received: {tuple(x.shape)}, {x.dtype}."
+            hint = "convert what it returns with .to(x)."
+            raise BadValue(f"The format of {self!r} returned {got or kind_of(read)}.", rule, hint)
         return read
 
 

@@ -57,11 +57,9 @@ class freeze(FromRecording):
         """
         p = problem
         if p.all_pairs > MOST_DENSE_CELLS:
-            raise BadValue(
-                f"{self!r} was watched in a call of {p.all_pairs} cells.",
-                f"watch forms a matrix of frozen weights, of at most {MOST_DENSE_CELLS} cells.",
-                "watch other layers, with layers=, or read the weights from the recording.",
-            )
+            rule = f"watch forms a matrix of frozen weights, of at most {MOST_DENSE_CELLS} cells."
+            hint = "watch other layers, with layers=, or read the weights from the recording."
+            raise BadValue(f"{self!r} was watched in a call of {p.all_pairs} cells.", rule, hint)
         rows, queries = self._weights(problem, site)
         empty = torch.zeros(p.B, p.H, p.Tq, p.Tk, dtype=p.wide, device=p.device)
         weights = replaced(self, empty, rows, problem, site, queries)
@@ -84,11 +82,9 @@ class freeze(FromRecording):
         their columns in the call, (B|1, queries); -1 if a text has no such row."""
         call = call_for(self, self.recording, site)
         if call.queries is None:
-            raise BadValue(
-                f"{self!r} has a recording without rows.",
-                "frozen weights are exact rows of another run.",
-                "record them: watch(model, exact_rows=range(T)).",
-            )
+            rule = "frozen weights are exact rows of another run."
+            hint = "record them: watch(model, exact_rows=range(T))."
+            raise BadValue(f"{self!r} has a recording without rows.", rule, hint)
         rows, Tq = call.statistics["exact_rows"], problem.Tq
         assert isinstance(rows, Tensor)
         if rows.shape[-1] != problem.Tk or max(call.queries, default=0) >= Tq:

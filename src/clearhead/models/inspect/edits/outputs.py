@@ -45,17 +45,12 @@ class ablate(Edit):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.by, Tensor) and self.by not in ("zero", "mean"):
-            raise BadValue(
-                f"ablate got by={self.by!r}.",
-                'by is "zero", "mean" or a tensor.',
-                'pass by="zero", or a tensor that broadcasts to (B, heads, Tq, Dv).',
-            )
+            hint = 'pass by="zero", or a tensor that broadcasts to (B, heads, Tq, Dv).'
+            raise BadValue(f"ablate got by={self.by!r}.", 'by is "zero", "mean" or a tensor.', hint)
         if (self.by == "mean" if isinstance(self.by, str) else False) != (self.over is not None):
-            raise BadValue(
-                f"ablate got by={_printed(self.by)} and over={self.over!r}.",
-                "a mean needs a reference set, over=, and nothing else takes one.",
-                'pass by="mean" and over=, a recording of watch(model, outputs=True).',
-            )
+            rule = "a mean needs a reference set, over=, and nothing else takes one."
+            hint = 'pass by="mean" and over=, a recording of watch(model, outputs=True).'
+            raise BadValue(f"ablate got by={_printed(self.by)} and over={self.over!r}.", rule, hint)
         if self.over is not None:
             check_recording(self, "over", self.over)
 

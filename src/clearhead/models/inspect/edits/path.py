@@ -163,21 +163,17 @@ class path(Edit):
             return -1, self.one_receiver()
         layers = self.sending.layers or ()
         if len(layers) != 1 or isinstance(layers[0], str):
-            raise BadValue(
-                f"path got the sender {self.sender!r}.",
-                "the sender of one path is an edit of one layer, named by its number.",
-                "pass for example layers=[0] to the sender; effects moves one over layers.",
-            )
+            rule = "the sender of one path is an edit of one layer, named by its number."
+            hint = "pass for example layers=[0] to the sender; effects moves one over layers."
+            raise BadValue(f"path got the sender {self.sender!r}.", rule, hint)
         return layers[0], self.one_receiver()
 
     def one_receiver(self) -> Receiver:
         """Return the receiver. Raises `BadValue` if there are several."""
         if self.receivers is None or len(self.receivers) != 1:
-            raise BadValue(
-                f"path got receiver={self.receiver!r}.",
-                "one path has one receiver.",
-                'pass for example (1, 0), or to effects over=("layers", "heads", "receivers").',
-            )
+            rule = "one path has one receiver."
+            hint = 'pass for example (1, 0), or to effects over=("layers", "heads", "receivers").'
+            raise BadValue(f"path got receiver={self.receiver!r}.", rule, hint)
         return self.receivers[0]
 
     def head_count(self, problem: Problem) -> int:
@@ -221,11 +217,8 @@ def without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list[
         return _without_paths(edits, model, inputs)
     except MissingLayer as error:
         receivers = [edit.one_receiver() for edit in edits if isinstance(edit, path)]
-        raise BadValue(
-            f"path got receiver={max(receivers)}.",
-            error.rule,
-            "pass a receiver in one of these layers.",
-        ) from None
+        hint = "pass a receiver in one of these layers."
+        raise BadValue(f"path got receiver={max(receivers)}.", error.rule, hint) from None
 
 
 def _without_paths(edits: Sequence[Edit], model: nn.Module, inputs: Any) -> list[Edit]:
@@ -270,11 +263,9 @@ def _pairs(receiver: Any) -> tuple[Receiver, ...]:
         listed = [listed]
     pairs = [[whole_number(x) for x in pair] for pair in listed]
     if any(len(pair) != 2 or None in pair for pair in pairs):
-        raise BadType(
-            f"path got receiver={receiver!r}.",
-            "the receiver is a layer and a head, (layer, head), or a list of them.",
-            "pass for example (1, 0); None means all heads in later layers.",
-        )
+        rule = "the receiver is a layer and a head, (layer, head), or a list of them."
+        hint = "pass for example (1, 0); None means all heads in later layers."
+        raise BadType(f"path got receiver={receiver!r}.", rule, hint)
     return tuple((layer, head) for layer, head in pairs if layer is not None and head is not None)
 
 

@@ -35,11 +35,9 @@ def calls_of(edit: Edit, recording: Recording | None, site: EditSite) -> list[Ca
     calls = [call for call in recording if call.layer == site.layer]
     if not calls:
         layers = sorted({call.layer for call in recording})
-        raise BadValue(
-            f"{edit!r} was applied in layer {site.layer}.",
-            f"its recording has layers {', '.join(map(str, layers))}.",
-            "select these with layers=, or record more.",
-        )
+        rule = f"its recording has layers {', '.join(map(str, layers))}."
+        hint = "select these with layers=, or record more."
+        raise BadValue(f"{edit!r} was applied in layer {site.layer}.", rule, hint)
     return calls
 
 
@@ -49,11 +47,9 @@ def call_for(edit: Edit, recording: Recording, site: EditSite) -> Call:
     if len(calls) == 1:
         return calls[0]
     if site.call >= len(calls):
-        raise BadValue(
-            f"{edit!r} was applied to call {site.call} of layer {site.layer}.",
-            f"its recording has {len(calls)} calls of the layer, and call n reads call n.",
-            "record as many runs, or one run, which every call reads.",
-        )
+        gave = f"{edit!r} was applied to call {site.call} of layer {site.layer}."
+        rule = f"its recording has {len(calls)} calls of the layer, and call n reads call n."
+        raise BadValue(gave, rule, "record as many runs, or one run, which every call reads.")
     return calls[site.call]
 
 
@@ -145,11 +141,9 @@ def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list
         return wanted
     missing = sorted(set(wanted) - set(call.heads))
     if missing:
-        raise BadValue(
-            f"{edit!r} selects heads {missing} of layer {call.layer}.",
-            f"its recording has heads {', '.join(map(str, call.heads))} of that layer.",
-            "select these with heads=, or record more.",
-        )
+        rule = f"its recording has heads {', '.join(map(str, call.heads))} of that layer."
+        hint = "select these with heads=, or record more."
+        raise BadValue(f"{edit!r} selects heads {missing} of layer {call.layer}.", rule, hint)
     return [call.heads.index(h) for h in wanted]
 
 
@@ -158,11 +152,9 @@ def recorded_part(edit: Edit, call: Call, part: str) -> Tensor:
     x: Tensor | None = getattr(call, part)
     if x is None:
         plural = "queries" if part == "query" else f"{part}s"
-        raise BadValue(
-            f"{edit!r} has a recording without {plural}.",
-            f"{plural} are replaced by {plural} of another run.",
-            f"record them: watch(model, {RECORDED[part]}=True).",
-        )
+        rule = f"{plural} are replaced by {plural} of another run."
+        hint = f"record them: watch(model, {RECORDED[part]}=True)."
+        raise BadValue(f"{edit!r} has a recording without {plural}.", rule, hint)
     return x
 
 

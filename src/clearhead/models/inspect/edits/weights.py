@@ -160,11 +160,9 @@ class temperature(Edit):
         super().__post_init__()
         object.__setattr__(self, "t", finite_number("temperature", "t", self.t))
         if self.t <= 0:
-            raise BadValue(
-                f"temperature got t={self.t:g}.",
-                "t divides the logits and is positive.",
-                "pass t > 0; for equal weights use uniform().",
-            )
+            rule = "t divides the logits and is positive."
+            hint = "pass t > 0; for equal weights use uniform()."
+            raise BadValue(f"temperature got t={self.t:g}.", rule, hint)
 
     def arguments(self) -> list[str]:
         return [f"{self.t:g}"]
