@@ -14,17 +14,8 @@ from ..core.functional.attention import attention
 from ..core.functional.matrix import matrix
 from ..core.masks import Mask, causal, dense, documents, everything, intersect
 from ..core.torch_state import has_values
+from .architectures import WITHOUT_EFFECT
 from .lazy_mask import BooleanMask, LazyMask
-
-# Keywords without effect on attention: settings that are already applied (positions in queries and
-# keys, a sliding window and a sequence index in the mask), inputs of the model, and options for its
-# output. `max_length_*` follow from `cu_seq_lens_*`.
-_NO_EFFECT = {
-    "position_ids", "cache_position", "sliding_window", "max_length_q", "max_length_k",
-    "token_type_ids", "mm_token_type_ids", "decoder_input_ids", "pixel_values",
-    "output_hidden_states", "logits_to_keep",
-    "labels", "shift_labels", "num_items_in_batch", "ignore_index", "reduction",
-}  # fmt: skip
 
 
 class UnknownKeyword(BadValue):
@@ -85,7 +76,7 @@ def _attend(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     for name, argument in others.items():
-        if not (argument is None or isinstance(argument, bool) or name in _NO_EFFECT):
+        if not (argument is None or isinstance(argument, bool) or name in WITHOUT_EFFECT):
             raise UnknownKeyword(type(module).__name__, name)
     bias = position_bias
     mask: Mask = everything
@@ -123,7 +114,7 @@ def _attend(
 
 
 # All supported keywords. Others are accepted only if they are None or switches.
-KEYWORDS = {*inspect.signature(_attend).parameters, *_NO_EFFECT} - {"others"}
+KEYWORDS = {*inspect.signature(_attend).parameters, *WITHOUT_EFFECT} - {"others"}
 
 
 def _each_text_alone(

@@ -14,12 +14,11 @@ from typing import Any
 from torch import nn
 
 from ..core.errors import BadValue
+from .architectures import READ_MASKS
 
 TABLE = "ALL_ATTENTION_FUNCTIONS"
 # A module that computes its attention itself calls one of these, or a function named softmax.
 _ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
-# They call the interface, and also read their mask elsewhere, as an additive mask.
-_READ_MASKS = {"transformers.models.nllb_moe", "transformers.models.deepseek_v4"}
 
 
 def calls_interface(kind: type[nn.Module]) -> bool:
@@ -61,7 +60,7 @@ def _misreads_masks(configuration: str) -> bool:
     classes: list[Any] = [x for x in vars(modeling).values() if isinstance(x, type)]
     modules = [x for x in classes if issubclass(x, nn.Module) and x.__module__ == modeling.__name__]
     own = any(map(computes_attention, modules)) and not any(map(calls_interface, modules))
-    return own or package in _READ_MASKS
+    return own or package in READ_MASKS
 
 
 def not_answered(model: str) -> BadValue:

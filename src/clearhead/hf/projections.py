@@ -15,16 +15,9 @@ from torch import Tensor, nn
 
 from ..core.errors import BadValue, kind_of
 from ..nn.simple import OneHead
+from .architectures import CHANGE_OUTPUT, DOUBLE_QUERIES, OUTPUT_PROJECTIONS
 from .inspect_model import calls_interface
 
-# The last part of the names that libraries use for the output projection.
-NAMES = (  # in lower case
-    "o_proj", "out_proj", "c_proj", "o", "wo", "w_o", "dense", "out_lin", "proj", "projection",
-    "linear_out", "proj_out", "to_out", "output_projection", "output_proj", "attention_output",
-    "projection_layer",
-)  # fmt: skip
-# Parts of the names of modules that change the output of attention before the projection.
-_CHANGES = ("gate", "sub_norm", "o_norm", "inner_attn_ln", "groupnorm")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _TOKENS_CHECKED = 8
 
@@ -116,7 +109,7 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
         raise BadValue(
             f"No output projection was found for {name or 'the model'}, {kind_of(module)}.",
             f"it is a linear module with {heads} x {size} = {heads * size} input features, inside "
-            f"the module that calls attention or beside it, named {', '.join(NAMES)}.",
+            f"the module that calls attention or beside it, named {', '.join(OUTPUT_PROJECTIONS)}.",
             "use a statistic that does not need it, or rename the projection of the model.",
         )
     weight, bias = matrix_of(linear, path)
@@ -147,10 +140,10 @@ def without_projection(model: nn.Module) -> str | None:
         if obstacle := _obstacle(linear):
             return f"the output projection of {kind} {obstacle}"
         children = dict(module.named_children())
-        changes = [n for n in children if any(part in n for part in _CHANGES)]
+        changes = [n for n in children if any(part in n for part in CHANGE_OUTPUT)]
         width = input_width(linear)
-        if width and getattr(children.get("q_proj"), "out_features", None) == 2 * width:
-            changes.append("the second half of q_proj")  # Qwen3-Next
+        if width and getattr(children.get(DOUBLE_QUERIES), "out_features", None) == 2 * width:
+            changes.append(f"the second half of {DOUBLE_QUERIES}")
         if changes:
             return f"{kind} changes its output by {changes[0]} before the projection"
     return None
@@ -209,7 +202,7 @@ def _find(model: nn.Module, name: str, width: int | None) -> tuple[str, nn.Modul
             for path, x in part.named_modules()
             if (x is not module) and input_width(x) is not None and width in (None, input_width(x))
         }
-        for wanted in NAMES:
+        for wanted in OUTPUT_PROJECTIONS:
             for path, linear in linears.items():
                 if _last_word(path).lower() == wanted:
                     return path, linear

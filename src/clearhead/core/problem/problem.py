@@ -103,8 +103,11 @@ class Problem:
         """Return which queries may look at no key, (B|1, H|1, Tq)."""
         if (band := self.mask.band(self.grid)) is None:
             return self.key_ranges.keys_per_query() == 0
-        q = torch.arange(self.Tq, device=self.device).view(1, 1, -1)
-        return (q - band[0]).clamp(min=0) > (q + band[1]).clamp(max=self.Tk - 1)
+        before, after = band
+        masked = torch.ones(1, 1, self.Tq, dtype=torch.bool, device=self.device)
+        if before + after >= 0:
+            masked[..., max(0, -after) : max(0, self.Tk + before)] = False
+        return masked
 
     @cached
     def without_mask(self) -> "Problem":

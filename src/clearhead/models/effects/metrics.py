@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...core.errors import BadType, BadValue, as_index, kind_of, whole_number
 from ...core.errors.limits import MASK_QUERIES_AT_ONCE
 from ...core.problem.problem import Problem
+from ...hf.architectures import TARGETS
 from ..follow.outputs import AS_METRIC, logits_of, own_loss_of, turns
 from ..inspect.edits.edit import EditSite
 
@@ -20,7 +21,6 @@ CHOICES = (
     "pass labels= in the inputs for the model's own loss, metric=logit_difference(...), or a "
     "function of the output as metric=."
 )
-LABELS = ("label", "start_positions", "end_positions")  # in the names of inputs of a loss
 
 
 def loss_metric(
@@ -42,7 +42,7 @@ def loss_metric(
         return "the model's loss", own_loss
     named = inputs if isinstance(inputs, Mapping) else {}
     kind = type(model).__name__
-    if labels := [n for n, x in named.items() if x is not None and any(p in n for p in LABELS)]:
+    if labels := [n for n, x in named.items() if x is not None and any(p in n for p in TARGETS)]:
         raise BadValue(
             f"The inputs have {' and '.join(labels)}, and the {kind} returned no loss.",
             'with labels, "loss" is the loss that the model itself computes and returns as `loss`.',

@@ -5,7 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +14,11 @@ from torch import nn
 from ...core.errors import BadType, BadValue, is_iterable, kind_of, whole_number
 from ...core.functional.ambient import THROUGH_CLEARHEAD
 from ...core.torch_state import compiled_parts, in_backward
+from ...hf.inspect_model import names_of
 from .refused_models import heads_must_be_whole
 from .text_stack import TextStack
+
+_LIBRARIES = ("torch.nn.modules.", "transformers.")
 
 
 def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> BadValue:
@@ -187,7 +190,7 @@ def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any,
 
 def check_layers(layers: Sequence[int | str] | None, model: nn.Module) -> None:
     """Raise `BadValue` for a negative number, and for a pattern that matches no module name."""
-    names = [name for name, _ in model.named_modules()]
+    names = [name for name, _ in model.named_modules()] if layers else []
     for which in layers or ():
         if isinstance(which, str) and not fnmatch.filter(names, which):
             gave = f"layers has the pattern {which!r}, which matches no module."
@@ -245,18 +248,27 @@ def module_hooks(
 
 
 def _calls_nothing(module: nn.Module) -> bool:
-    """Is it a module of torch that calls no other module, and no function of a user?
+    """Is it a module of torch or transformers that calls no other, and no function of a user?
 
-    A container may get children later.
+    A container may get children later. A module of transformers is a norm, an activation or
+    positions if no name in its code is one of attention.
     """
     of = type(module)
     return (
-        all(x.__module__.startswith("torch.nn.modules.") for x in (of, of.forward))
+        all(x.__module__.startswith(_LIBRARIES) for x in (of, of.forward))
+        and not _names_attention(of)  # type: ignore[arg-type]  # a class has a hash
         and not of.__module__.endswith(".container")
         and next(module.children(), None) is None
         and "forward" not in vars(module)
         and not (module._forward_hooks or module._forward_pre_hooks)
     )
+
+
+@lru_cache(maxsize=1024)
+def _names_attention(kind: type[nn.Module]) -> bool:
+    if kind.__module__.startswith("torch."):
+        return False
+    return any("attention" in name.lower() or "attn" in name.lower() for name in names_of(kind))
 
 
 class _Hook:

@@ -14,16 +14,10 @@ from ...core.functional.ambient import FollowedCall
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import Statistics
 from ...core.torch_state import loadable
+from ...hf.architectures import BEFORE_PATCHES
 from .run import ModelFollower
 from .text_stack import Running
 
-# The parameters that are tokens before the patches, by the names of timm, torchvision and
-# transformers, in the order of these tokens.
-BEFORE = {
-    "[CLS]": ("cls_token", "class_token", "class_embedding"),
-    "[DIST]": ("distillation_token", "dist_token"),
-    "[REG]": ("register_tokens", "reg_token"),
-}
 LARGEST = 448  # pixels on a side of a stored image
 
 
@@ -110,7 +104,7 @@ class PictureTracker:
         """Return the names of the tokens that are parameters of modules around the convolution."""
         parents, tokens = self.name.split(".")[:-1], list[str]()
         owners = [self._model.get_submodule(".".join(parents[:n])) for n in range(len(parents) + 1)]
-        for token, names in BEFORE.items():
+        for token, names in BEFORE_PATCHES.items():
             for x in (getattr(owner, name, None) for owner in owners for name in names):
                 if isinstance(x, Tensor):
                     tokens += [token] * (x.shape[-2] if x.dim() > 1 else 1)

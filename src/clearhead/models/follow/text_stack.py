@@ -22,16 +22,8 @@ from ...core.masks.text_positions import Padding, PerText, Positions, padding_of
 from ...core.masks.without import WithoutEdges
 from ...core.problem.problem import Problem
 from ...core.torch_state import has_values, in_backward
+from ...hf.architectures import OTHER_TEXT
 from .coverage import attends
-
-# The arguments that pass another text to a module, for cross-attention.
-OTHER_TEXT = (
-    "context",
-    "memory",
-    "key_value_states",
-    "encoder_hidden_states",
-    "cross_attention_states",
-)
 
 
 class Running(NamedTuple):

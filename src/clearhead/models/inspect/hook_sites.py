@@ -6,19 +6,15 @@ encoder-decoder ``encoder_blocks.3.attn``, ``decoder_blocks.3.self_attn`` and
 the module. A call without a certain name has none, and the reason is recorded.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from ...core.problem.problem import Problem
 from ...core.torch_state import loadable
+from ...hf.architectures import CHANGE_QUERIES_AND_KEYS, CHANGE_VALUES, IMAGE_ENCODERS
 from ...hf.inspect_model import names_of
-
-# Image encoders of which TransformerLens has the blocks.
-_IMAGE_ENCODERS = ("SiglipVisionModel", "CLIPVisionModel")
-# Parts of names in the code of attention that may change queries and keys after their projections.
-_CHANGES = ("rot", "rope", "norm", "clip", "clamp", "kv_b_proj", "bias_u")
-_CHANGES_OF_VALUES = ("v_norm", "clip", "clamp", "v_scale")
 
 
 @loadable
@@ -95,7 +91,7 @@ def _stacks(chain: list[nn.Module]) -> dict[str, nn.Module]:
                 encoder, decoder = loaded.get_encoder(), loaded.get_decoder()
                 stacks = {"encoder_blocks": encoder, "decoder_blocks": decoder}
             for part in chain[i + 1 :]:
-                if type(part).__name__ in _IMAGE_ENCODERS:
+                if type(part).__name__ in IMAGE_ENCODERS:
                     stacks["vision_encoder.encoder_layers"] = part
             return stacks
     return {"blocks": chain[0]}
@@ -108,10 +104,28 @@ def _received(module: nn.Module, problem: Problem) -> tuple[str | None, bool]:
         return "rot_" if getattr(module, "rotary", None) is not None else "", True
     if not kind.__module__.startswith("transformers."):
         return None, False
+    code = _code_of(kind)  # type: ignore[arg-type]  # a class has a hash
+    if code.rotates:
+        return None if "kv_b_proj" in code.changes else "rot_", code.projected
+    scaled = problem.scale != 1 or code.relative  # T5 does not scale
+    return "" if scaled and not code.changes else None, code.projected
+
+
+class _Code(NamedTuple):
+    """What the names in the code of an attention class tell about its queries, keys and values."""
+
+    changes: frozenset[str]
+    projected: bool
+    rotates: bool
+    relative: bool
+
+
+@lru_cache(maxsize=1024)
+def _code_of(kind: type[nn.Module]) -> _Code:
     names = {name.lower() for name in names_of(kind)}
-    changes = {part for part in _CHANGES if any(part in name for name in names)}
-    projected = not any(part in name for name in names for part in _CHANGES_OF_VALUES)
-    if any("rotary" in name for name in names):
-        return None if "kv_b_proj" in changes else "rot_", projected
-    scaled = problem.scale != 1 or "relative_attention_bias" in names  # T5 does not scale
-    return "" if scaled and not changes else None, projected
+    return _Code(
+        frozenset(x for x in CHANGE_QUERIES_AND_KEYS if any(x in name for name in names)),
+        not any(part in name for name in names for part in CHANGE_VALUES),
+        any("rotary" in name for name in names),
+        "relative_attention_bias" in names,
+    )

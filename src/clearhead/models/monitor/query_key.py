@@ -8,15 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...hf.architectures import FUSED_PROJECTIONS, QUERIES_AND_KEYS
 from ...hf.projections import is_conv1d
-
-# Names of modules that compute the queries, each with that of the keys beside it.
-_SEPARATE = {
-    "q_proj": "k_proj", "query": "key", "q": "k", "q_lin": "k_lin", "W_query": "W_key",
-    "to_q": "to_k", "wq": "wk",
-}  # fmt: skip
-# Modules that compute queries, keys and values, one after the other (False), or group by group.
-_FUSED = {"c_attn": False, "qkv_proj": False, "Wqkv": False, "query_key_value": True}
 
 _TOKENS_CHECKED = 8
 
@@ -111,8 +104,10 @@ def query_key(module: nn.Module, H: int, G: int, D: int, Dv: int) -> QueryKey | 
         return _of_multihead(module, H, D)
     parts = {name.rpartition(".")[2]: part for name, part in module.named_modules() if name}
     of_q, of_k = torch.arange(H * D).reshape(H, D), torch.arange(G * D).reshape(G, D)
-    separate = next((x for x in _SEPARATE if x in parts and _SEPARATE[x] in parts), None)
-    fused = next((x for x in _FUSED if x in parts), None)
+    separate = next(
+        (x for x in QUERIES_AND_KEYS if x in parts and QUERIES_AND_KEYS[x] in parts), None
+    )
+    fused = next((x for x in FUSED_PROJECTIONS if x in parts), None)
     shared = 0
     if "kv_b_proj" in parts:  # latent attention: a head has all features of a key but the rotated
         own = getattr(parts["kv_b_proj"], "out_features", 0) // H - Dv
@@ -124,10 +119,10 @@ def query_key(module: nn.Module, H: int, G: int, D: int, Dv: int) -> QueryKey | 
         q = _rows(parts.get("q_b_proj", parts.get("q_proj")), of_q, H * D)
     elif separate is not None:
         q = _rows(parts[separate], of_q, H * D)
-        k = _rows(parts[_SEPARATE[separate]], of_k, G * D)
+        k = _rows(parts[QUERIES_AND_KEYS[separate]], of_k, G * D)
     elif fused is not None:
         of_k = of_k + H * D
-        if _FUSED[fused]:
+        if FUSED_PROJECTIONS[fused]:
             of_q, of_k = _grouped(H, G, D, Dv)
         q, k = (_rows(parts[fused], x, (H + G) * D + G * Dv) for x in (of_q, of_k))
     else:
