@@ -55,10 +55,9 @@ class OutputProjection:
         if returned.numel() != B * T * d:
             raise self._disagrees(f"of shape {tuple(returned.shape)}")
         tokens = torch.linspace(0, B * T - 1, min(B * T, _TOKENS_CHECKED)).long().to(z.device)
-        heads = z.detach().transpose(1, 2).reshape(B * T, H, Dv)[tokens].double()
-        weight = self.weight.double()
-        wanted = torch.einsum("thv,hvd->td", heads, weight)
-        most = torch.einsum("thv,hvd->td", heads.abs(), weight.abs())
+        heads = z.detach().transpose(1, 2).reshape(B * T, H * Dv)[tokens].double()
+        weight = self.weight.flatten(0, 1).double()
+        wanted, most = heads @ weight, heads.abs() @ weight.abs()
         if self.bias is not None:
             wanted, most = wanted + self.bias.double(), most + self.bias.double().abs()
         actual = returned.detach()

@@ -61,10 +61,8 @@ class ValueNorms:
         now = projection_parameter(self._model, name, p.H, p.Dv)
         if layer is None or (now is not None and layer.differs(now)):
             projection = output_projection(self._model, name, p.H, p.Dv)
-            projection.must_be_finite()
             weight = projection.weight.double()
-            eigenvalues, vectors = torch.linalg.eigh(weight @ weight.mT)
-            root = vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)
+            root = _root(weight @ weight.mT, projection)
             parameter = projection.parameter
             version, sample = _version(parameter), _sample(parameter).clone()
             layer = self._layers[name] = _Layer(root, parameter, version, sample)
@@ -91,6 +89,17 @@ class ValueNorms:
                 "the norms of values are those of the projection that reads the heads.",
                 "call the projection as a module, or leave out statistics of values.",
             )
+
+
+def _root(gram: Tensor, projection: OutputProjection) -> Tensor:
+    """Return R with R R^T = W_O W_O^T, (H, Dv, Dv); `gram` is the product."""
+    if not bool(gram.isfinite().all()):
+        projection.must_be_finite()
+    root, failed = torch.linalg.cholesky_ex(gram)
+    if not bool(failed.any()):
+        return root
+    eigenvalues, vectors = torch.linalg.eigh(gram)  # the matrix of a head has not full rank
+    return vectors * eigenvalues.clamp(min=0).sqrt().unsqueeze(-2)
 
 
 def _version(parameter: Tensor) -> int:
