@@ -1,7 +1,7 @@
 """What heads do: the table of roles, which reports, the terminal and the page read.
 
-A role that a report finds also needs its keys (`role_keys.py`) and, if these are the same for every
-query, a test (`roles.py`). Other programs measure the roles of `MEASURED`.
+A role that a report finds also needs its keys (`role_keys.py`). Other programs measure the roles of
+`MEASURED`.
 """
 
 from typing import Literal, TypedDict
