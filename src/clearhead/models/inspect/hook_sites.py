@@ -112,7 +112,7 @@ def _received(module: nn.Module, problem: Problem) -> tuple[str | None, bool]:
 
 
 class _Code(NamedTuple):
-    """What the names in the code of an attention class tell about its queries, keys and values."""
+    """What follows from the names in the code of an attention class."""
 
     changes: frozenset[str]
     projected: bool
