@@ -98,6 +98,48 @@ def test_a_layer_scale_hides_no_head_from_why_and_attribution():
     torch.testing.assert_close((streams[0] - streams[1])[0], written, rtol=1e-4, atol=1e-5)
 
 
+def test_what_heads_move_includes_a_layer_scale():
+    model = vision("Dinov2", image_size=28, patch_size=7)
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            layer.layer_scale1.lambda1.copy_(torch.rand(32) ** 4)
+            layer.attention.o_proj.bias.normal_()
+    pixels = torch.rand(1, 3, 28, 28)
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    values = []
+    for layer in model.encoder.layer:
+        layer.attention.v_proj.register_forward_hook(lambda m, args, out: values.append(out[0]))
+    report = ch.report(model, {"pixel_values": pixels})
+    for layer, own, v in zip(report.layers, model.encoder.layer, values[-2:], strict=True):
+        for h in range(4):
+            # What the block adds to the stream if this head alone attends, with one patch.
+            z = torch.zeros(17, 32)
+            z[:, 8 * h : 8 * h + 8] = v[:, 8 * h : 8 * h + 8]
+            with torch.no_grad():
+                project = own.attention.o_proj
+                moved = own.layer_scale1(project(z) - project.bias)
+            norms = moved.norm(dim=-1)
+            torch.testing.assert_close(layer.value_norms[h], norms, rtol=1e-5, atol=1e-6)
+    # A change of the scale alone, between two runs inside one block.
+    by_value = ch.stats.value_weighted({"first": ch.prefix(1)}, by="value")
+    with ch.watch(model, stats=[by_value]) as seen:
+        model(pixel_values=pixels)
+        with torch.no_grad():
+            model.encoder.layer[0].layer_scale1.lambda1.copy_(torch.rand(32))
+        model(pixel_values=pixels)
+    first, again = (seen[i].value_weighted["first"] for i in (0, 2))
+    assert not torch.allclose(first, again)
+
+
+def test_a_layer_scale_without_a_module_withholds_what_is_moved():
+    model = vision("Beit", image_size=24, patch_size=8, use_relative_position_bias=True)
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    [layer, _] = ch.report(model, {"pixel_values": torch.rand(1, 3, 24, 24)}).layers
+    assert layer.value_norms is None and "its own lambda_1" in layer.norms_withheld
+
+
 def test_a_patch_is_found_where_it_is():
     """A bright patch, to which every query attends most."""
     model = vision("ViT", image_size=(24, 40), patch_size=8)

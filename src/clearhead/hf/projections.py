@@ -7,7 +7,7 @@ compares its result with the output of the model.
 Letters: B batch, T tokens, H query heads, Dv value size, d model size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from ..core.errors import BadValue, kind_of
 from ..nn.simple import OneHead
-from .architectures import CHANGE_OUTPUT, DOUBLE_QUERIES, OUTPUT_PROJECTIONS
+from .architectures import (
+    CHANGE_OUTPUT,
+    DOUBLE_QUERIES,
+    LAYER_SCALE_PARAMETERS,
+    LAYER_SCALES,
+    OUTPUT_PROJECTIONS,
+)
 from .inspect_model import calls_interface
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -69,6 +75,31 @@ class OutputProjection:
         agrees = (error <= tolerance * most) | ~(actual.isfinite() | wanted.isfinite())
         if not bool(agrees.all()):
             raise self._disagrees(f"other numbers, off by {float((error / most).max()):.1g}")
+
+    def scaled(self, model: nn.Module) -> "OutputProjection":
+        """Return the projection with the layer scale after it; itself if there is none.
+
+        A layer scale multiplies feature i of what attention writes by lambda_i (Touvron et al.
+        2021). `module` is then the scale, so `check` compares its output. Raises `BadValue` for a
+        layer that multiplies by a parameter of its own, because no module shows the product.
+        """
+        names = self.module.split(".")
+        inside = next((n for n in range(len(names), 0, -1) if names[n - 1].isdigit()), 0)
+        for n in range(len(names), inside - 1, -1):  # up to the layer, which has a number
+            path = ".".join(names[:n])
+            owner = model.get_submodule(path)
+            for name in LAYER_SCALES:
+                scale = next(getattr(owner, name, nn.Identity()).parameters(), None)
+                if scale is not None and scale.shape == self.weight.shape[-1:]:
+                    by, at = scale.detach().float(), f"{path}.{name}".lstrip(".")
+                    bias = None if self.bias is None else self.bias * by
+                    return replace(self, weight=self.weight * by, bias=bias, module=at)
+            for name in LAYER_SCALE_PARAMETERS:
+                if isinstance(getattr(owner, name, None), Tensor):
+                    gave = f"{path or 'The model'}, {kind_of(owner)}, multiplies by its own {name}."
+                    rule = "what a head moves includes a layer scale, which a module must compute."
+                    raise BadValue(gave, rule, "use a statistic that does not need it.")
+        return self
 
     def must_be_finite(self) -> None:
         """Raise `BadValue` if a weight is NaN or infinite."""

@@ -1,7 +1,7 @@
 """The norms of what the values of a call write: |v W_O| for every head and key.
 
 `watch` multiplies weights by them (``value_weighted``, ``by="value"``). W_O is the part of the
-layer's output projection that reads the head. The norms are computed from a square root of
+layer's output projection that reads the head, times a layer scale after it. The norms are computed from a square root of
 W_O W_O^T, so a key costs Dv x Dv multiplications instead of Dv x d.
 
 ``by="relative_value"`` takes |(v - v_first) W_O|, with the value of the text's first token. As
@@ -60,12 +60,15 @@ class ValueNorms:
         layer, self._new = self._layers.get(name), None
         now = projection_parameter(self._model, name, p.H, p.Dv)
         if layer is None or (now is not None and layer.differs(now)):
-            projection = output_projection(self._model, name, p.H, p.Dv)
+            linear = output_projection(self._model, name, p.H, p.Dv)
+            projection = linear.scaled(self._model)
             weight = projection.weight.double()
             root = _root(weight @ weight.mT, projection)
             parameter = projection.parameter
             version, sample = _version(parameter), _sample(parameter).clone()
-            layer = self._layers[name] = _Layer(root, parameter, version, sample)
+            layer = _Layer(root, parameter, version, sample)
+            if projection is linear:  # a layer scale may change without the parameter
+                self._layers[name] = layer
             self._new = projection
         return layer.root.to(p.device, p.wide)
 
