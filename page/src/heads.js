@@ -165,8 +165,9 @@ export function drawHeads() {
     it.classList.toggle("side", side >= 0);
     const trace = snapshot().layer(it.layer);
     const query = trace.picture ? chosen.query : null; // a tile of an image shows one query
-    if (it.painted === trace && it.dark === store.isDark && it.query === query) continue;
-    Object.assign(it, { painted: trace, dark: store.isDark, query });
+    const { registers } = chosen;
+    if (it.painted === trace && it.dark === store.isDark && it.query === query && it.registers === registers) continue;
+    Object.assign(it, { painted: trace, dark: store.isDark, query, registers });
     paintTile(it.firstChild, trace, it.head, pixels, query);
   }
 }

@@ -95,7 +95,8 @@ export function buildViews() {
   });
   byId("shading").addEventListener("click", (event) => {
     const { by } = event.target.dataset;
-    if (by) go({ by });
+    if (by === "registers") go({ registers: chosen.registers === "drawn" ? "left out" : "drawn" });
+    else if (by) go({ by });
   });
   byId("why").addEventListener("click", openWhy);
   byId("keep").addEventListener("click", keep);

@@ -112,13 +112,15 @@ export interface Links {
 /**
  * An image whose patches are the tokens of a layer, row by row, after the first `before`.
  *
- * `image` is its index in the `images` of the snapshot.
+ * `image` is its index in the `images` of the snapshot. `registers` are the patches that the
+ * model uses as registers, by their number among the tokens.
  */
 export interface Picture {
   before: number;
   rows: number;
   columns: number;
   image: number;
+  registers: number[];
 }
 
 /**

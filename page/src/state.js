@@ -221,7 +221,7 @@ function positionOf(address, tokens) {
 }
 
 function writeAddress() {
-  const { view, layer, head, query, key, others, by, difference, edits, step } = chosen;
+  const { view, layer, head, query, key, others, by, registers, difference, edits, step } = chosen;
   /** @type {Record<string, any>} */
   const parts = { layer, head, query: wordAddress(query) };
   if (key !== null) parts.key = wordAddress(key);
@@ -229,6 +229,7 @@ function writeAddress() {
   if (step !== "weights") parts.step = step;
   if (others.length) parts.with = others.map((place) => place.join(".")).join(",");
   if (by !== "weight") parts.by = by;
+  if (registers !== "drawn") parts.registers = registers;
   if (difference) parts.difference = 1;
   if (store.kept) parts.kept = pageData.beside ? "model" : store.kept.text;
   if (store.current.text !== opened.text) parts.text = store.current.text;
@@ -239,7 +240,7 @@ function writeAddress() {
   } catch { /* A page in a notebook's frame has no address. */ }
 }
 
-const ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "by", "difference", "kept", "text", "edits"];
+const ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "by", "registers", "difference", "kept", "text", "edits"];
 
 /** Parses an address: the changes that this page can make, and descriptions of the others, which a
  * note shows until the selection changes.
@@ -266,7 +267,8 @@ export function readAddress(hash) {
     if (position === undefined || (position !== null && position >= most)) misread.push(`${name} “${asked(name)}”`);
     else changes[name] = position;
   }
-  const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "norm-weighted"] };
+  const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "norm-weighted"],
+    registers: ["drawn", "left out"] };
   for (const [name, values] of Object.entries(offered)) {
     if (values.includes(asked(name))) changes[name] = asked(name);
     else if (given.has(name)) misread.push(`${name} “${asked(name)}”`);

@@ -51,6 +51,7 @@ export const chosen = {
   stage: 0, // the step of the numbers and the walk
   others: /** @type {Place[]} */ ([]), // heads shown beside the selected one
   by: /** @type {"weight" | "norm-weighted"} */ ("weight"), // what shades the text
+  registers: /** @type {"drawn" | "left out"} */ ("drawn"), // patches that are registers in all but name
   difference: false, // show the difference of two sides instead of both
   threshold: 0.05, // a smaller weight gets no line
   edits: NO_EDITS,

@@ -4,7 +4,7 @@ import { drawKeep } from "./controls.js";
 import { drawHeadLine, drawHeads, fillHeads } from "./heads.js";
 import { keyToken, queryToken } from "./labels.js";
 import { button, byId, count, make, percent, precise } from "./marks.js";
-import { drawImage, hasImage } from "./pictures/image.js";
+import { REGISTERS, drawImage, hasImage, registersOf } from "./pictures/image.js";
 import { drawLines } from "./pictures/lines.js";
 import { drawMap, withMap } from "./pictures/map.js";
 import { drawNumbers, elsewhere, fillStages, isLong } from "./pictures/numbers.js";
@@ -172,18 +172,21 @@ function besideWords() {
   return make("span", { class: "soft beside" }, words, " ", ...(chosen.others.length ? [none] : []));
 }
 
-// The switch between weights and norm-weighted attention; if this is unknown, the reason.
+// The switch between weights and norm-weighted attention; if this is unknown, the reason. And that of registers.
 function drawShading() {
   const trace = shownTrace(), { head, query } = state(), isKnown = areNormsKnown(trace, head, query);
   const named = (by) => make("button", { type: "button", "data-by": by, "aria-pressed": chosen.by === by,
     title: by === "weight" ? "The attention weights of the selected token, which sum to 1" : NORM_WEIGHTED }, by);
   byId("shading").hidden = !trace.isOneText;
   byId("shading").title = isKnown ? "" : `No norm-weighted attention: ${trace.normsWithheld}`;
-  const by = `${isKnown} ${chosen.by}`;
+  const registers = registersOf(trace), isWithout = chosen.registers === "left out";
+  const by = `${isKnown} ${chosen.by} ${registers} ${isWithout} ${narrow.matches}`;
   if (byId("shading").by === by) return;
   byId("shading").by = by;
   const focused = /** @type {HTMLElement} */ (document.activeElement)?.dataset.by;
-  byId("shading").replaceChildren("Shaded by ", ...(isKnown ? [named("weight"), named("norm-weighted")] : ["weight"]));
+  byId("shading").replaceChildren(registers.length && narrow.matches ? "" : "Shaded by ", ...(isKnown ? [named("weight"), named("norm-weighted")] : ["weight"]));
+  if (registers.length) byId("shading").append(" ", make("button", { type: "button", "data-by": "registers", "aria-pressed": isWithout,
+    title: REGISTERS }, `without ${count(registers.length, "register")}`));
   if (focused) byId("shading").querySelector(`[data-by=${focused}]`)?.focus();
 }
 

@@ -11,6 +11,7 @@ from torch import nn
 import clearhead as ch
 from clearhead import demo
 from clearhead.core.errors import BadType, BadValue
+from clearhead.models.report import summary
 from clearhead.views.html.report import FILE, snapshot
 
 transformers = pytest.importorskip("transformers")
@@ -20,7 +21,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
 
 def vision(name, **settings):
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SIZES, **settings)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **settings})
     return getattr(transformers, f"{name}Model")(config).eval()
 
 
@@ -159,6 +160,82 @@ def test_a_patch_is_found_where_it_is():
     assert report.layers[0].picture.pixels[8:16, 24:32].eq(255).all()
 
 
+def with_register(norm=30.0, attends=4.0, token=1 + 2 * 5 + 3, before=False):
+    """A ViT of four layers in which layer 1 writes a vector of `norm` times the usual one at a
+    token, which the queries of later layers match by `attends`. `before` writes it into the image.
+    """
+    model = vision("ViT", image_size=(24, 40), patch_size=8, num_hidden_layers=4)
+    vector = torch.randn(32)
+    vector -= vector.mean()
+    vector *= norm / vector.norm()
+
+    def write(module, args, out):
+        out = out.clone()
+        out[0, token] = vector * out[0].norm(dim=-1).median()
+        return out
+
+    (model.embeddings if before else model.layers[1]).register_forward_hook(write)
+    for layer in model.layers:
+        attention, normed = layer.attention, vector / vector.std(correction=0)
+        with torch.no_grad():
+            key = attention.k_proj(normed).view(4, 8)
+            key = key * attends * 8**0.5 / key.square().sum(-1, keepdim=True)
+            attention.q_proj.bias.copy_(key.flatten())
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    return model, {"pixel_values": torch.rand(1, 3, 24, 40)}
+
+
+def test_a_planted_register_is_named():
+    model, inputs = with_register()
+    streams = {}
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda m, args: streams.update({m: args[0][0]}))
+    report = ch.report(model, inputs)
+    streams = list(streams.values())
+    assert [[x.token for x in layer.registers] for layer in report.layers] == [[], [], [14], [14]]
+    [register] = report.registers_of(report.layers[0])
+    assert register.name == "patch 2,3" and register in report.layers[register.layer].registers
+    for layer, stream in zip(report.layers, streams, strict=True):
+        torch.testing.assert_close(layer.stream_norms, stream.norm(dim=-1), rtol=1e-5, atol=0)
+    at = register.layer
+    norms = streams[at][1:].norm(dim=-1)
+    assert abs(register.norm - float(norms[13] / norms.median())) < 1e-4 * register.norm
+    # Uniform weights of 16 queries on 16 keys add up to 1 for each key.
+    assert abs(register.weight - report.layers[at].pooled[:, :, 14].sum(1).mean()) < 1e-4
+    assert "Registers in all but name: patch 2,3 (in layer" in " ".join(summary(report).split())
+    data = snapshot(report, FILE)["layers"]
+    assert [layer["picture"]["registers"] for layer in data] == [[14]] * 4
+    assert json.loads(json.dumps(report.to_json()))["layers"][2]["registers"][0]["token"] == 14
+
+
+@pytest.mark.parametrize(
+    "plant", [{"attends": 0.0}, {"norm": 2.0}, {"before": True}, {"token": 0}], ids=str
+)
+def test_other_patches_are_not_registers(plant):
+    """A large norm without weight, weight without a norm, the image itself, and [CLS]."""
+    model, inputs = with_register(**plant)
+    report = ch.report(model, inputs)
+    assert not any(layer.registers for layer in report.layers)
+    assert "No patch is a register" in summary(report)
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_random_models_have_no_registers(kind):
+    model, size, *_ = TOWERS[kind]()
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    for seed in range(3):
+        torch.manual_seed(seed)
+        report = ch.report(model, {"pixel_values": torch.rand(1, 3, *size)})
+        assert all(x.stream_norms is not None and not x.registers for x in report.layers)
+
+
+def test_without_a_module_of_the_stream_registers_are_unknown():
+    report = ch.report(Neighbour(), torch.rand(1, 3, 24, 28))
+    assert report.layers[0].stream_norms is None and "It is unknown whether" in summary(report)
+
+
 class Neighbour(nn.Module):
     """A layer whose heads attend to the patch above, to the left, below and to the right."""
 
@@ -258,7 +335,7 @@ def test_the_patches_in_the_text_of_a_language_model():
     assert [layer.query_tokens[-1] for layer in layers] == ["13", "13"]
     # The grid on the page: token 2 + 3 r + c of the text is row r, column c.
     data = snapshot(report, FILE)["layers"][-1]["picture"]
-    assert data == {"before": 2, "rows": 3, "columns": 3, "image": 1}
+    assert data == {"before": 2, "rows": 3, "columns": 3, "image": 1, "registers": []}
 
 
 @pytest.fixture
@@ -329,3 +406,23 @@ def test_a_figure_has_the_weights_above_the_image():
     text = ch.report(demo.load(), "The cat sat.")
     with pytest.raises(BadValue, match="Layer 0 has no image"):
         plot.image(text, 0, 1)
+
+
+def test_a_figure_marks_registers_or_leaves_them_out():
+    plot = pytest.importorskip("clearhead.views.plot")
+    if not plot.can_draw():
+        pytest.skip("needs matplotlib")
+    model, inputs = with_register()
+    report = ch.report(model, inputs)
+    row = report.layers[3].pooled[1, 7, 1:].reshape(3, 5).double().numpy()
+    assert row.argmax() == 2 * 5 + 3
+    drawn, without = (plot.image(report, 3, 1, 7, registers=x) for x in (True, False))
+    for ax in (drawn, without):
+        frames = [(patch.get_xy(), patch.get_linestyle()) for patch in ax.patches]
+        assert frames == [((2.5, 1.5), "--"), ((0.5, 0.5), "-")]
+    np.testing.assert_array_equal(drawn.images[1].get_array(), row)
+    left, row[2, 3] = row[2, 3], 0.0
+    np.testing.assert_array_equal(without.images[1].get_array(), row)
+    label = without.figure.axes[1].get_ylabel()
+    assert label == f"weight of patch 1,1, without {100 * left:.3g} % on registers"
+    assert without.figure.axes[1].get_yticks()[-1] == row.max()

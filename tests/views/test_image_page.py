@@ -5,7 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead.views import html
-from tests.hf.test_pictures import Neighbour
+from tests.hf.test_pictures import Neighbour, with_register
 from tests.views.browser import free_tab, put_back
 
 ROWS, COLUMNS, BEFORE = 6, 7, 1
@@ -87,3 +87,36 @@ def test_several_heads_are_drawn_beside_each_other(tab):
     tab.evaluate("go({ layer: 0, head: 0, query: 20, others: [[0, 1], [0, 2], [0, 3]] })")
     assert tab.evaluate("store.picture.shapes.filter((it) => it.kind === 'cells').length") == 4
     tab.evaluate("go({ others: [] })")
+
+
+def test_registers_are_marked_and_can_be_left_out(browser, tmp_path):
+    model, inputs = with_register()
+    report = ch.report(model, inputs, progress=False)
+    row = report.layers[3].pooled[1, 7]
+    tab = free_tab(browser)
+    page = html.write_report(report, tmp_path / "image.html").as_uri()
+    tab.goto(f"{page}#layer=3&head=1&query=7")
+    legend = (
+        "store.picture.shapes.map((it) => it.text).find((it) => it?.includes(' on 1 register'))"
+    )
+    names = "store.picture.targets.map((it) => it.title).filter((it) => it?.includes('register'))"
+
+    def top():
+        """The end of the scale, beside its 0."""
+        texts = tab.evaluate("store.picture.shapes.map((it) => it.text).filter(Boolean)")
+        return float(texts[texts.index("0") + 1].removesuffix(" %")) / 100
+
+    assert abs(top() - row[14]) < 0.005
+    assert tab.evaluate(legend).endswith(f", {100 * row[14]:.0f} % on 1 register")
+    assert all(x.startswith("patch 2,3, a register in all but name") for x in tab.evaluate(names))
+    switch = tab.locator("#shading [data-by=registers]")
+    assert switch.text_content() == "without 1 register"
+    switch.click()
+    others = torch.cat([row[1:14], row[15:]]).max()
+    assert others < row[14] / 1.5 and abs(top() - others) < 0.005
+    tile = "document.querySelector('[data-place=\"3.1\"]').registers"
+    assert switch.get_attribute("aria-pressed") == "true" and tab.evaluate(tile) == "left out"
+    tab.goto("about:blank")
+    tab.goto(f"{page}#layer=3&head=1&query=7&registers=left+out")
+    assert abs(top() - others) < 0.005
+    put_back(tab)

@@ -2,10 +2,10 @@
 
 import { css, inkOn, mixed } from "../colours.js";
 import { LEAST, drawShareBar, shareColour, shareInks, sideColour } from "../ink.js";
-import { percent } from "../marks.js";
+import { count, percent } from "../marks.js";
 import { Scene, widthOf } from "../scene.js";
 import { isByNorm, shades, sides, snapshot } from "../state.js";
-import { store } from "../store.js";
+import { chosen, store } from "../store.js";
 import { wordLists } from "./text.js";
 
 /** @import { Trace } from "../data.js" */
@@ -16,11 +16,15 @@ const LISTS = 230; // pixels of the lists beside an image
 const LEAST_PAIR = 520; // pixels in which the image and its weights are side by side
 const FADED = 0.55, STRONGEST = 0.9; // of the image under the weights, and of the largest weight above it
 
-// The weights of a query on the patches, and the largest of them.
+// The weights of a query on the patches, and the largest of them. Registers are left out if that is chosen.
 export function patchesOf(/** @type {Trace} */ trace, row) {
   const { before, rows, columns } = /** @type {Picture} */ (trace.picture), weights = row.slice(before, before + rows * columns);
+  if (chosen.registers === "left out") for (const at of registersOf(trace)) weights[at - before] = undefined;
   return { weights, top: Math.max(1e-9, ...weights.map((it) => it || 0)) };
 }
+
+export const REGISTERS = "Patches that the model uses as registers, with an outlying norm and much weight: leave them out of the maps";
+export const registersOf = (/** @type {Trace} */ trace) => trace.picture?.registers ?? [];
 
 export function drawImage(width, height) {
   const scene = new Scene(width, height), shown = sides();
@@ -109,22 +113,27 @@ function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
     const [left, above] = corner(at);
     scene.rect(left - 1, above - 1, cell + 2, cell + 2, { ...ink, radius: 2 });
   };
+  for (const at of registersOf(trace)) framed(at, { stroke: "ink", line: 1.5, dash: [2, 2] });
   framed(query, { stroke: "paper", line: 4.5 });
   framed(query, { stroke: "mark", line: 2.5 });
   if (hasWeights) framed(key, { stroke: "ink", line: 2, dash: [3, 2] });
   for (let at = before; at < before + rows * columns; at++) {
-    const weight = weights[at - before], title = `${trace.keys[at]}: ${weight === undefined ? "" : percent(weight)}`;
-    scene.target(...corner(at), cell, cell, side.back({ query: at, key: null }), hasWeights ? title : trace.keys[at]);
+    const isRegister = registersOf(trace).includes(at), name = `${trace.keys[at]}${isRegister ? ", a register in all but name" : ""}`;
+    const title = row[at] === undefined ? name : `${name}: ${percent(row[at])}`;
+    scene.target(...corner(at), cell, cell, side.back({ query: at, key: null }), hasWeights ? title : name);
   }
   return y + height;
 }
 
 // What the colours mean, and how much of the weight is on the image at all.
 function legend(scene, side, row, x, y, width) {
-  const { top, weights } = patchesOf(side.trace, row), on = weights.reduce((sum, it) => sum + (it || 0), 0);
-  const name = isByNorm(side.trace, side.head, side.query) ? "norm-weighted attention" : "weight";
-  drawShareBar(scene, x, y, top, Math.min(110, width / 2), name);
-  scene.text(`${percent(on)} is on the patches`, x, y + 38, { size: 12, fill: "soft", room: width });
+  const { trace } = side, { before, rows, columns } = trace.picture, registers = registersOf(trace);
+  const name = isByNorm(trace, side.head, side.query) ? "norm-weighted attention" : "weight";
+  drawShareBar(scene, x, y, patchesOf(trace, row).top, Math.min(110, width / 2), name);
+  const onAll = row.slice(before, before + rows * columns).reduce((sum, it) => sum + (it || 0), 0);
+  const onThem = registers.reduce((sum, at) => sum + (row[at] || 0), 0);
+  scene.text(registers.length ? `${percent(onAll - onThem)} is on patches, ${percent(onThem)} on ${count(registers.length, "register")}`
+    : `${percent(onAll)} is on the patches`, x, y + 38, { size: 12, fill: "soft", room: width });
 }
 
 export const hasImage = () => sides().every((side) => side.trace.picture) && Boolean(snapshot().data.images?.length);

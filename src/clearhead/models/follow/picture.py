@@ -165,6 +165,21 @@ def are_in_order(model: nn.Module, start: Callable[[], object]) -> bool:
     return changed.nonzero().flatten().tolist() == [len(before.picture.before) + last]
 
 
+def stream_norms(running: Sequence[Running], calls: int, tokens: int) -> Tensor | None:
+    """Return the norm of each token's vector in the residual stream as the layer of the current
+    call begins, (T,); None if unknown.
+
+    The outermost module that began after the last of `calls` attention calls received the stream,
+    if there is a norm between it and attention.
+    """
+    for ran in running[:-1]:
+        if ran.calls == calls and any("Norm" in type(x).__name__ for x in ran.module.modules()):
+            for x in ran.arguments().values():
+                if isinstance(x, Tensor) and x.dim() == 3 and x.shape[:2] == (1, tokens):
+                    return x[0].detach().double().norm(dim=-1)
+    return None
+
+
 def _cuts_patches(module: nn.Module) -> bool:
     if not isinstance(module, nn.Conv2d) or module.padding not in ("valid", (0, 0)):
         return False

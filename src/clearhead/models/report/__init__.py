@@ -6,13 +6,13 @@ text may be as long as the model's context.
 
 from .batch import report_batch
 from .exact_weights import tile
-from .findings import Head, Layer, Link, NextToken, Role, Writer
+from .findings import Head, Layer, Link, NextToken, Register, Role, Writer
 from .report_weights import report_weights
 from .result import Report
 from .run import report
 from .summary import summary
 
 __all__ = [
-    "Head", "Layer", "Link", "NextToken", "Report", "Role", "Writer", "report", "report_batch",
-    "report_weights", "summary", "tile",
+    "Head", "Layer", "Link", "NextToken", "Register", "Report", "Role", "Writer", "report",
+    "report_batch", "report_weights", "summary", "tile",
 ]  # fmt: skip

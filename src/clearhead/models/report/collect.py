@@ -1,5 +1,6 @@
 """Collect a `Layer` of the report from an attention call: statistics, largest weights, steps."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,13 +30,14 @@ from ...core.stats import (
     value_weighted,
 )
 from ..follow.cross_attention import CallSite, TextTracker
+from ..follow.picture import Picture, stream_norms
 from ..follow.uniform import uniform_call
 from ..inspect.watcher import without_padding
 from ..roles.call_roles import CallRoles, role_keys, roles_of
 from ..roles.role_keys import RoleKeys, columns
 from ..roles.roles import label_of_evenness, with_sink_logit
 from ..roles.table import REPEATS
-from .findings import Head, Layer, Link
+from .findings import REGISTER_NORM, REGISTER_WEIGHT, Head, Layer, Link, Register
 from .norms import Norms
 from .result import Report
 
@@ -72,7 +74,8 @@ class _Statistics:
 class BegunCall(NamedTuple):
     """A call that began, at its `site`: its problem, and without queries of padding `real`.
 
-    `statistics` are those of `real` to compute; `norms` are those of what its values write.
+    `statistics` are those of `real` to compute; `norms` are those of what its values write, and
+    `stream` those of the residual stream before the layer.
     """
 
     problem: Problem
@@ -81,6 +84,7 @@ class BegunCall(NamedTuple):
     real: Problem
     statistics: Statistics
     norms: Norms
+    stream: Tensor | None
 
 
 class _Uniform(NamedTuple):
@@ -114,15 +118,21 @@ class Collector:
             groups = {**_near(real, site), "first": prefix(first + 1) & ~prefix(first)}
             requested.append(value_weighted(groups, by=norms.norms[None]))
         statistics = parse_stats(requested, real.grid)
-        return BegunCall(problem, inputs, site, real, statistics, norms)
+        stream = None
+        if site.picture is not None:
+            stack = self.texts.stack
+            stream = stream_norms(stack.running, stack.calls, problem.Tk)
+        return BegunCall(problem, inputs, site, real, statistics, norms, stream)
 
     def add_layer(self, begun: BegunCall, numbers: dict[str, Result] | None = None) -> None:
         """Add the layer of a call. `numbers` are its statistics; None computes them."""
-        problem, inputs, site, real, _, norms = begun
+        problem, inputs, site, real, _, norms, stream = begun
         if numbers is None:
             numbers = statistics_of(real, inputs, begun.statistics)
         statistics = _statistics(numbers, real, site)
         uniform, keys = self.uniform(problem, inputs, site)
+        received = statistics.received, uniform.received
+        registers = self._registers(site.picture, stream, *received)
         assert statistics.top is not None
         roles = roles_of(real, inputs, keys, statistics.top.keys)
         by_group = cast(dict[str, Tensor], numbers.get("value_weighted", {}))
@@ -155,8 +165,30 @@ class Collector:
                 norms_withheld=norms.withheld,
                 in_decoder=site.in_decoder,
                 picture=site.picture,
+                stream_norms=None if stream is None else stream.float().cpu(),
+                registers=registers,
             )
         )
+
+    def _registers(
+        self, picture: Picture | None, stream: Tensor | None, received: Tensor, even: Tensor
+    ) -> tuple[Register, ...]:
+        """Return the patches that the next layer uses as registers; none if that is unknown.
+
+        Keys received the weight `received`, (H, Tk), and from uniform weights `even`.
+        """
+        first = next((x.stream_norms for x in self.layers if x.picture is picture), None)
+        if picture is None or stream is None or first is None:
+            return ()
+        at = slice(len(picture.before), len(picture.before) + picture.rows * picture.columns)
+        before, norm = (x[at] / x[at].median().clamp(min=1e-30) for x in (first, stream))
+        weight = received[:, at].mean(0) / even[:, at].mean(0)
+        is_register = (norm >= REGISTER_NORM) & (weight >= REGISTER_WEIGHT)
+        is_register &= before.to(norm.device) < REGISTER_NORM
+        tokens = range(at.start, at.stop)
+        rows = zip(tokens, picture.tokens[at], norm.tolist(), weight.tolist(), strict=True)
+        chosen = itertools.compress(rows, is_register.tolist())
+        return tuple(Register(len(self.layers), *row) for row in chosen)
 
     def report(self, name: str) -> Report:
         """Return the report of the layers, with the tokens of the text, or numbers if unknown.

@@ -10,6 +10,8 @@ from ..follow.picture import Picture
 from ..roles.role import Role
 from ..roles.table import EVENNESS
 
+REGISTER_NORM, REGISTER_WEIGHT = 3, 4  # the least of a `Register`
+
 
 @loadable
 @dataclass(frozen=True)
@@ -113,6 +115,29 @@ class NextToken:
 
 
 @loadable
+@dataclass(frozen=True)
+class Register:
+    """A patch that a model uses as a register, as large vision transformers do (Darcet et al. 2024,
+    "Vision transformers need registers").
+
+    They choose a cut of the norm for each model. Here `norm` is at least 3 in a layer, but not in
+    the first one, where it is that of the image itself; and `weight` is at least 4.
+
+    Attributes:
+        token: its index among the tokens of the layer, and `name`, such as "patch 2,5".
+        norm: the norm of its vector in the residual stream as the layer begins, divided by the
+            median over patches.
+        weight: the weight that it receives over all heads, divided by that from uniform weights.
+    """
+
+    layer: int
+    token: int
+    name: str
+    norm: float
+    weight: float
+
+
+@loadable
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One attention call.
@@ -132,6 +157,9 @@ class Layer:
         in_decoder: whether the queries are the decoder's text, in a model with cross-attention.
         picture: the image whose patches are queries and keys; None for another call. Then the map
             of at most 600 tokens has their exact weights.
+        stream_norms: the norm of each token's vector in the residual stream as the layer begins,
+            (Tk,), for the tokens of an image; None if unknown.
+        registers: the patches that are registers in this layer.
     """
 
     number: int
@@ -156,3 +184,5 @@ class Layer:
     norms_withheld: str = ""
     in_decoder: bool = False
     picture: Picture | None = None
+    stream_norms: Tensor | None = None
+    registers: tuple[Register, ...] = ()

@@ -13,7 +13,7 @@ from ...core.formatting import ShownInNotebook, aligned, spelled, visible, witho
 from ...core.torch_state import loadable
 from ..roles.role import NOT_NUMBERS
 from ..roles.table import LABELS, ROLES_OF_KEYS
-from .findings import Head, Layer, NextToken, Writer
+from .findings import Head, Layer, NextToken, Register, Writer
 from .live_model import LiveModel
 
 if TYPE_CHECKING:
@@ -76,6 +76,16 @@ class Report(ShownInNotebook, Savable):
         """The heads that write the predicted next token; none if that was not requested."""
         return () if self.next_token is None else self.next_token.writers
 
+    def registers_of(self, layer: Layer) -> tuple[Register, ...]:
+        """Return the patches of a layer's image that are registers in any layer, each as in the
+        layer where it receives most weight; none without an image."""
+        most: dict[int, Register] = {}
+        of_image = (x.registers for x in self.layers if x.picture is layer.picture)
+        for x in (x for registers in of_image for x in registers):
+            if x.token not in most or x.weight > most[x.token].weight:
+                most[x.token] = x
+        return tuple(most[token] for token in sorted(most))
+
     @property
     def about(self) -> str:
         sizes = {"layer": self.layers, "head": self.heads, "token": self.tokens}
@@ -136,6 +146,7 @@ class Report(ShownInNotebook, Savable):
                 "module": layer.module,
                 "cross_attention": layer.cross_attention,
                 "problem": layer.problem,
+                "registers": [asdict(register) for register in layer.registers],
                 "heads": [
                     {"label": head.label, **without_nan(asdict(head), lambda x: None)}
                     for head in layer.heads

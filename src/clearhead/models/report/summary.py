@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...core.formatting import Token, aligned, quantity, visible
-from .findings import Head, NextToken, Writer
+from .findings import REGISTER_NORM, REGISTER_WEIGHT, Head, NextToken, Writer
 from .opening import Opening, best_heads, opening, token_labels
 from .result import EFFECTS, Report
 
@@ -54,11 +54,33 @@ def summary(report: Report, width: int = WIDTH) -> str:
             "A longer text shows more.",
             width,
         )
+    lines += _registers(report, width)
     if report.effect_metric:
         lines += _largest_effects(report, width)
     if not report.effect_metric or len(report.heads) > FEW_HEADS:
         lines += _best_of_roles(report, width)
     return "\n".join([*lines, *_largest_on_repeated_tokens(report)])
+
+
+def _registers(report: Report, width: int) -> list[str]:
+    """Return which patches of each image are registers in all but name."""
+    lines = []
+    for layer in {id(x.picture): x for x in report.layers if x.picture is not None}.values():
+        patches = [
+            f"{x.name} (in layer {x.layer} it has {x.norm:.1f} times the median norm of patches, "
+            f"and {x.weight:.0f} times an even part of the weight)"
+            for x in report.registers_of(layer)
+        ]
+        sentence = f"Registers in all but name: {'; '.join(patches)}."
+        if layer.stream_norms is None:
+            sentence = "It is unknown whether patches are registers: no module receives the stream."
+        elif not patches:
+            sentence = (
+                f"No patch is a register in all but name, with {REGISTER_NORM} times the median "
+                f"norm of patches and {REGISTER_WEIGHT} times an even part of the weight."
+            )
+        lines += ["", *textwrap.wrap(sentence, width)]
+    return lines
 
 
 def matter_most(report: Report) -> list[Head]:

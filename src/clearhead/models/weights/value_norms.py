@@ -1,8 +1,8 @@
 """The norms of what the values of a call write: |v W_O| for every head and key.
 
 `watch` multiplies weights by them (``value_weighted``, ``by="value"``). W_O is the part of the
-layer's output projection that reads the head, times a layer scale after it. The norms are computed from a square root of
-W_O W_O^T, so a key costs Dv x Dv multiplications instead of Dv x d.
+layer's output projection that reads the head, times a layer scale after it. The norms are computed
+from a square root of W_O W_O^T, so a key costs Dv x Dv multiplications instead of Dv x d.
 
 ``by="relative_value"`` takes |(v - v_first) W_O|, with the value of the text's first token. As
 sum_j w_j = 1, the output without this value is sum_j w_j (v_j - v_first).

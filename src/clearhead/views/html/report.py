@@ -197,6 +197,7 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
     for layer, of_page in zip(report.layers, data["layers"], strict=True):
         if (picture := layer.picture) is not None:
             own = {"before": len(picture.before), "image": pictures.index(picture)}
+            own |= {"registers": [x.token for x in report.registers_of(layer)]}
             of_page["picture"] = fields_of(schema.Picture, picture, **own)
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling

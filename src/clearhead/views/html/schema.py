@@ -81,13 +81,15 @@ class Links(TypedDict):
 class Picture(TypedDict):
     """An image whose patches are the tokens of a layer, row by row, after the first `before`.
 
-    `image` is its index in the `images` of the snapshot.
+    `image` is its index in the `images` of the snapshot. `registers` are the patches that the
+    model uses as registers, by their number among the tokens.
     """
 
     before: int
     rows: int
     columns: int
     image: int
+    registers: list[int]
 
 
 class Call(TypedDict):

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f8f858fd093b2904c0c5e2af04d4fbda676706cee16eb657bdd6841056f9d259; do not edit.
+// Made by `make page` from the sources 7c23869b59f0dfd552003b9d53709ef84709d4deacb1a4e98f377d43325d6743; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -444,6 +444,11 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       "weight"
     ),
     // what shades the text
+    registers: (
+      /** @type {"drawn" | "left out"} */
+      "drawn"
+    ),
+    // patches that are registers in all but name
     difference: false,
     // show the difference of two sides instead of both
     threshold: 0.05,
@@ -905,13 +910,14 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     return number2 !== void 0 && isThere ? Number(number2) : void 0;
   }
   function writeAddress() {
-    const { view, layer, head, query, key, others, by, difference, edits, step } = chosen;
+    const { view, layer, head, query, key, others, by, registers, difference, edits, step } = chosen;
     const parts = { layer, head, query: wordAddress(query) };
     if (key !== null) parts.key = wordAddress(key);
     parts.view = view;
     if (step !== "weights") parts.step = step;
     if (others.length) parts.with = others.map((place) => place.join(".")).join(",");
     if (by !== "weight") parts.by = by;
+    if (registers !== "drawn") parts.registers = registers;
     if (difference) parts.difference = 1;
     if (store.kept) parts.kept = pageData.beside ? "model" : store.kept.text;
     if (store.current.text !== opened.text) parts.text = store.current.text;
@@ -922,7 +928,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     } catch {
     }
   }
-  var ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "by", "difference", "kept", "text", "edits"];
+  var ADDRESSED = ["layer", "head", "query", "key", "view", "step", "with", "by", "registers", "difference", "kept", "text", "edits"];
   function readAddress(hash) {
     const given = new URLSearchParams(hash.replace(/^#/, "")), { current } = store;
     const changes = {};
@@ -947,7 +953,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       if (position === void 0 || position !== null && position >= most) misread.push(`${name} “${asked3(name)}”`);
       else changes[name] = position;
     }
-    const offered = { view: VIEWS, step: trace.maps(changes.head ?? chosen.head).map((it) => it.name), by: ["weight", "norm-weighted"] };
+    const offered = {
+      view: VIEWS,
+      step: trace.maps(changes.head ?? chosen.head).map((it) => it.name),
+      by: ["weight", "norm-weighted"],
+      registers: ["drawn", "left out"]
+    };
     for (const [name, values] of Object.entries(offered)) {
       if (values.includes(asked3(name))) changes[name] = asked3(name);
       else if (given.has(name)) misread.push(`${name} “${asked3(name)}”`);
@@ -2480,8 +2491,11 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       /** @type {Picture} */
       trace.picture
     ), weights = row.slice(before, before + rows * columns);
+    if (chosen.registers === "left out") for (const at of registersOf(trace)) weights[at - before] = void 0;
     return { weights, top: Math.max(1e-9, ...weights.map((it) => it || 0)) };
   }
+  var REGISTERS = "Patches that the model uses as registers, with an outlying norm and much weight: leave them out of the maps";
+  var registersOf = (trace) => trace.picture?.registers ?? [];
   function drawImage(width, height) {
     const scene = new Scene(width, height), shown = sides();
     const bottom = shown.length === 1 ? oneHead(scene, shown[0], width, height) : severalHeads(scene, shown, width, height);
@@ -2560,20 +2574,24 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const [left, above] = corner(at);
       scene.rect(left - 1, above - 1, cell + 2, cell + 2, { ...ink, radius: 2 });
     };
+    for (const at of registersOf(trace)) framed(at, { stroke: "ink", line: 1.5, dash: [2, 2] });
     framed(query, { stroke: "paper", line: 4.5 });
     framed(query, { stroke: "mark", line: 2.5 });
     if (hasWeights) framed(key, { stroke: "ink", line: 2, dash: [3, 2] });
     for (let at = before; at < before + rows * columns; at++) {
-      const weight = weights[at - before], title = `${trace.keys[at]}: ${weight === void 0 ? "" : percent(weight)}`;
-      scene.target(...corner(at), cell, cell, side.back({ query: at, key: null }), hasWeights ? title : trace.keys[at]);
+      const isRegister = registersOf(trace).includes(at), name = `${trace.keys[at]}${isRegister ? ", a register in all but name" : ""}`;
+      const title = row[at] === void 0 ? name : `${name}: ${percent(row[at])}`;
+      scene.target(...corner(at), cell, cell, side.back({ query: at, key: null }), hasWeights ? title : name);
     }
     return y + height;
   }
   function legend(scene, side, row, x, y, width) {
-    const { top, weights } = patchesOf(side.trace, row), on = weights.reduce((sum3, it) => sum3 + (it || 0), 0);
-    const name = isByNorm(side.trace, side.head, side.query) ? "norm-weighted attention" : "weight";
-    drawShareBar(scene, x, y, top, Math.min(110, width / 2), name);
-    scene.text(`${percent(on)} is on the patches`, x, y + 38, { size: 12, fill: "soft", room: width });
+    const { trace } = side, { before, rows, columns } = trace.picture, registers = registersOf(trace);
+    const name = isByNorm(trace, side.head, side.query) ? "norm-weighted attention" : "weight";
+    drawShareBar(scene, x, y, patchesOf(trace, row).top, Math.min(110, width / 2), name);
+    const onAll = row.slice(before, before + rows * columns).reduce((sum3, it) => sum3 + (it || 0), 0);
+    const onThem = registers.reduce((sum3, at) => sum3 + (row[at] || 0), 0);
+    scene.text(registers.length ? `${percent(onAll - onThem)} is on patches, ${percent(onThem)} on ${count(registers.length, "register")}` : `${percent(onAll)} is on the patches`, x, y + 38, { size: 12, fill: "soft", room: width });
   }
   var hasImage = () => sides().every((side) => side.trace.picture) && Boolean(snapshot().data.images?.length);
 
@@ -2721,8 +2739,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       it.classList.toggle("side", side >= 0);
       const trace = snapshot().layer(it.layer);
       const query = trace.picture ? chosen.query : null;
-      if (it.painted === trace && it.dark === store.isDark && it.query === query) continue;
-      Object.assign(it, { painted: trace, dark: store.isDark, query });
+      const { registers } = chosen;
+      if (it.painted === trace && it.dark === store.isDark && it.query === query && it.registers === registers) continue;
+      Object.assign(it, { painted: trace, dark: store.isDark, query, registers });
       paintTile(it.firstChild, trace, it.head, pixels, query);
     }
   }
@@ -3913,14 +3932,21 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     }, by2);
     byId("shading").hidden = !trace.isOneText;
     byId("shading").title = isKnown ? "" : `No norm-weighted attention: ${trace.normsWithheld}`;
-    const by = `${isKnown} ${chosen.by}`;
+    const registers = registersOf(trace), isWithout = chosen.registers === "left out";
+    const by = `${isKnown} ${chosen.by} ${registers} ${isWithout} ${narrow.matches}`;
     if (byId("shading").by === by) return;
     byId("shading").by = by;
     const focused = (
       /** @type {HTMLElement} */
       document.activeElement?.dataset.by
     );
-    byId("shading").replaceChildren("Shaded by ", ...isKnown ? [named("weight"), named("norm-weighted")] : ["weight"]);
+    byId("shading").replaceChildren(registers.length && narrow.matches ? "" : "Shaded by ", ...isKnown ? [named("weight"), named("norm-weighted")] : ["weight"]);
+    if (registers.length) byId("shading").append(" ", make("button", {
+      type: "button",
+      "data-by": "registers",
+      "aria-pressed": isWithout,
+      title: REGISTERS
+    }, `without ${count(registers.length, "register")}`));
     if (focused) byId("shading").querySelector(`[data-by=${focused}]`)?.focus();
   }
   function drawMisread() {
@@ -4286,7 +4312,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
     byId("shading").addEventListener("click", (event) => {
       const { by } = event.target.dataset;
-      if (by) go({ by });
+      if (by === "registers") go({ registers: chosen.registers === "drawn" ? "left out" : "drawn" });
+      else if (by) go({ by });
     });
     byId("why").addEventListener("click", openWhy);
     byId("keep").addEventListener("click", keep);

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources f8f858fd093b2904c0c5e2af04d4fbda676706cee16eb657bdd6841056f9d259; do not edit.
+// Made by `make page` from the sources 7c23869b59f0dfd552003b9d53709ef84709d4deacb1a4e98f377d43325d6743; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 84ccdca1ad0b0b7553756eb1cb0b5d5bc3eded9835db5bc26a03ba51e9e72dc3; do not edit.
+// Made by `make page` from the sources b54b1f56ec03b3e5a74830d91bf2d82ff163df1d7bd939b246afa2e12489208a; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");

@@ -75,12 +75,20 @@ def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Ax
 
 
 def image(
-    report: Report, layer: int, head: int, query: int | None = None, ax: "Axes | None" = None
+    report: Report,
+    layer: int,
+    head: int,
+    query: int | None = None,
+    ax: "Axes | None" = None,
+    *,
+    registers: bool = True,
 ) -> "Axes":
     """Draw the weights of a query on the patches of an image, above this image in grey.
 
     `query` is a token, framed if it is a patch; None is the mean over queries. The scale is their
-    square root, from 0 to the largest on a patch. Raises `BadValue` for a head that does not
+    square root, from 0 to the largest on a patch. Patches that are registers in all but name
+    (`Report.registers_of`) have a dashed frame; ``registers=False`` leaves them out of the map and
+    of the scale, and states their weight. Raises `BadValue` for a head that does not
     exist, without an image, or if its weights are pooled: beyond 600 tokens.
     """
     from matplotlib.cm import ScalarMappable
@@ -103,6 +111,12 @@ def image(
     row_of = own.pooled[head].mean(0) if at is None else own.pooled[head, at]
     of_patches = row_of[first : first + picture.rows * columns].reshape(picture.rows, columns)
     weights = of_patches.double().cpu().numpy()
+    places = [divmod(x.token - first, columns) for x in report.registers_of(own)]
+    left_out = 0.0
+    if not registers:
+        left_out = sum(float(weights[place]) for place in places)
+        for place in places:
+            weights[place] = 0.0
     ax = canvas.new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
     extent = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
     ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=extent)
@@ -111,16 +125,19 @@ def image(
     strength = 0.9 * np.sqrt(weights / top)
     drawn = ax.imshow(weights, cmap=ink, norm=scale, alpha=strength, extent=extent)
     drawn.set_interpolation("nearest")
+    frames = [(place, "0.2", "--") for place in places]
     if at is not None and 0 <= at - first < weights.size:
-        row, column = divmod(at - first, columns)
-        frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="orange", lw=2)
-        ax.add_patch(frame)
+        frames.append((divmod(at - first, columns), "orange", "-"))
+    for (row, column), colour, dashes in frames:
+        corner = column - 0.5, row - 0.5
+        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, ls=dashes, lw=2))
     ax.set(xticks=[], yticks=[])
     of = "all queries" if at is None else picture.tokens[at]
     colours = ax.figure.colorbar(ScalarMappable(scale, ink), ax=ax, shrink=0.8)
     ticks = [0.0, top / 4, top]
     colours.set_ticks(ticks, labels=[f"{100 * x:.3g} %" for x in ticks])
-    colours.set_label(f"weight of {canvas.drawable(of)}")
+    without = f", without {100 * left_out:.3g} % on registers" * (not registers and bool(places))
+    colours.set_label(f"weight of {canvas.drawable(of)}{without}")
     ax.set_title(f"L{layer}H{head}: {canvas.drawable(label)}", parse_math=False)
     return ax
 
