@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3580,
+    "views": 3600,
     "corpus": 4040,
     "demo": 370,
     "models": 9115,

@@ -243,6 +243,12 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     });
   }
 
+  // Whether a token is a patch of an image.
+  isPatch(at) {
+    const { before, rows, columns } = this.picture ?? { before: 0, rows: 0, columns: 0 };
+    return at >= before && at < before + rows * columns;
+  }
+
   // The norm-weighted attention of a query on each key: the weight times |v W_O|, the norm of what the
   // value writes, divided by the sum over all keys. Null if it is unknown.
   normWeighted(head, query) {

@@ -290,6 +290,20 @@ def test_the_shuffled_patches_of_an_autoencoder_are_numbered():
     assert report.tokens == tuple(map(str, range(10)))
 
 
+def test_windows_of_an_image_are_refused():
+    """The windows of Swin are a batch of attention, which the error states."""
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+    )
+    model = transformers.SwinModel(config).eval()
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    with pytest.raises(
+        BadValue, match=r"batch of 4\.(.|\n)*Windows of an image \(Swin\) and crops"
+    ):
+        ch.report(model, {"pixel_values": torch.rand(1, 3, 32, 32)})
+
+
 def test_tokens_that_are_not_known_are_numbered():
     model = vision("Yolos", image_size=(24, 24), patch_size=8, num_detection_tokens=5)
     ch.hf.register()
@@ -314,6 +328,115 @@ def test_the_text_of_clip_has_no_patches():
     has_picture = {layer.module.partition(".")[0]: bool(layer.picture) for layer in report.layers}
     assert has_picture == {"vision_model": True, "text_model": False}
     assert {layer.queries for layer in report.layers} == {10}
+
+
+def qwen(pixels):
+    """The arguments of Qwen2.5-VL for an image (3, height, width), from its image processor."""
+    process = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil(
+        patch_size=4, merge_size=2, do_resize=False, do_rescale=False, do_normalize=False
+    )
+    cut = process(pixels.numpy(), return_tensors="pt", input_data_format="channels_first")
+    return {"pixel_values": cut["pixel_values"], "image_grid_thw": cut["image_grid_thw"]}
+
+
+IMAGE = 98  # the id of a patch in the text
+OF_TEXT = {**SIZES, "vocab_size": 99, "num_key_value_heads": 2, "pad_token_id": 0}
+# The model, its arguments for an image (3, height, width), the size of this image, and of a token.
+LANGUAGE_MODELS = {
+    "llava": (
+        lambda: transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(
+            vision_config=transformers.CLIPVisionConfig(**SIZES, image_size=40, patch_size=8),
+            text_config=transformers.LlamaConfig(**OF_TEXT), image_token_index=IMAGE,
+            vision_feature_layer=-1)),
+        lambda pixels: {"pixel_values": pixels[None]}, (40, 40), 8),
+    "gemma 3": (
+        lambda: transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(
+            vision_config=transformers.SiglipVisionConfig(
+                **SIZES, image_size=48, patch_size=8, vision_use_head=False),
+            text_config=transformers.Gemma3TextConfig(**OF_TEXT, head_dim=8, sliding_window=8),
+            mm_tokens_per_image=9, image_token_id=IMAGE)),
+        lambda pixels: {"pixel_values": pixels[None]}, (48, 48), 16),
+    "smolvlm": (
+        lambda: transformers.SmolVLMForConditionalGeneration(transformers.SmolVLMConfig(
+            vision_config={**SIZES, "image_size": 72, "patch_size": 8}, image_token_id=IMAGE,
+            text_config=transformers.LlamaConfig(**OF_TEXT), scale_factor=3, pad_token_id=0)),
+        lambda pixels: {"pixel_values": pixels[None, None]}, (72, 72), 24),
+    "qwen 2.5": (
+        lambda: transformers.Qwen2_5_VLForConditionalGeneration(transformers.Qwen2_5_VLConfig(
+            vision_config={**SIZES, "depth": 2, "num_heads": 4, "out_hidden_size": 32,
+                           "patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]},
+            text_config={**OF_TEXT, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+            image_token_id=IMAGE, video_token_id=97)),
+        qwen, (24, 56), 8),
+}  # fmt: skip
+
+
+def language_model(kind):
+    """A model and its inputs: two tokens, an image of random pixels, and three words."""
+    torch.manual_seed(0)
+    build, arguments, size, side = LANGUAGE_MODELS[kind]
+    model, pixels = build().eval(), torch.rand(3, *size)
+    rows, columns = (n // side for n in size)
+    ids = torch.tensor([[1, 5, *[IMAGE] * rows * columns, 7, 8, 9]])
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).long(), **arguments(pixels)}
+    if kind == "gemma 3":
+        inputs["token_type_ids"] = inputs["mm_token_type_ids"]
+        torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+    if kind != "qwen 2.5":
+        del inputs["mm_token_type_ids"]
+    return model, inputs, pixels, rows, columns
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_the_weights_of_words_on_an_image(kind):
+    model, inputs, pixels, rows, columns = language_model(kind)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(**inputs, output_attentions=True).attentions
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    report = ch.report(model, inputs)
+    layers = [x for x in report.layers if "language" in x.module or "text_model" in x.module]
+    assert len(layers) == len(expected) == 2
+    on_image = slice(2, 2 + rows * columns)
+    for layer, weights in zip(layers, expected, strict=True):
+        maps = weights[0, :, :, on_image].unflatten(-1, (rows, columns))
+        for head, own in ((1, maps[1]), (None, maps.mean(0))):
+            found = report.weights_on_image(layer.number, head)
+            torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-5)
+        assert layer.stream_norms is not None
+    least, most = pixels.amin((1, 2), keepdim=True), pixels.amax((1, 2), keepdim=True)
+    shades = (255 * (pixels - least) / (most - least)).round().permute(1, 2, 0)
+    assert (layers[0].picture.pixels - shades).abs().max() <= 1
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_a_patch_in_a_text_is_where_it_is_in_the_image(kind):
+    """Without attention in the vision tower, a change of its pixels changes this token alone."""
+    model, inputs, pixels, rows, columns = language_model(kind)
+    tower = next(
+        x
+        for n, x in model.named_modules()
+        if n.endswith(("visual", "vision_tower", "vision_model"))
+    )
+    with torch.no_grad():
+        for name, weight in tower.named_parameters():
+            if ".out_proj." in name or ".attn.proj." in name:
+                weight.zero_()
+    embeddings = []
+    text = next(x for n, x in model.named_modules() if n.endswith(("language_model", "text_model")))
+    text.layers[0].register_forward_pre_hook(lambda m, args: embeddings.append(args[0][0]))
+    side, (_, arguments, *_) = LANGUAGE_MODELS[kind][3], LANGUAGE_MODELS[kind]
+    for row, column in ((0, 0), (0, columns - 1), (1, 0), (rows - 1, 1)):
+        changed = pixels.clone()
+        changed[:, row * side : (row + 1) * side, column * side : (column + 1) * side] += 1.0
+        embeddings.clear()
+        with torch.no_grad():
+            model(**inputs)
+            model(**{**inputs, **arguments(changed)})
+        differs = (embeddings[0] - embeddings[1]).abs().amax(-1) > 1e-6
+        assert differs.nonzero().flatten().tolist() == [2 + row * columns + column]
 
 
 def test_the_patches_in_the_text_of_a_language_model():
@@ -426,3 +549,31 @@ def test_a_figure_marks_registers_or_leaves_them_out():
     label = without.figure.axes[1].get_ylabel()
     assert label == f"weight of patch 1,1, without {100 * left:.3g} % on registers"
     assert without.figure.axes[1].get_yticks()[-1] == row.max()
+
+
+def test_a_figure_has_a_map_of_each_word():
+    plot = pytest.importorskip("clearhead.views.plot")
+    if not plot.can_draw():
+        pytest.skip("needs matplotlib")
+    model, inputs, _, rows, columns = language_model("qwen 2.5")
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    words = ["<s>", "See", *["."] * rows * columns, "a", "red", "cat"]
+    report = ch.report(model, inputs, tokens=words)
+    layer = len(report.layers) - 1
+    assert report.layers[layer].key_tokens[:4] == ("<s>", "See", "patch 0,0", "patch 0,1")
+    for head, queries, at in ((None, None, (23, 24, 25)), (2, [-1, 1], (25, 1))):
+        figure = plot.words(report, layer, head, queries)
+        drawn = [ax for ax in figure.axes if ax.images]
+        weights = report.weights_on_image(layer, head)
+        for query, ax in zip(at, drawn, strict=True):
+            np.testing.assert_array_equal(ax.images[1].get_array(), weights[query].double())
+            on_image = 100 * float(weights[query].sum())
+            assert ax.get_title() == f"{words[query]}: {on_image:.3g} % on the image"
+    assert figure.get_suptitle().startswith(f"L{layer}H2")
+    with pytest.raises(BadValue, match="words got no query"):
+        plot.words(report, layer, 2, [])
+    with pytest.raises(BadValue, match="tokens, 2 of them before 3 x 7 patches"):
+        plot.words(report, layer, 2, [26])
+    with pytest.raises(BadValue, match="Layer 0 has no image"):
+        report.weights_on_image(0)

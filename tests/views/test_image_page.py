@@ -5,7 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead.views import html
-from tests.hf.test_pictures import Neighbour, with_register
+from tests.hf.test_pictures import Neighbour, language_model, with_register
 from tests.views.browser import free_tab, put_back
 
 ROWS, COLUMNS, BEFORE = 6, 7, 1
@@ -119,4 +119,30 @@ def test_registers_are_marked_and_can_be_left_out(browser, tmp_path):
     tab.goto("about:blank")
     tab.goto(f"{page}#layer=3&head=1&query=7&registers=left+out")
     assert abs(top() - others) < 0.005
+    put_back(tab)
+
+
+def test_the_words_of_a_language_model_are_beside_its_image(browser, tmp_path):
+    model, inputs, _, rows, columns = language_model("qwen 2.5")
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    words = ["<s>", "See", *["."] * rows * columns, "a", "red", "cat"]
+    report = ch.report(model, inputs, tokens=words, progress=False)
+    tab, layer = free_tab(browser), len(report.layers) - 1
+    page = html.write_report(report, tmp_path / "words.html").as_uri()
+    tab.goto(f"{page}#layer={layer}&head=1&query=24")
+    assert tab.locator("#strip .word").all_text_contents() == ["<s>", "See", "a", "red", "cat"]
+    tab.locator("#word-25").click()
+    assert tab.evaluate("chosen.query") == 25
+    on_image = 100 * float(report.weights_on_image(layer, 1)[25].sum())
+    texts = tab.evaluate("store.picture.shapes.map((it) => it.text).filter(Boolean)")
+    assert f"{on_image:.0f} % is on the patches" in texts
+    # A frame marks a selected patch alone, and not a word.
+    framed = (
+        "store.picture.shapes.filter((it) => it.kind === 'rect' && it.stroke === 'mark').length"
+    )
+    before = tab.evaluate(framed)
+    tab.mouse.move(2, 2)
+    tab.evaluate("go({ query: 3 })")
+    assert (before, tab.evaluate(framed)) == (1, 2)  # of its name; of the patch, twice
     put_back(tab)

@@ -109,7 +109,7 @@ function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
   });
   const corner = (at) => [x + ((at - before) % columns) * cell, y + Math.floor((at - before) / columns) * cell];
   const framed = (at, ink) => {
-    if (at === null || at < before) return;
+    if (at === null || !trace.isPatch(at)) return;
     const [left, above] = corner(at);
     scene.rect(left - 1, above - 1, cell + 2, cell + 2, { ...ink, radius: 2 });
   };

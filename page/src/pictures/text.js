@@ -49,10 +49,11 @@ export function buildStrip() {
 // The words of the strip are those of the keys; with cross-attention the queries are another text.
 export function fillStrip() {
   const { queries } = shownTrace(), strip = byId("strip");
-  const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
   // The patches of an image are in its picture.
-  const { picture } = shownTrace();
-  const words = picture ? queries.slice(0, picture.before) : queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
+  const trace = shownTrace(), all = queries.map((_, at) => at).filter((at) => !trace.isPatch(at));
+  const first = Math.max(0, Math.min(all.length - MANY_WORDS, all.indexOf(queryOr()) - MANY_WORDS / 2));
+  const places = all.slice(first, first + MANY_WORDS), words = places.map((at) => queries[at]);
+  const touches = (at) => snapshot().touches(queries, at);
   strip.filled = queries;
   strip.classList.toggle("drawn", shownTrace().isOneText);
   byId("unknown").textContent = unknownInWords();
@@ -64,7 +65,7 @@ export function fillStrip() {
   const lines = writtenLines(words).map(({ first: start, tokens, indent, isFromRight }) => {
     const runs = [];
     tokens.forEach((_, i) => {
-      const at = first + start + i;
+      const at = places[start + i];
       if (!i || !touches(at)) runs.push([]);
       runs.at(-1).push(wordAt(at));
     });
@@ -78,7 +79,7 @@ export function fillStrip() {
     line.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
     return line;
   });
-  const guesses = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
+  const guesses = places.at(-1) === queries.length - 1 ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
   if (guesses.length) {
     const [next] = writtenApart(guesses.map(([word]) => word));
     last?.append(make("span", { class: "guess", "aria-hidden": "true", title: "The most probable next token" },

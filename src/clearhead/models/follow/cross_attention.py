@@ -59,21 +59,25 @@ class TextTracker:
         picture = None
         if self.stack.pictures is not None and running:
             picture = self.stack.pictures.of_call(running[0], problem.Tq, problem.Tk)
-        patches = None if picture is None else picture.tokens
         return CallSite(
             running[-1].name if running else "",
             crosses,
-            self._tokens(query_text, problem.Tq) or patches,
-            self._tokens(key_text, problem.Tk) or patches,
+            self._tokens(query_text, problem.Tq, picture),
+            self._tokens(key_text, problem.Tk, picture),
             self.stack.positions(problem) if at is None else at,
             in_decoder,
             picture,
         )
 
-    def _tokens(self, name: str, length: int) -> tuple[str, ...] | None:
+    def _tokens(self, name: str, length: int, picture: Picture | None) -> tuple[str, ...] | None:
         self.lengths[name].append(length)
         tokens = self.tokens[name]
-        return tokens if tokens is not None and len(tokens) == length else None
+        if tokens is None or len(tokens) != length:
+            return None if picture is None else picture.tokens
+        if picture is None or not picture.in_text:
+            return tokens
+        at = picture.patches
+        return tokens[: at.start] + picture.tokens[at] + tokens[at.stop :]
 
     def check_tokens(self) -> None:
         """Raise `BadValue` if the number of `tokens` or `decoder_tokens` fits no call."""

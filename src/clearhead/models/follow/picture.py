@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,11 @@ class Picture:
         return tuple(str(i) if name is None else name for i, name in names)
 
     @property
+    def patches(self) -> slice:
+        """The tokens that are patches."""
+        return slice(len(self.before), len(self.before) + self.rows * self.columns)
+
+    @property
     def in_text(self) -> bool:
         """Whether other tokens are of a text."""
         return None in (*self.before, *self.after)
@@ -77,7 +82,7 @@ class PictureTracker:
 
     def of_call(self, root: Running, Tq: int, Tk: int) -> Picture | None:
         """Return the image whose patches are queries and keys of a call in a run of `root`."""
-        picture = self._picture or (self._of_text(root) if self._last else None)
+        picture = self._picture or self._of_text(root)
         return picture if picture and Tq == Tk == len(picture.tokens) else None
 
     def _of_text(self, root: Running) -> Picture | None:
@@ -86,7 +91,8 @@ class PictureTracker:
         if not isinstance(ids, Tensor) or len(ids) != 1 or image is None:
             return None
         if self._in_text is None or self._in_text[0] is not ids:
-            picture = _pooled(self._last, (ids[0] == image).nonzero().flatten(), ids.shape[1])
+            last = _of_flat_patches(root.arguments(), config) or self._last
+            picture = _pooled(last, (ids[0] == image).nonzero().flatten(), ids.shape[1])
             self._in_text = None if picture is None else (ids, picture)
         return self._in_text and self._in_text[1]
 
@@ -199,6 +205,23 @@ def _pooled(picture: Picture | None, at: Tensor, tokens: int) -> Picture | None:
         return None
     before, after = (None,) * int(at[0]), (None,) * (tokens - int(at[-1]) - 1)
     return Picture(before, rows, columns, picture.pixels, after)
+
+
+def _of_flat_patches(arguments: Mapping[str, Any], config: Any) -> Picture | None:
+    """Return the image of Qwen2-VL and later models, which receive its patches as rows of numbers,
+    square by square of those that become one token; None for another model, or several images."""
+    grid, rows = arguments.get("image_grid_thw"), arguments.get("pixel_values")
+    merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+    if merge is None or not (isinstance(grid, Tensor) and isinstance(rows, Tensor)):
+        return None
+    if len(grid) != 1 or int(grid[0, 0]) != 1:
+        return None
+    down, across, side = *grid[0, 1:].tolist(), config.vision_config.patch_size
+    if len(rows) != down * across or rows.shape[-1] % (3 * side * side):
+        return None
+    cut = rows.view(down // merge, across // merge, merge, merge, 3, -1, side, side)[..., 0, :, :]
+    image = cut.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, down * side, across * side)
+    return Picture((), down, across, _pixels(image))
 
 
 def _pixels(image: Tensor) -> Tensor:

@@ -180,7 +180,7 @@ class Collector:
         first = next((x.stream_norms for x in self.layers if x.picture is picture), None)
         if picture is None or stream is None or first is None:
             return ()
-        at = slice(len(picture.before), len(picture.before) + picture.rows * picture.columns)
+        at = picture.patches
         before, norm = (x[at] / x[at].median().clamp(min=1e-30) for x in (first, stream))
         weight = received[:, at].mean(0) / even[:, at].mean(0)
         is_register = (norm >= REGISTER_NORM) & (weight >= REGISTER_WEIGHT)
@@ -224,7 +224,10 @@ class Collector:
 def _must_be_one_text(problem: Problem) -> None:
     if problem.B != 1:
         rule = "a report describes one text."
-        hint = "pass one text, B = 1; for a batch, use report_batch(model, inputs)."
+        hint = (
+            "pass one text, B = 1; for a batch, use report_batch(model, inputs). Windows of an "
+            "image (Swin) and crops are a batch, too, and have no report."
+        )
         raise BadValue(f"The model was run on a batch of {problem.B}.", rule, hint)
     if not problem.Tq or not problem.Tk:
         gave = f"The model was run on {problem.Tq} queries and {problem.Tk} keys."

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ...core.errors import BadValue, as_count
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook, aligned, spelled, visible, without_nan
@@ -85,6 +87,27 @@ class Report(ShownInNotebook, Savable):
             if x.token not in most or x.weight > most[x.token].weight:
                 most[x.token] = x
         return tuple(most[token] for token in sorted(most))
+
+    def weights_on_image(self, layer: int, head: int | None = None) -> Tensor:
+        """Return the weights of each query on the patches of an image, (T, rows, columns).
+
+        Their sum over the patches is the fraction of its weight that is on the image. None for
+        `head` is the mean over heads. In a vision-language model, tokens after the image are words.
+
+        Raises `BadValue` for a head that does not exist, for a layer without an image, and if its
+        weights are pooled: beyond 600 tokens.
+        """
+        self[layer, head or 0]
+        own = self.layers[layer]
+        picture, maps = own.picture, own.pooled
+        if picture is None or maps.shape[-1] != own.queries:
+            raise BadValue(
+                f"Layer {layer} has {'no image' if picture is None else f'{own.queries} tokens'}.",
+                "its queries and keys are the patches of one image, at most 600 tokens.",
+                "pass the report of a vision model; heads of a text are drawn by plot.head.",
+            )
+        of_queries = maps.mean(0) if head is None else maps[head]
+        return of_queries[:, picture.patches].unflatten(1, (picture.rows, picture.columns))
 
     @property
     def about(self) -> str:

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7c23869b59f0dfd552003b9d53709ef84709d4deacb1a4e98f377d43325d6743; do not edit.
+// Made by `make page` from the sources 5bc0eaa9b62f48d3f3fc17566de76b5370226abc598243ecdb1e934ab5fdcede; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -262,6 +262,11 @@ var clearhead = (() => {
         const cell = this.cellOf(query, key, map), [first, last] = this.columnSpan(cell.column, map.columns);
         return map.values[cell.row * map.columns + cell.column] / (last - first + 1);
       });
+    }
+    // Whether a token is a patch of an image.
+    isPatch(at) {
+      const { before, rows, columns } = this.picture ?? { before: 0, rows: 0, columns: 0 };
+      return at >= before && at < before + rows * columns;
     }
     // The norm-weighted attention of a query on each key: the weight times |v W_O|, the norm of what the
     // value writes, divided by the sum over all keys. Null if it is unknown.
@@ -1785,9 +1790,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   }
   function fillStrip() {
     const { queries } = shownTrace(), strip = byId("strip");
-    const first = Math.max(0, Math.min(queries.length - MANY_WORDS, queryOr() - MANY_WORDS / 2));
-    const { picture } = shownTrace();
-    const words = picture ? queries.slice(0, picture.before) : queries.slice(first, first + MANY_WORDS), touches = (at) => snapshot().touches(queries, at);
+    const trace = shownTrace(), all = queries.map((_, at) => at).filter((at) => !trace.isPatch(at));
+    const first = Math.max(0, Math.min(all.length - MANY_WORDS, all.indexOf(queryOr()) - MANY_WORDS / 2));
+    const places = all.slice(first, first + MANY_WORDS), words = places.map((at) => queries[at]);
+    const touches = (at) => snapshot().touches(queries, at);
     strip.filled = queries;
     strip.classList.toggle("drawn", shownTrace().isOneText);
     byId("unknown").textContent = unknownInWords();
@@ -1802,7 +1808,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     const lines = writtenLines(words).map(({ first: start2, tokens, indent, isFromRight: isFromRight2 }) => {
       const runs = [];
       tokens.forEach((_, i) => {
-        const at = first + start2 + i;
+        const at = places[start2 + i];
         if (!i || !touches(at)) runs.push([]);
         runs.at(-1).push(wordAt(at));
       });
@@ -1815,7 +1821,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       line2.style.marginInlineStart = `${Math.min(indent, MOST_INDENTED) * INDENT}em`;
       return line2;
     });
-    const guesses = first + words.length === queries.length ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
+    const guesses = places.at(-1) === queries.length - 1 ? snapshot().guesses?.at(-1) ?? [] : [], last = lines.at(-1);
     if (guesses.length) {
       const [next] = writtenApart(guesses.map(([word]) => word));
       last?.append(make(
@@ -2570,7 +2576,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     });
     const corner = (at) => [x + (at - before) % columns * cell, y + Math.floor((at - before) / columns) * cell];
     const framed = (at, ink) => {
-      if (at === null || at < before) return;
+      if (at === null || !trace.isPatch(at)) return;
       const [left, above] = corner(at);
       scene.rect(left - 1, above - 1, cell + 2, cell + 2, { ...ink, radius: 2 });
     };

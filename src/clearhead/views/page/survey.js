@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7c23869b59f0dfd552003b9d53709ef84709d4deacb1a4e98f377d43325d6743; do not edit.
+// Made by `make page` from the sources 5bc0eaa9b62f48d3f3fc17566de76b5370226abc598243ecdb1e934ab5fdcede; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b54b1f56ec03b3e5a74830d91bf2d82ff163df1d7bd939b246afa2e12489208a; do not edit.
+// Made by `make page` from the sources ae7176a4964d270dfac0305f6cc27df28260fdc4406d18960b6b4179bfccc427; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");

@@ -1,5 +1,6 @@
 """Draw figures of a report: entropy by layer, the map of one head and of all, an image."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -77,7 +78,7 @@ def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Ax
 def image(
     report: Report,
     layer: int,
-    head: int,
+    head: int | None,
     query: int | None = None,
     ax: "Axes | None" = None,
     *,
@@ -85,7 +86,8 @@ def image(
 ) -> "Axes":
     """Draw the weights of a query on the patches of an image, above this image in grey.
 
-    `query` is a token, framed if it is a patch; None is the mean over queries. The scale is their
+    `query` is a token, framed if it is a patch; None is the mean over queries, and None for `head`
+    that over heads. The scale is their
     square root, from 0 to the largest on a patch. Patches that are registers in all but name
     (`Report.registers_of`) have a dashed frame; ``registers=False`` leaves them out of the map and
     of the scale, and states their weight. Raises `BadValue` for a head that does not
@@ -95,28 +97,19 @@ def image(
     from matplotlib.patches import Rectangle
 
     canvas.must_draw("image", report, Report, "report(...)")
-    label, own = report[layer, head].label, report.layers[layer]
-    picture, T = own.picture, own.queries
-    if picture is None or own.pooled.shape[-1] != T:
-        raise BadValue(
-            f"Layer {layer} has {'no image' if picture is None else f'{T} tokens'}.",
-            "its queries and keys are the patches of one image, at most 600 tokens.",
-            "pass the report of a vision model; heads of a text are drawn by plot.head.",
-        )
-    first, columns = len(picture.before), picture.columns
+    maps, own = report.weights_on_image(layer, head), report.layers[layer]
+    picture = own.picture
+    assert picture is not None
+    first, T, columns = len(picture.before), own.queries, picture.columns
     rule = (
         f"a query is one of {T} tokens, {first} of them before {picture.rows} x {columns} patches."
     )
     at = None if query is None else as_index("Query", query, T, rule, "pass for example query=0.")
-    row_of = own.pooled[head].mean(0) if at is None else own.pooled[head, at]
-    of_patches = row_of[first : first + picture.rows * columns].reshape(picture.rows, columns)
-    weights = of_patches.double().cpu().numpy()
+    weights = (maps.mean(0) if at is None else maps[at]).double().cpu().numpy()
     places = [divmod(x.token - first, columns) for x in report.registers_of(own)]
-    left_out = 0.0
-    if not registers:
-        left_out = sum(float(weights[place]) for place in places)
-        for place in places:
-            weights[place] = 0.0
+    left_out = [] if registers else [(place, float(weights[place])) for place in places]
+    for place, _ in left_out:
+        weights[place] = 0.0
     ax = canvas.new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
     extent = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
     ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=extent)
@@ -132,14 +125,52 @@ def image(
         corner = column - 0.5, row - 0.5
         ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, ls=dashes, lw=2))
     ax.set(xticks=[], yticks=[])
-    of = "all queries" if at is None else picture.tokens[at]
+    of = "all queries" if at is None else token_labels(report, layer)[0][at]
     colours = ax.figure.colorbar(ScalarMappable(scale, ink), ax=ax, shrink=0.8)
     ticks = [0.0, top / 4, top]
     colours.set_ticks(ticks, labels=[f"{100 * x:.3g} %" for x in ticks])
-    without = f", without {100 * left_out:.3g} % on registers" * (not registers and bool(places))
+    on_them = 100 * sum(weight for _, weight in left_out)
+    without = f", without {on_them:.3g} % on registers" if left_out else ""
     colours.set_label(f"weight of {canvas.drawable(of)}{without}")
-    ax.set_title(f"L{layer}H{head}: {canvas.drawable(label)}", parse_math=False)
+    ax.set_title(_name(report, layer, head), parse_math=False)
     return ax
+
+
+def words(
+    report: Report, layer: int, head: int | None = None, queries: Sequence[int] | None = None
+) -> "Figure":
+    """Draw an `image` for each word of a vision-language model, with its weights on the patches.
+
+    `queries` are tokens; None means those after the image. None for `head` is the mean over heads.
+    Each map has its own scale. Above it are the word and the fraction of its weight that is on the
+    image. Raises the errors of `image`, and `BadValue` without a query.
+    """
+    canvas.must_draw("words", report, Report, "report(...)")
+    weights, own = report.weights_on_image(layer, head), report.layers[layer]
+    after = 0 if own.picture is None else len(own.picture.after)
+    at = range(own.queries - after, own.queries) if queries is None else queries
+    if not len(at):
+        rule = "words are tokens after the image; None means all of them."
+        raise BadValue("words got no query.", rule, "pass words after the image to the model, too.")
+    across, down = min(len(at), 4), -(-len(at) // 4)
+    high = 2.4 * weights.shape[1] / weights.shape[2] + 0.5
+    figure = canvas.new_figure(3.2 * across, high * down + 0.6)
+    grid = figure.subplots(down, across, squeeze=False).flat
+    for query, ax in zip(at, grid, strict=False):
+        image(report, layer, head, query, ax)
+        word = canvas.drawable(visible(token_labels(report, layer)[0][query], 20))
+        on_image = f"{100 * float(weights[query].sum()):.3g} % on the image"
+        ax.set_title(f"{word}: {on_image}", fontsize=9, parse_math=False)
+    for ax in list(grid):
+        ax.remove()
+    figure.suptitle(_name(report, layer, head), parse_math=False)
+    return figure
+
+
+def _name(report: Report, layer: int, head: int | None) -> str:
+    if head is None:
+        return f"L{layer}, mean of {len(report.layers[layer].heads)} heads"
+    return f"L{layer}H{head}: {canvas.drawable(report[layer, head].label)}"
 
 
 @overload
