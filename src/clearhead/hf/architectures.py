@@ -13,8 +13,8 @@ OUTPUT_PROJECTIONS = (
 # Parts of the names of modules that change the output of attention before that projection.
 CHANGE_OUTPUT = ("gate", "sub_norm", "o_norm", "inner_attn_ln", "groupnorm")
 # Modules, and parameters of a layer, that multiply each feature of what attention writes.
-LAYER_SCALES = ("layer_scale1", "ls1", "self_attn_layer_scale")
-LAYER_SCALE_PARAMETERS = ("lambda_1", "gamma_1")
+SCALES = ("layer_scale1", "ls1", "self_attn_layer_scale")
+SCALED_BY = ("lambda_1", "gamma_1")
 DOUBLE_QUERIES = "q_proj"  # Qwen3-Next: of twice the width, its second half is a gate
 
 # Modules that compute the queries, each with that of the keys beside it.

@@ -15,13 +15,7 @@ from torch import Tensor, nn
 
 from ..core.errors import BadValue, kind_of
 from ..nn.simple import OneHead
-from .architectures import (
-    CHANGE_OUTPUT,
-    DOUBLE_QUERIES,
-    LAYER_SCALE_PARAMETERS,
-    LAYER_SCALES,
-    OUTPUT_PROJECTIONS,
-)
+from .architectures import CHANGE_OUTPUT, DOUBLE_QUERIES, OUTPUT_PROJECTIONS, SCALED_BY, SCALES
 from .inspect_model import calls_interface
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -88,13 +82,13 @@ class OutputProjection:
         for n in range(len(names), inside - 1, -1):  # up to the layer, which has a number
             path = ".".join(names[:n])
             owner = model.get_submodule(path)
-            for name in LAYER_SCALES:
+            for name in SCALES:
                 scale = next(getattr(owner, name, nn.Identity()).parameters(), None)
                 if scale is not None and scale.shape == self.weight.shape[-1:]:
                     by, at = scale.detach().float(), f"{path}.{name}".lstrip(".")
                     bias = None if self.bias is None else self.bias * by
                     return replace(self, weight=self.weight * by, bias=bias, module=at)
-            for name in LAYER_SCALE_PARAMETERS:
+            for name in SCALED_BY:
                 if isinstance(getattr(owner, name, None), Tensor):
                     gave = f"{path or 'The model'}, {kind_of(owner)}, multiplies by its own {name}."
                     rule = "what a head moves includes a layer scale, which a module must compute."

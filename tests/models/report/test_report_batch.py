@@ -103,5 +103,5 @@ def test_what_is_no_batch_is_refused():
         ch.report_batch(Heads(), ["a", "b"])
     with pytest.raises(BadType, match="report_batch got a str"):
         ch.report_batch("folder", ["a", "b"])
-    with pytest.raises(BadValue, match="for a batch, use report_batch"):
+    with pytest.raises(BadValue, match="or use report_batch"):
         ch.report(Heads(), inputs)

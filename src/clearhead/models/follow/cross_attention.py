@@ -69,7 +69,9 @@ class TextTracker:
             picture,
         )
 
-    def _tokens(self, name: str, length: int, picture: Picture | None) -> tuple[str, ...] | None:
+    def _tokens(
+        self, name: str, length: int, picture: Picture | None = None
+    ) -> tuple[str, ...] | None:
         self.lengths[name].append(length)
         tokens = self.tokens[name]
         if tokens is None or len(tokens) != length:

@@ -74,8 +74,7 @@ class _Statistics:
 class BegunCall(NamedTuple):
     """A call that began, at its `site`: its problem, and without queries of padding `real`.
 
-    `statistics` are those of `real` to compute; `norms` are those of what its values write, and
-    `stream` those of the residual stream before the layer.
+    `statistics` are those of `real` to compute; `norms` are those of what its values write.
     """
 
     problem: Problem
@@ -84,7 +83,6 @@ class BegunCall(NamedTuple):
     real: Problem
     statistics: Statistics
     norms: Norms
-    stream: Tensor | None
 
 
 class _Uniform(NamedTuple):
@@ -118,21 +116,20 @@ class Collector:
             groups = {**_near(real, site), "first": prefix(first + 1) & ~prefix(first)}
             requested.append(value_weighted(groups, by=norms.norms[None]))
         statistics = parse_stats(requested, real.grid)
-        stream = None
-        if site.picture is not None:
-            stack = self.texts.stack
-            stream = stream_norms(stack.running, stack.calls, problem.Tk)
-        return BegunCall(problem, inputs, site, real, statistics, norms, stream)
+        return BegunCall(problem, inputs, site, real, statistics, norms)
 
     def add_layer(self, begun: BegunCall, numbers: dict[str, Result] | None = None) -> None:
         """Add the layer of a call. `numbers` are its statistics; None computes them."""
-        problem, inputs, site, real, _, norms, stream = begun
+        problem, inputs, site, real, _, norms = begun
         if numbers is None:
             numbers = statistics_of(real, inputs, begun.statistics)
         statistics = _statistics(numbers, real, site)
         uniform, keys = self.uniform(problem, inputs, site)
+        stack = self.texts.stack
+        stream = None
+        if site.picture is not None:
+            stream = stream_norms(stack.running, stack.calls, problem.Tk)
         received = statistics.received, uniform.received
-        registers = self._registers(site.picture, stream, *received)
         assert statistics.top is not None
         roles = roles_of(real, inputs, keys, statistics.top.keys)
         by_group = cast(dict[str, Tensor], numbers.get("value_weighted", {}))
@@ -166,7 +163,7 @@ class Collector:
                 in_decoder=site.in_decoder,
                 picture=site.picture,
                 stream_norms=None if stream is None else stream.float().cpu(),
-                registers=registers,
+                registers=self._registers(site.picture, stream, *received),
             )
         )
 
@@ -225,8 +222,7 @@ def _must_be_one_text(problem: Problem) -> None:
     if problem.B != 1:
         rule = "a report describes one text."
         hint = (
-            "pass one text, B = 1; for a batch, use report_batch(model, inputs). Windows of an "
-            "image (Swin) and crops are a batch, too, and have no report."
+            "pass B = 1, or use report_batch; windows (Swin) and crops of an image have no report."
         )
         raise BadValue(f"The model was run on a batch of {problem.B}.", rule, hint)
     if not problem.Tq or not problem.Tk:

@@ -81,11 +81,9 @@ class Report(ShownInNotebook, Savable):
     def registers_of(self, layer: Layer) -> tuple[Register, ...]:
         """Return the patches of a layer's image that are registers in any layer, each as in the
         layer where it receives most weight; none without an image."""
-        most: dict[int, Register] = {}
-        of_image = (x.registers for x in self.layers if x.picture is layer.picture)
-        for x in (x for registers in of_image for x in registers):
-            if x.token not in most or x.weight > most[x.token].weight:
-                most[x.token] = x
+        layers = (x for x in self.layers if x.picture is layer.picture)
+        registers = sorted((x for own in layers for x in own.registers), key=lambda x: x.weight)
+        most = {x.token: x for x in registers}
         return tuple(most[token] for token in sorted(most))
 
     def weights_on_image(self, layer: int, head: int | None = None) -> Tensor:

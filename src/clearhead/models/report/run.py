@@ -167,8 +167,8 @@ class _Reading(ModelFollower):
 
     def receive(self, call: FollowedCall) -> None:
         self.values.expect(call.problem, call.out)
-        self.running.texts.calls += 1
         self.collector.add_layer(self.begun, call.stats)
+        self.running.texts.calls += 1
         self.advance()
 
     def leave(self, module: nn.Module, args: Sequence[Any], result: Any) -> None:

@@ -107,8 +107,9 @@ def image(
     at = None if query is None else as_index("Query", query, T, rule, "pass for example query=0.")
     weights = (maps.mean(0) if at is None else maps[at]).double().cpu().numpy()
     places = [divmod(x.token - first, columns) for x in report.registers_of(own)]
-    left_out = [] if registers else [(place, float(weights[place])) for place in places]
-    for place, _ in left_out:
+    left_out = [] if registers else places
+    on_them = 100 * sum(float(weights[place]) for place in left_out)
+    for place in left_out:
         weights[place] = 0.0
     ax = canvas.new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
     extent = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
@@ -129,7 +130,6 @@ def image(
     colours = ax.figure.colorbar(ScalarMappable(scale, ink), ax=ax, shrink=0.8)
     ticks = [0.0, top / 4, top]
     colours.set_ticks(ticks, labels=[f"{100 * x:.3g} %" for x in ticks])
-    on_them = 100 * sum(weight for _, weight in left_out)
     without = f", without {on_them:.3g} % on registers" if left_out else ""
     colours.set_label(f"weight of {canvas.drawable(of)}{without}")
     ax.set_title(_name(report, layer, head), parse_math=False)
