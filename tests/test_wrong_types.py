@@ -45,6 +45,7 @@ RESULTS = {
     "show": text.show,
     **{name: getattr(plot, name) for name in plot.__all__ if name not in ("can_draw", "suffix_of")},
     "image": lambda report: plot.image(report, 0, 0),
+    "words": lambda report: plot.words(report, 0),
     "head": lambda report: plot.head(report, 0, 0),
     "save": lambda figure: plot.save(figure, "figure.png"),
     "balanced": lambda mask: balanced(mask, 8, 2),

@@ -196,9 +196,9 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
         data["images"] = [encoded(picture.pixels, "u1") for picture in pictures]
     for layer, of_page in zip(report.layers, data["layers"], strict=True):
         if (picture := layer.picture) is not None:
+            registers = [x.token for x in report.registers_of(layer)]
             own = {"before": len(picture.before), "image": pictures.index(picture)}
-            own |= {"registers": [x.token for x in report.registers_of(layer)]}
-            of_page["picture"] = fields_of(schema.Picture, picture, **own)
+            of_page["picture"] = fields_of(schema.Picture, picture, registers=registers, **own)
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
     if begin is not None:

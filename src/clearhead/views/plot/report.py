@@ -106,11 +106,11 @@ def image(
     )
     at = None if query is None else as_index("Query", query, T, rule, "pass for example query=0.")
     weights = (maps.mean(0) if at is None else maps[at]).double().cpu().numpy()
-    places = [divmod(x.token - first, columns) for x in report.registers_of(own)]
-    left_out = [] if registers else places
-    on_them = 100 * sum(float(weights[place]) for place in left_out)
-    for place in left_out:
-        weights[place] = 0.0
+    cells = [divmod(x.token - first, columns) for x in report.registers_of(own)]
+    left_out = [] if registers else cells
+    on_them = 100 * sum(float(weights[cell]) for cell in left_out)
+    for cell in left_out:
+        weights[cell] = 0.0
     ax = canvas.new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
     extent = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
     ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=extent)
@@ -119,7 +119,7 @@ def image(
     strength = 0.9 * np.sqrt(weights / top)
     drawn = ax.imshow(weights, cmap=ink, norm=scale, alpha=strength, extent=extent)
     drawn.set_interpolation("nearest")
-    frames = [(place, "0.2", "--") for place in places]
+    frames = [(cell, "0.2", "--") for cell in cells]
     if at is not None and 0 <= at - first < weights.size:
         frames.append((divmod(at - first, columns), "orange", "-"))
     for (row, column), colour, dashes in frames:
