@@ -21,9 +21,11 @@ IMPORTED = [
 IMPORTED += [f"transformers.models.{kind}.modeling_{kind}" for kind in KINDS]
 
 
-def on_processes(world: int, do: Callable[..., Any], folder: Path, *given: Any) -> list[Any]:
+def on_processes(
+    world: int, do: Callable[..., Any], folder: Path, *given: Any, seconds: float = 90
+) -> list[Any]:
     """Run `do(rank, *given)` on each rank in a separate process, which imports `do` by its name.
-    Return the results of all ranks; None for one that was killed."""
+    Return the results of all ranks; None for one that was killed. Each has some seconds."""
     folder.mkdir(exist_ok=True)
     # Forked from a server that has imported the modules and started no thread.
     context = multiprocessing.get_context("forkserver")
@@ -35,7 +37,7 @@ def on_processes(world: int, do: Callable[..., Any], folder: Path, *given: Any) 
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(90)
+        process.join(seconds)
     late = [process for process in ranks if process.exitcode is None]
     for process in late:
         process.kill()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BadValue, as_index, must_be_of
+from ..core.functional.eager import eagerly
 from ..core.masks import Grid, Mask, everything
 from ..core.problem.biases import Alibi, Bias, TensorBias, bias as as_bias
 from ..core.problem.check import DEFAULTS, Options, make_problem
@@ -16,7 +17,6 @@ from ..core.problem.problem import Inputs, Problem
 from ..core.torch_state import has_values, in_forward_mode, in_transform, requires_grad
 from .cut import routes
 from .dtensor import local_parts
-from .eager import eagerly
 from .exchange import check_heads, exchanged_ring, must_be_first_order
 from .handshake import UNKNOWN, agree, reporting_errors
 from .layouts import Layout, layout_of

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import AttentionError, BadValue
-from ..core.functional.ambient import THROUGH_CLEARHEAD, compiled_in_block, computed_by
+from ..core.functional.ambient import THROUGH_CLEARHEAD, computed_by
 from ..core.torch_state import ends_recomputation, has_values, in_backward
 from .checkpoints import open_checkpoints, replace
 from .handshake import SENT, UNKNOWN, Kind, agree, digest_of_text, send_error
 from .transport import Group, GroupTransport, history_of
 
 GENERATION = "transformers.generation.utils"
+RESUMED = "torch_dynamo_resume_in_forward_at_"  # what torch.compile names the code after a break
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Caller:
 
     def module_with(self, name: str) -> FrameType | None:
         """Return the frame of the outermost module that has an argument of this name."""
-        return next((f for f in reversed(self.modules) if name in f.f_code.co_varnames), None)
+        return next((f for f in reversed(self.modules) if name in f.f_locals), None)
 
 
 def find_caller(block: FrameType | None) -> Caller:
@@ -50,7 +51,8 @@ def find_caller(block: FrameType | None) -> Caller:
     while frame is not None and frame is not block and frame.f_code is not again:
         code = frame.f_code
         in_generate |= frame.f_globals.get("__name__") == GENERATION
-        if code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module):
+        is_forward = code.co_name == "forward" or code.co_name.startswith(RESUMED)
+        if is_forward and isinstance(frame.f_locals.get("self"), nn.Module):
             modules.append(frame)
         frame = frame.f_back
     return Caller(modules, in_generate)
@@ -129,11 +131,7 @@ class OpenBlock:
             try:
                 yield
             except BaseException as error:
-                compiled = type(error).__module__.startswith("torch._dynamo")
-                reported = compiled_in_block() if compiled else error
-                self.send(group, timeout, Kind.LEFT, reported)
-                if compiled:
-                    raise reported from error
+                self.send(group, timeout, Kind.LEFT, error)
                 raise
             if not history.ended_block:
                 wrong = self.refused or (None if self.called else _no_call())

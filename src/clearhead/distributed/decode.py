@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.errors import BadValue, must_be_of
 from ..core.functional.ambient import Ambient
+from ..core.functional.eager import eagerly
 from ..core.masks import Grid, Mask, everything
 from ..core.problem.biases import Alibi, Bias
 from ..core.problem.check import Options, make_problem
@@ -24,7 +25,6 @@ from ..core.problem.problem import Inputs
 from .attention import TIMEOUT, check_on_all_positions, described, must_be_eager
 from .block import InBlock, OpenBlock
 from .cut import Routes
-from .eager import eagerly
 from .handshake import agree, reporting_errors, written
 from .layouts import Layout
 from .local import no_keys

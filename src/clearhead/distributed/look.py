@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.engines import compute_stats
 from ..core.errors import BadValue
+from ..core.functional.eager import eagerly
 from ..core.functional.look import Look
 from ..core.masks import Grid, Mask, dense
 from ..core.problem.biases import Bias
@@ -38,7 +39,6 @@ from ..core.stats.statistic import bin_of
 from ..core.stats.top_scores import TopScores
 from .attention import TIMEOUT, Call, agreed_ring, gathered, output
 from .cut import Cut
-from .eager import eagerly
 from .handshake import agree, reporting_errors
 from .layouts import Layout, Positions
 from .ring import Block, Part, PendingPart, Ring, pieces

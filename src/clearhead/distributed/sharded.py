@@ -192,7 +192,8 @@ def sharded(
     sinusoidal positions of `clearhead.nn` are those of the rank's tokens; pass the positions to a
     transformers model. A parameter's gradient on a rank comes from that rank's tokens: sum it over
     the ranks, as data parallel training does. Backward may run inside the block or after it, in any
-    thread, and so may the activation checkpoints that it recomputes.
+    thread, and so may the activation checkpoints that it recomputes. The graphs of a compiled model
+    break at attention.
 
     Every rank enters the block, makes the same calls in it, and leaves it; the ranks compare this
     at the end. Another thread computes calls of the block if it runs in a copy of the context.
@@ -210,9 +211,9 @@ def sharded(
     Raises:
         BadValue, BadType: for a layout that does not fit. Inside the block: for errors of
             `attention`, padding masks, masks that are not a rule over positions, `look`, `matrix`
-            and `explain`, a compiled model, a thread with another context, labels, and a
-            transformers model without position_ids. At the end: for a block without attention
-            calls. On every rank: if another rank raised an error or left the block.
+            and `explain`, ``torch.compile(..., fullgraph=True)``, a thread with another context,
+            labels, and a transformers model without position_ids. At the end: for a block without
+            attention calls. On every rank: if another rank raised an error or left the block.
 
     `watch(model)` and `report(model, ...)` inside the block return the numbers of the whole text on
     every rank.

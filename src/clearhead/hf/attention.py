@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.errors import BadValue
 from ..core.functional.ambient import ambient, at_position
 from ..core.functional.attention import attention
+from ..core.functional.eager import eagerly
 from ..core.functional.matrix import matrix
 from ..core.masks import Mask, causal, dense, documents, everything, intersect
 from ..core.torch_state import has_values
@@ -51,10 +52,8 @@ def attention_forward(
     Raises `BadValue` for an unknown argument, except for switches, True or False, which are assumed
     to concern the model.
     """
-    attend = _attend
-    if torch.compiler.is_compiling() and isinstance(attention_mask, LazyMask):
-        # The layer is compiled but the model is not: a graph cannot hold a LazyMask.
-        attend = torch.compiler.disable(_attend)
+    # If the layer is compiled but the model is not: a graph cannot hold a LazyMask.
+    attend = _attend_eagerly if isinstance(attention_mask, LazyMask) else _attend
     return attend(module, query, key, value, attention_mask, dropout=dropout, **keywords)
 
 
@@ -113,6 +112,7 @@ def _attend(
     return out.transpose(1, 2).contiguous(), weights
 
 
+_attend_eagerly = eagerly(_attend)
 # All supported keywords. Others are accepted only if they are None or switches.
 KEYWORDS = {*inspect.signature(_attend).parameters, *WITHOUT_EFFECT} - {"others"}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core import masks
 from ..core.errors import BadValue
-from ..core.functional.ambient import CallPosition, ambient
+from ..core.functional.ambient import CallPosition, ambient, eagerly_over_ranks
 from ..core.masks.text_positions import padding_of
 from ..core.torch_state import is_tracing
 from .inspect_model import misreads_masks, not_answered
@@ -23,6 +23,7 @@ from .internals import CLOSURES
 from .lazy_mask import BooleanMask, LazyMask
 
 
+@eagerly_over_ranks
 def attention_mask(
     batch_size: int,
     q_length: int,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from .. import engines
 from ..errors import BadValue
@@ -24,6 +24,7 @@ from ..problem.biases import bias
 from ..problem.check import Options
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistic, Statistics, exact_rows
+from .eager import Arguments, Out, eagerly, not_in_graph
 
 # For errors: how to run a model so that clearhead computes its attention.
 THROUGH_CLEARHEAD = (
@@ -176,7 +177,8 @@ UNKNOWN_POSITION = CallPosition()
 class Ambient(NamedTuple):
     """The ambient state of a call, with its editors and followers in the order of their calls.
 
-    While torch.compile traces, `traced` is True and all other fields have their defaults.
+    While torch.compile traces, `traced` is True and all other fields have their defaults; only
+    `ranks` is not None inside `distributed.sharded`.
     """
 
     ranks: Ranks | None = None
@@ -193,6 +195,7 @@ class Ambient(NamedTuple):
 
 ALONE = Ambient()  # an eager call without followers, editors and ranks
 _TRACED = Ambient(traced=True)
+_TRACED_IN_BLOCK = Ambient(cast(Ranks, "those of the open block"), traced=True)
 _ambient: ContextVar[Ambient] = ContextVar("ambient", default=ALONE)  # of this thread
 _open: list[Ranks] = []  # of the blocks of all threads; torch.compile guards on it
 
@@ -204,27 +207,40 @@ def ambient() -> Ambient:
     the call.
     """
     if torch.compiler.is_compiling():
-        if _open:
-            # Without fullgraph=True the compiler then runs the call eagerly, which comes here.
-            raise compiled_in_block()
-        return _TRACED
+        if not _open:
+            return _TRACED
+        if not torch.compiler.is_dynamo_compiling():  # in an operation that it does not trace into
+            from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+            raise not_in_graph(UnsupportedOperatorException, "attention")
+        return _TRACED_IN_BLOCK
     around = _ambient.get()
     if (ranks := around.ranks) is not None or _open:
         if ranks is None or ranks not in _open:
             raise (ranks or _open[-1]).refuse(_in_other_thread())
-        if get_eval_frame_callback() is not None:
-            raise ranks.refuse(compiled_in_block())
         ranks.carry()
     return around
 
 
-def compiled_in_block() -> BadValue:
-    """Return the error for torch.compile inside `distributed.sharded`."""
-    return BadValue(
-        "A model compiled by torch.compile ran inside distributed.sharded.",
-        "a compiled graph cannot compute attention together with other ranks.",
-        "run the model without torch.compile inside the block.",
-    )
+def eagerly_over_ranks(function: Callable[Arguments, Out]) -> Callable[Arguments, Out]:
+    """Break the graph of torch.compile around a function while a block of `sharded` is open."""
+    breaking = eagerly(function)
+
+    @wraps(function)
+    def run(*args: Arguments.args, **keywords: Arguments.kwargs) -> Out:
+        return (breaking if _open else function)(*args, **keywords)
+
+    return run
+
+
+@eagerly
+def attend_over_ranks(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, engine: str, around: Ambient
+) -> Tensor:
+    """Compute the output of these queries over the keys of all ranks of an open block."""
+    around = ambient() if around.traced else around
+    assert around.ranks is not None
+    return around.ranks.attention(q, k, v, options, engine, around)
 
 
 def _in_other_thread() -> BadValue:
@@ -350,6 +366,7 @@ def must_not_be_sharded(verb: str) -> None:
         )
 
 
+@eagerly_over_ranks
 def token_positions(start: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the positions in the sequence of a layer's tokens, (count,), after `start` others."""
     if (ranks := ambient().ranks) is None:
@@ -357,6 +374,7 @@ def token_positions(start: int, count: int, dtype: torch.dtype, device: torch.de
     return ranks.positions_from(start, count).to(device, dtype)
 
 
+@eagerly_over_ranks
 def cached_part(x: Tensor) -> Tensor:
     """Return the new keys or values that a cache stores here, from all, (..., t, D)."""
     return x if (ranks := ambient().ranks) is None else ranks.cached_part(x)

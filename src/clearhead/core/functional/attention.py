@@ -13,7 +13,7 @@ from ..problem.check import Options, make_problem
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistics
 from ..torch_state import is_autocast, no_autocast
-from .ambient import ALONE, Ambient, EditedCall, FollowedCall, ambient, visible
+from .ambient import ALONE, Ambient, EditedCall, FollowedCall, ambient, attend_over_ranks, visible
 
 
 def attention(
@@ -91,7 +91,7 @@ def attention(
     # 2. Inside `distributed.sharded` the ranks compute together.
     options = Options(mask, bias, scale, softcap, sinks, dropout, seed)
     if around.ranks is not None:
-        return around.ranks.attention(q, k, v, options, engine, around)
+        return attend_over_ranks(q, k, v, options, engine, around)
     # 3. Any other call is checked, and computed by the chosen engine.
     problem, inputs = make_problem(q, k, v, options)
     return problem.shape_back(_output(problem, inputs, engine, around))

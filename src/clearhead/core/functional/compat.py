@@ -17,6 +17,7 @@ from ..masks import Causal, Mask, dense, everything, intersect
 from ..problem.biases import bias
 from ..problem.check import checked_dropout
 from ..torch_state import is_autocast, records_grad, without_repeats
+from .ambient import ambient
 from .attention import attention
 
 __all__ = ["patched", "scaled_dot_product_attention"]
@@ -138,7 +139,7 @@ def _count_blocks(change: int) -> None:
         if not _open_blocks:
             for module, name, ours in (
                 (torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention),
-                (torch.backends.mha, "get_fastpath_enabled", lambda: False),
+                (torch.backends.mha, "get_fastpath_enabled", _no_fast_path),
             ):
                 original = getattr(module, name)
                 choosing = _ours_inside(ours, original)
@@ -150,6 +151,13 @@ def _count_blocks(change: int) -> None:
                 if getattr(module, name) is choosing:  # else other code has replaced it
                     setattr(module, name, original)
             _originals.clear()
+
+
+def _no_fast_path() -> bool:
+    """Switch off torch's fast paths, and guard on the ranks of the call: torch.compile does not
+    trace `nn.MultiheadAttention` down to its attention."""
+    ambient()
+    return False
 
 
 def _ours_inside(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
