@@ -1,8 +1,12 @@
 """Decoding on a cache that is spread over ranks: the numbers of one machine, and the same bits on
 all ranks."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import clearhead as ch
 from clearhead.core.problem.check import Options
@@ -145,6 +149,56 @@ def test_models_decode_on_a_cache_that_is_spread(world, tmp_path):
             assert torch.equal(found[kind][1], ranks[0][kind][1])
     assert sum(found["nn"][2] for found in ranks) == NEW  # spread
     assert all(found["llama"][2] == NEW for found in ranks)  # a DynamicCache stores all of them
+
+
+WAYS: dict[str, dict] = {
+    "greedy": {},
+    "sampled": {"do_sample": True},
+    "beams": {"num_beams": 3},
+    "samples": {"do_sample": True, "num_return_sequences": 2, "repetition_penalty": 1.2},
+}
+REFUSED: dict[str, dict] = {
+    "computed again": {"use_cache": False},
+    "looked up": {"prompt_lookup_num_tokens": 2},
+    "padding": {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1, 1]])},
+}
+
+
+def by_transformers(rank: int) -> tuple[dict, list[str]]:
+    """Return the tokens that `generate` draws on one rank and on all, and errors."""
+    found, errors, of_all = {}, [], ch.distributed.generate
+    text = torch.randint(1, 97, (2, T), generator=torch.Generator().manual_seed(3))
+    for kind in ("llama", "mistral", "gpt_oss", "gpt2"):
+        model = build(kind, "AutoModelForCausalLM").eval()
+        model.set_attn_implementation("clearhead")
+        for (name, way), length in product(WAYS.items(), (T, dist.get_world_size() + 1)):
+            drawn = []
+            for run in (model.generate, partial(of_all, model)):
+                torch.manual_seed(1)
+                options = {"max_new_tokens": 6, "pad_token_id": 0, "eos_token_id": None, **way}
+                drawn.append(run(text[:, :length], **options))
+            found[kind, name, length] = drawn
+    calls = [(text[:1, :7], options) for options in REFUSED.values()]
+    for ids, options in (*calls, (text, {"do_sample": True}), (text[:, :2], {})):
+        torch.manual_seed(rank)
+        with pytest.raises(ch.BadValue) as error:
+            of_all(model, ids, timeout=20, max_new_tokens=4, pad_token_id=0, **options)
+        errors.append(error.value.gave)
+    return found, errors
+
+
+def test_transformers_generates_after_a_text_that_is_cut(tmp_path):
+    for found, errors in on_processes(2, by_transformers, tmp_path):
+        assert len(found) == 32
+        for which, (one, of_all) in found.items():
+            assert torch.equal(one, of_all), which
+        assert errors == [
+            "generate() continued 7 tokens at position [0].",
+            "generate() continued 6 tokens at position [0].",
+            "generate() continued 6 tokens at position [5].",
+            "The new queries of rank 1 differ from those of rank 0.",
+            "The text has 2 tokens, for 2 ranks.",
+        ]
 
 
 def refusals(rank: int) -> list[str]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import clearhead as ch
 from clearhead.distributed import sharded
@@ -46,6 +47,30 @@ def transformers_models(rank: int) -> dict:
                 float((got - expected).abs().max() / expected.abs().max()),
             )
     return found
+
+
+def of_one_token(rank: int) -> dict[str, float]:
+    """Return the errors of models of which each rank has one token."""
+    text = torch.randint(1, 97, (2, 2), generator=torch.Generator().manual_seed(3))
+    found = {}
+    for kind in KINDS:
+        model = build(kind, "AutoModelForCausalLM")
+        model.set_attn_implementation("clearhead")
+        with sharded(2) as here, torch.no_grad():
+            logits = here.unshard(model(**here.inputs(text), use_cache=False).logits)
+            attend = ALL_ATTENTION_FUNCTIONS["clearhead"]
+            q = torch.randn(1, 2, 2, 8, generator=torch.Generator().manual_seed(3))
+            mine = here.shard(q, -2)
+            without_mask, _ = attend(model, mine, mine, mine, None, is_causal=True)
+            without_mask = here.unshard(without_mask, 1).transpose(1, 2)
+        off = (logits - model(text).logits, without_mask - ch.attention(q, q, q, mask=ch.causal))
+        found[kind] = max(float(x.detach().abs().max()) for x in off)
+    return found
+
+
+def test_parts_of_one_token_are_causal(tmp_path):
+    for found in on_processes(2, of_one_token, tmp_path):
+        assert set(found) == set(KINDS) and max(found.values()) < 1e-5, found
 
 
 def test_transformers_models_compute_what_one_process_computes(tmp_path):

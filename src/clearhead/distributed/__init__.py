@@ -7,6 +7,7 @@ Start a script with ``torchrun --nproc-per-node N script.py``, call
 
 from .attention import attention, shard, unshard
 from .decode import decode
+from .generate import generate
 from .layouts import Layout, balanced, by_document, contiguous, head_tail
 from .look import look
 from .plan import Plan, plan
@@ -15,5 +16,5 @@ from .transport import RankLost
 
 __all__ = [
     "Layout", "Plan", "RankLost", "Shard", "attention", "balanced", "by_document", "contiguous",
-    "decode", "head_tail", "look", "plan", "shard", "sharded", "unshard",
+    "decode", "generate", "head_tail", "look", "plan", "shard", "sharded", "unshard",
 ]  # fmt: skip

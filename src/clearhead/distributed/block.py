@@ -69,14 +69,14 @@ def _name(inner: FrameType, outer: FrameType) -> str:
     return known.get(id(module), "") or type(module).__name__
 
 
-def must_not_generate(caller: Caller) -> None:
+def must_not_generate(caller: Caller, block: "OpenBlock") -> None:
     """Raise `BadValue` inside `generate` of transformers."""
-    if caller.in_generate:
+    if caller.in_generate and not block.generates:
         raise BadValue(
             "generate() of transformers ran inside distributed.sharded.",
             "it chooses a token at the end of each rank's part, and counts positions in the part.",
-            "compute the text, choose a token from part.last(logits), and run the model on one new "
-            "token at a time inside part.decoding(length).",
+            "call distributed.generate(model, ids) outside the block; or choose a token from "
+            "part.last(logits), and run the model on it inside part.decoding(length).",
         )
 
 
@@ -120,6 +120,7 @@ class OpenBlock:
     text: bytes = UNKNOWN  # a digest of the first tensor that was cut
     called: bool = False  # whether a model called attention
     refused: BadValue | None = None  # an error that is not sent before the block ends
+    generates: bool = False  # whether `generate` of transformers may run
 
     @contextmanager
     def compared(self, group: Group, timeout: float) -> Iterator[None]:
@@ -154,7 +155,7 @@ class OpenBlock:
         cannot compute together."""
         self.called = True
         caller = find_caller(self.frame)
-        must_not_generate(caller)
+        must_not_generate(caller, self)
         check_arguments(caller, positions, any_mask)
         return caller
 
@@ -205,7 +206,7 @@ class InBlock:
             raise
 
     def must_be_one_pass(self) -> None:
-        must_not_generate(find_caller(self.block.frame))
+        must_not_generate(find_caller(self.block.frame), self.block)
 
     def refuse(self, error: BadValue) -> BadValue:
         self.block.refused = error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BadValue
-from ..core.functional.ambient import ambient, at_position
+from ..core.functional.ambient import ambient, at_position, is_part_of_text
 from ..core.functional.attention import attention
 from ..core.functional.eager import eagerly
 from ..core.functional.matrix import matrix
@@ -86,7 +86,7 @@ def _attend(
         mask = dense(keep=attention_mask.as_subclass(Tensor) if written else attention_mask)
     elif attention_mask is not None:
         bias = attention_mask if bias is None else bias + attention_mask
-    elif query.shape[2] > 1 and (
+    elif (query.shape[2] > 1 or is_part_of_text()) and (
         getattr(module, "is_causal", False) if is_causal is None else is_causal
     ):
         mask = causal

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core import masks
 from ..core.errors import BadValue
-from ..core.functional.ambient import CallPosition, ambient, eagerly_over_ranks
+from ..core.functional.ambient import CallPosition, ambient, eagerly_over_ranks, is_part_of_text
 from ..core.masks.text_positions import padding_of
 from ..core.torch_state import is_tracing
 from .inspect_model import misreads_masks, not_answered
@@ -119,7 +119,7 @@ def _mask_of(function: Callable[..., Any], at: _Positions) -> masks.Mask | None:
         return masks.everything
     if function is masking_utils.causal_mask_function:
         # A single query in decoding may look at all keys. Edits need its position from the mask.
-        sees_all = at.q.start >= at.k.stop - 1 and not ambient().is_hooked
+        sees_all = at.q.start >= at.k.stop - 1 and not (ambient().is_hooked or is_part_of_text())
         return masks.everything if sees_all else masks.Causal(align=at.align)
     if parts := _closure(function, "and_masks").get("mask_functions"):
         return _intersection(parts, at)

@@ -375,6 +375,13 @@ def token_positions(start: int, count: int, dtype: torch.dtype, device: torch.de
 
 
 @eagerly_over_ranks
+def is_part_of_text() -> bool:
+    """Are the tokens of this call a part of the text, whose other parts are on other ranks?"""
+    ranks = ambient().ranks
+    return ranks is not None and ranks.tokens_before is None
+
+
+@eagerly_over_ranks
 def cached_part(x: Tensor) -> Tensor:
     """Return the new keys or values that a cache stores here, from all, (..., t, D)."""
     return x if (ranks := ambient().ranks) is None else ranks.cached_part(x)
