@@ -41,8 +41,8 @@ def generate(
     Returns what ``model.generate`` returns, on every rank.
 
     Raises what `sharded` raises, and `BadValue` for padding, for new tokens that differ between
-    ranks, for ways to generate that compute tokens again, such as an assistant model, and for a
-    text of so few tokens that a rank has none.
+    ranks, and for a text of so few tokens that a rank has none. It also raises `BadValue` for ways
+    to generate that compute tokens again, such as an assistant model.
     """
     with needs("hf", "generate() is a function of its models."):
         from transformers import DynamicCache
