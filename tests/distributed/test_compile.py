@@ -90,6 +90,27 @@ def test_a_module_computes_what_it_computes_uncompiled(name, tmp_path):
         assert len(found) == (6 if name in SLOW else 3) and max(found) < 1e-5, found
 
 
+def compiled_backward(rank: int) -> float:
+    """Return the error of gradients by compiled autograd, which traces backward passes too."""
+    model, x = layer(), text()
+    expected = torch.autograd.grad(model(x).square().sum(), model.parameters())
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        with block() as here:
+            loss = model(here.shard(x, -2)).square().sum()
+        torch.compile(lambda: loss.backward(), backend="aot_eager")()
+    off = []
+    for p, whole in zip(model.parameters(), expected, strict=True):
+        dist.all_reduce(p.grad)
+        off.append(float((p.grad - whole).abs().max() / whole.abs().max()))
+    return max(off)
+
+
+@pytest.mark.slow
+def test_compiled_autograd_does_not_trace_messages(tmp_path):
+    for found in on_processes(2, compiled_backward, tmp_path, seconds=250):
+        assert found < 1e-5
+
+
 def refusals(rank: int) -> list[str]:
     """Return the errors of graphs that may not break, and of a model without positions."""
 

@@ -237,6 +237,7 @@ class _Attend(torch.autograd.Function):
         return out.to(q.dtype)
 
     @staticmethod
+    @eagerly
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         ring: Ring = ctx.ring
         must_be_first_order(ring.transport.everyone)
@@ -375,6 +376,7 @@ class _Gather(torch.autograd.Function):
         return layout.join(shards, dim)
 
     @staticmethod
+    @eagerly
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         rank, world = ctx.transport.rank, ctx.transport.world
         must_be_first_order(ctx.transport)

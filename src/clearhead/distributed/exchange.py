@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BadValue, whole_number
+from ..core.functional.eager import eagerly
 from ..core.masks import Grid, Mask
 from ..core.masks.key_ranges import KeyRanges
 from ..core.masks.mask import CachedRanges
@@ -108,6 +109,7 @@ class _Exchange(torch.autograd.Function):
         return team.exchange(x, layout, to_heads)
 
     @staticmethod
+    @eagerly
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         team, to_heads = ctx.team, not ctx.to_heads
         must_be_first_order(team.transport.everyone)
