@@ -45,8 +45,6 @@ SCATTERED = {
 
 # How all ranks run the model, or what only the last rank does, and a part of its error.
 CAUSES = {
-    "compiled by eager": "torch.compile",
-    "compiled by aot_eager": "torch.compile",
     "checkpointed": "activation checkpoint",
     "checkpointed, reentrant": "activation checkpoint",
     "in a thread": "thread",
