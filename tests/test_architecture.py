@@ -26,7 +26,7 @@ HOUSE = {
     "corpus": 4040,
     "demo": 370,
     "models": 9225,
-    "hf": 1900,
+    "hf": 1905,
     "distributed": 2520,
     "nn": 1110,
     "core": 10070,
