@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import threading
 from pathlib import Path
 
 import duckdb
@@ -13,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.corpus import run, steps
+from clearhead.corpus import cuts, run, steps
 from clearhead.corpus.basic import Entropy, First
 from clearhead.corpus.connection import quoted
 from clearhead.corpus.merge import merge
@@ -198,7 +197,9 @@ def test_a_changed_token_of_a_shard_is_named(plain, tmp_path):
             ch.BadValue, match=rf"{path.name}' is damaged: its contents do not have"
         ):
             use(out)
-    assert survey_of(TEXTS, out).digest() == plain.digest()  # it is written again
+    path.unlink()
+    assert survey_of(TEXTS, out).digest() == plain.digest()
+    assert path.exists() and ch.Survey.open(out).context(0, 0)  # it is written again
 
 
 def test_an_edited_manifest_is_named(plain, tmp_path):
@@ -267,34 +268,26 @@ def test_runs_with_different_texts_in_one_folder_do_not_mix(plain, tmp_path, mon
     assert len(names(ch.Survey.open(tmp_path / "out"))) == 4
 
 
-def test_the_first_of_two_runs_that_begin_at_once_has_the_folder(tmp_path, monkeypatch):
-    """The other waits until this one has cut its texts."""
-    cut, ended = steps.Cutter.cut, []
-
-    def another():
-        with pytest.raises(ch.BadValue, match="has other texts"):
-            survey_of(["The fox ran."], tmp_path / "out")
-        ended.append(True)
-
-    thread = threading.Thread(target=another)
+def test_one_of_two_runs_that_begin_at_once_has_the_folder(tmp_path, monkeypatch):
+    """The other one is complete when this one has cut its texts."""
+    cut = cuts.Cutter.cut
 
     def while_another_begins(cutter, *arguments):
-        monkeypatch.setattr(steps.Cutter, "cut", cut)
-        thread.start()
-        thread.join(0.5)
-        assert thread.is_alive()
+        monkeypatch.setattr(cuts.Cutter, "cut", cut)
+        survey_of(["The fox ran."], tmp_path / "out")
         yield from cut(cutter, *arguments)
 
-    monkeypatch.setattr(steps.Cutter, "cut", while_another_begins)
-    survey_of(TEXTS, tmp_path / "out")
-    thread.join()
-    assert ended and len(names(ch.Survey.open(tmp_path / "out"))) == 3
+    monkeypatch.setattr(cuts.Cutter, "cut", while_another_begins)
+    with pytest.raises(ch.BadValue, match="has other texts"):
+        survey_of(TEXTS, tmp_path / "out")
+    assert len(names(ch.Survey.open(tmp_path / "out"))) == 1
 
 
 def test_texts_that_a_survey_has_are_not_cut_again(plain, tmp_path, monkeypatch):
     out = copied(plain, tmp_path)
-    monkeypatch.setattr(steps.Cutter, "cut", lambda *arguments: pytest.fail("cut again"))
-    assert survey_of(TEXTS, out).digest() == plain.digest()
-    for texts, options in ((iter(TEXTS), {}), (TEXTS[:2], {}), (TEXTS, {"tokens": 30})):
+    monkeypatch.setattr(cuts.Cutter, "cut", lambda *arguments: pytest.fail("cut again"))
+    for texts in (TEXTS, iter(TEXTS)):
+        assert survey_of(texts, out).digest() == plain.digest()
+    for texts, options in ((TEXTS[:2], {}), (TEXTS, {"tokens": 10})):
         with pytest.raises(pytest.fail.Exception, match="cut again"):
             survey_of(texts, out, **options)

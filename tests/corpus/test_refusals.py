@@ -10,7 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.corpus import Mass, steps
+from clearhead.corpus import Mass, claims
 from clearhead.corpus.basic import Entropy, First
 from clearhead.corpus.texts import read_texts
 
@@ -69,7 +69,7 @@ def test_no_text_is_refused(tmp_path):
 
 def test_nan_weights_name_the_head_and_keep_finished_shards(tmp_path, monkeypatch):
     torch.manual_seed(3)
-    monkeypatch.setattr(steps.secrets, "randbelow", lambda end: 0)  # from the first shard on
+    monkeypatch.setattr(claims.secrets, "randbelow", lambda end: 0)  # from the first shard on
     model = MODELS["gpt2"](attn_implementation="clearhead").eval()
     options = {"out": tmp_path, "tokenizer": tokenizer(), "context": 19, "shard_tokens": 100}
 
@@ -107,7 +107,7 @@ def test_a_full_disk_keeps_finished_shards(tmp_path, monkeypatch):
 
     def full(file):
         written.append(file)
-        if len(written) > 9:  # six files of tokens, the manifest, two states
+        if len(written) > 10:  # six files of tokens, their list, the manifest, two states
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(file)
 

@@ -7,16 +7,19 @@ move.
 """
 
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from ..core.files.atomic_io import temporary_for
 
 FOLDER, LEASE, POLL = "claims", 60.0, 0.2  # seconds
+Piece = TypeVar("Piece")
 
 
 @contextmanager
@@ -39,14 +42,42 @@ def claimed(out: Path, name: str) -> Iterator[bool]:
 
 
 @contextmanager
-def alone(out: Path, name: str) -> Iterator[None]:
+def alone(out: Path, name: str) -> Iterator[bool]:
     """Wait until no other worker has this piece of work, and claim it in the `with` block."""
     while True:
         with claimed(out, name) as mine:
             if mine:
-                yield
+                yield True
                 return
         time.sleep(POLL)
+
+
+def share(
+    out: Path,
+    pieces: Sequence[Piece],
+    name: Callable[[Piece], str],
+    is_complete: Callable[[Piece], bool],
+) -> Iterator[Piece]:
+    """Yield, and claim meanwhile, pieces of work that are not complete, until all are complete.
+
+    A worker begins at a random piece. It waits for those of the others, and has the ones of workers
+    that are lost.
+    """
+    first = secrets.randbelow(len(pieces) + 1)
+    waiting = [*pieces[first:], *pieces[:first]]
+    while waiting:
+        busy = []
+        for piece in waiting:
+            if is_complete(piece):
+                continue
+            with claimed(out, name(piece)) as mine:
+                if not mine:
+                    busy.append(piece)
+                elif not is_complete(piece):
+                    yield piece
+        if len(busy) == len(waiting):
+            time.sleep(POLL)
+        waiting = busy
 
 
 def _take(path: Path) -> bool:

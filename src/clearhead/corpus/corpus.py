@@ -3,7 +3,8 @@
 A text is tokenized once, and cut into pieces. Each piece is a context, with the tokens that the
 tokenizer adds around a text, such as BOS. Nothing is dropped: the last piece of a text is as long
 as it is. A context never mixes texts. A shard has contexts in their order, until it has
-`shard_tokens` tokens; so texts that are added later change only the last shard.
+`shard_tokens` tokens, or those of a slice of the texts (`cuts`); so texts that are added later
+change only the last shard.
 """
 
 import hashlib
@@ -33,7 +34,6 @@ class Shard:
     """The contexts of a shard.
 
     Attributes:
-        number: its place in the corpus.
         ids: the token ids of all contexts, one after the other.
         lengths: the number of tokens of each context.
         texts: the number of the text of each context in the corpus.
@@ -42,7 +42,6 @@ class Shard:
         spelling: the text of each token id in this shard.
     """
 
-    number: int
     ids: Tensor
     lengths: Tensor
     texts: Tensor
@@ -71,16 +70,21 @@ class Shard:
         return is_separator
 
     @property
+    def _place(self) -> str:
+        """The numbers of its first text and context, by which names of files are in order."""
+        return f"{int(self.texts[0]):09d}-{int(self.contexts[0]):06d}"
+
+    @property
     def state_file(self) -> str:
         """The name of the file of its state, by the digest of its contexts."""
-        return f"{self.number:06d}-{self.digest}.safetensors"
+        return f"{self._place}-{self.digest}.safetensors"
 
     @property
     def file(self) -> str:
         """The name of the file of its contexts, by the digest of all that it has."""
         texts = json.dumps([self.names, self.spelling], sort_keys=True)
         digest = hashlib.sha256(f"{self.digest} {texts}".encode()).hexdigest()[:16]
-        return f"{self.number:06d}-{digest}.safetensors"
+        return f"{self._place}-{digest}.safetensors"
 
     def context(self, index: int) -> Tensor:
         """Return the ids of a context, (T,)."""
@@ -113,7 +117,7 @@ class Shard:
             read_shard(path)
             return path
         tensors = {n: getattr(self, n) for n in ("ids", "lengths", "texts", "contexts")}
-        about = {"number": self.number, "names": self.names, "spelling": self.spelling}
+        about = {"names": self.names, "spelling": self.spelling}
         return atomic_io.write(path, tensors, {"shard": about})
 
 
@@ -134,24 +138,24 @@ def read_shard(path: Path) -> Shard:
     """
     tensors, about = atomic_io.read(path)
     try:
-        number, *texts = (about["shard"][name] for name in ("number", "names", "spelling"))
+        texts = (about["shard"][name] for name in ("names", "spelling"))
         names, spelling = ({int(i): text for i, text in part.items()} for part in texts)
-        shard = Shard(number, **tensors, names=names, spelling=spelling)
+        shard = Shard(**tensors, names=names, spelling=spelling)
         if shard.file == path.name:
             return shard
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise damaged(path, f"it is not that of a shard ({error})") from error
     raise damaged(path, "its contents do not have the digest in its name")
 
 
 class Cutter:
-    """Cuts texts into shards. `skipped` has the texts without a token, with the reason.
+    """Cuts texts into shards, of which the first has the number `first`.
 
-    After `cut`, `digest` is that of the texts that were read (`texts.digest_of`).
+    `skipped` has the texts without a token, with the reason.
     """
 
-    def __init__(self, reader: Reader, context: int, shard_tokens: int) -> None:
-        self.reader, self.shard_tokens = reader, shard_tokens
+    def __init__(self, reader: Reader, context: int, shard_tokens: int, first: int = 0) -> None:
+        self.reader, self.shard_tokens, self.texts, self.tokens = reader, shard_tokens, first, 0
         self.before, self.after = reader.around
         self.size = context - len(self.before) - len(self.after)
         if self.size < 1:
@@ -162,7 +166,6 @@ class Cutter:
                 "pass a larger context.",
             )
         self.skipped: list[tuple[str, str]] = []
-        self.texts = self.tokens = self.shards = 0
         self._contexts: list[tuple[list[int], int, int]] = []
         self._names: dict[int, str] = {}
         self._filled = 0
@@ -172,9 +175,7 @@ class Cutter:
 
         With `most`, the contexts end after this number of tokens of texts.
         """
-        digest = hashlib.sha256(repr(most).encode())
         for text, ids in self._encoded(texts):
-            digest.update(text.bytes)
             if most is not None:
                 ids = ids[: most - self.tokens]
             if ids:
@@ -192,7 +193,6 @@ class Cutter:
             self.texts += 1
             if self.tokens == most:
                 break
-        self.digest = digest.hexdigest()[:16]
         if self._contexts:
             yield self._shard()
 
@@ -210,7 +210,6 @@ class Cutter:
         parts = {"ids": ids, "lengths": lengths, "texts": texts, "contexts": numbers}
         tensors = {name: torch.tensor(part, dtype=torch.int32) for name, part in parts.items()}
         spelling = {i: str(self.reader.words[i]) for i in sorted({*ids})}
-        shard = Shard(self.shards, **tensors, names=self._names, spelling=spelling)
-        self.shards += 1
+        shard = Shard(**tensors, names=self._names, spelling=spelling)
         self._contexts, self._names, self._filled = [], {}, 0
         return shard

@@ -24,7 +24,7 @@ from .metric import Metric
 from .reader import Reader
 from .tables import SCHEMA
 
-FILE, FORMAT = "manifest.json", 8
+FILE, FORMAT = "manifest.json", 9
 # Fixed values of the machine, which change how numbers are rounded.
 MACHINE = ("batch tokens", "threads of a worker", "device", "dtype", "instruction level",
            "torch uses", "versions")  # fmt: skip
@@ -65,21 +65,27 @@ class Manifest:
 
     def write(self, out: Path) -> None:
         value = {field.name: getattr(self, field.name) for field in fields(self)}
-        head = {"format": FORMAT, "digest": _digest(value)}
+        head = {"format": FORMAT, "digest": digest_of(value)}
         atomic_io.write_json(out / FILE, head | value)
 
     def origin(self, shard: ShardEntry) -> str:
         """Return a digest of all on which the state of a shard depends."""
-        return _digest([self._fixed, shard.state])
+        return digest_of([self._fixed, shard.state])
+
+    def origin_of(self, part: range) -> str:
+        """Return a digest of all on which the tables of consecutive shards depend."""
+        return digest_of(
+            [self._fixed, [entry[:2] for entry in self.shards[part.start : part.stop]]]
+        )
 
     @cached_property
     def _fixed(self) -> str:
-        return _digest([self.fixed, self.metrics])
+        return digest_of([self.fixed, self.metrics])
 
     @cached_property
     def digest(self) -> str:
         """A digest of all on which the tables depend."""
-        return _digest([self.fixed, self.metrics, [entry[:2] for entry in self.shards]])
+        return digest_of([self.fixed, self.metrics, [entry[:2] for entry in self.shards]])
 
     def must_continue(
         self, fixed: dict[str, Any], metrics: list[dict[str, Any]], out: Path
@@ -196,7 +202,7 @@ def read_manifest(out: Path) -> Manifest:
         value = json.loads(path.read_text(encoding="utf-8"))
         if (written := value.pop("format")) != FORMAT:
             raise ValueError(f"it has format {written}, and this version writes {FORMAT}")
-        if value.pop("digest") != _digest(value):
+        if value.pop("digest") != digest_of(value):
             raise ValueError("it was changed after it was written")
         shards = [ShardEntry(*entry) for entry in value.pop("shards")]
         return Manifest(**value, shards=shards)
@@ -220,7 +226,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
     """Return a digest of a value of JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -7,11 +7,9 @@
 All files are written in one move. A step that was interrupted continues where it was.
 """
 
-import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -22,9 +20,10 @@ from ..core.errors import BadType, BadValue, as_count, is_iterable, writable_fol
 from ..core.formatting import quantity
 from ..models.progress import progress_bar
 from . import corpus, state
-from .claims import POLL, alone, claimed
+from .claims import alone, share
 from .collect import state_of
-from .corpus import Cutter, read_shard
+from .corpus import read_shard
+from .cuts import Cuts
 from .manifest import FILE, Manifest, ShardEntry, describe, fixed_values, read_manifest
 from .merge import missing_shards
 from .metric import Metric
@@ -32,7 +31,7 @@ from .metric_sets import chosen_metrics, entries_of
 from .random_tokens import Needles, RandomRepeats
 from .reader import Reader, open_reader
 from .state import is_state_of
-from .texts import Sources, digest_of, read_texts, sizes_of
+from .texts import CHARACTERS, Sources, Text, read_texts, sizes_of
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
@@ -41,7 +40,6 @@ Texts: TypeAlias = Sources | RandomRepeats | Needles
 CONTEXT = 1024  # tokens
 SHARD_TOKENS, BATCH_TOKENS = 65536, 4096
 MOST_SHARDS, MOST_SHARD_TOKENS = 1024, 2**22
-CHARACTERS = 4  # of a token, about
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 
 
@@ -144,8 +142,8 @@ def setup_of_manifest(
 def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None) -> Manifest:
     """Cut the texts into shards; write these and the manifest.
 
-    If several processes do so at the same time, one begins, and the others find its work: texts
-    that the manifest has are read, and not cut again.
+    Several processes that do so at the same time divide the texts (`cuts`), and write the same
+    manifest. What was cut before is read.
 
     Raises `BadValue` if a survey in `out` cannot be continued, and without a text that has tokens.
     """
@@ -154,97 +152,68 @@ def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None)
     writable_folder(out, "a survey is", "pass another folder as out=.")
     for folder in (corpus.FOLDER, state.FOLDER):
         (out / folder).mkdir(exist_ok=True)
-    with alone(out, "prepare"):
-        return _prepared(setup, texts, out, tokens)
+    if (out / FILE).exists():
+        setup.must_fit(out)
+    settings = setup.settings
 
+    def read() -> Iterator[Text]:
+        if isinstance(texts, (RandomRepeats, Needles)):
+            return texts.drawn(setup.reader, settings["context"], settings["seed"])
+        return read_texts(texts)
 
-def _prepared(setup: Setup, texts: Texts, out: Path, tokens: int | None) -> Manifest:
-    old = setup.must_fit(out) if (out / FILE).exists() else None
-    context, seed = setup.settings["context"], setup.settings["seed"]
-    cutter = Cutter(setup.reader, context, setup.settings["shard tokens"])
-    if isinstance(texts, (RandomRepeats, Needles)):
-        read = texts.drawn(setup.reader, context, seed)
-    elif old is not None and _are_those_of(old, texts, out, tokens):
-        return old
-    else:
-        read = read_texts(texts)
-    shards = []
-    for shard in cutter.cut(read, tokens):
-        shard.write(out)
-        first = int(shard.texts[0]), int(shard.contexts[0])
-        sizes = len(shard.ids), len(shard.lengths)
-        shards.append(ShardEntry(shard.state_file, shard.file, *sizes, *first))
-    if not shards:
+    once = is_iterable(texts) and iter(texts) is texts
+    cut = Cuts(setup.reader, settings, out, read, tokens).cut(once)
+    if not cut.shards:
         raise BadValue(
-            f"There is no token in {quantity(cutter.texts, 'text')}."
-            + "".join(f" {name}: {reason}." for name, reason in cutter.skipped[:3]),
+            f"There is no token in {quantity(cut.texts, 'text')}."
+            + "".join(f" {name}: {reason}." for name, reason in cut.skipped[:3]),
             "a survey needs at least one text.",
             "pass strings with words, or files of text in UTF-8.",
         )
     about = {
-        "texts": cutter.texts,
-        "contexts": sum(shard.contexts for shard in shards),
-        "tokens of texts": cutter.tokens,
-        "digest": cutter.digest,
-        "skipped": len(cutter.skipped),
-        "skipped texts": list(map(list, cutter.skipped[:MOST_SKIPPED])),
+        "texts": cut.texts,
+        "contexts": sum(entry.contexts for entry in cut.shards),
+        "tokens of texts": cut.tokens,
+        "skipped": len(cut.skipped),
+        "skipped texts": cut.skipped[:MOST_SKIPPED],
     }
     if isinstance(texts, (RandomRepeats, Needles)):
         about |= texts.described()
     names = [entry for entry in setup.entries if isinstance(entry, str)]
     requested = names if len(names) == len(setup.entries) else None
-    new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), shards, requested)
-    if old is not None:
-        old.must_have_added(new, out)
-    new.write(out)
+    new = Manifest(setup.fixed(), about, list(map(describe, setup.metrics)), cut.shards, requested)
+    with alone(out, "prepare"):
+        if (out / FILE).exists():
+            old = setup.must_fit(out)
+            if (old.corpus, old.shards) == (about, cut.shards):
+                return old
+            old.must_have_added(new, out)
+        new.write(out)
     return new
-
-
-def _are_those_of(old: Manifest, texts: Sources, out: Path, tokens: int | None) -> bool:
-    """Return whether a survey was cut from these texts, and its files are complete."""
-    if is_iterable(texts) and iter(texts) is texts:  # it can be read once
-        return False
-    read, counts = read_texts(texts), old.corpus
-    digest = digest_of(islice(read, counts["texts"]), tokens)
-    ended = counts["tokens of texts"] == tokens or next(read, None) is None
-    if not ended or digest != counts["digest"]:
-        return False
-    try:
-        for entry in old.shards:
-            read_shard(out / corpus.FOLDER / entry.corpus)
-    except BadValue:
-        return False
-    return True
 
 
 def work(setup: Setup, out: Path, *, progress: bool | None = None) -> None:
     """Compute the states of all shards that no other worker computes, until all are complete.
 
-    A worker begins at a random shard. It waits for those of the others, and computes the ones of
-    workers that are lost.
+    It waits for those of the others, and computes the ones of workers that are lost (`share`).
 
     Raises `BadValue` if the survey in `out` is of another model, or has other settings or versions.
     """
     manifest = setup.must_fit(out)
-    missing = missing_shards(out, manifest)
+    missing = [manifest.shards[number] for number in missing_shards(out, manifest)]
     total = sum(entry.tokens for entry in manifest.shards)
-    before = total - sum(manifest.shards[number].tokens for number in missing)
-    first = secrets.randbelow(len(missing) + 1)
-    waiting = [*missing[first:], *missing[:first]]
+    before = total - sum(entry.tokens for entry in missing)
     bar = progress_bar("survey", total, progress, done=before, unit=" tokens")
     with bar as advance, torch_threads(setup.threads):
-        while waiting:
-            busy = []
-            for number in waiting:
-                entry = manifest.shards[number]
-                with claimed(out, entry.state) as mine:
-                    if mine:
-                        compute_shard(setup, out, manifest, entry, advance)
-                    else:
-                        busy.append(number)
-            if len(busy) == len(waiting):
-                time.sleep(POLL)
-            waiting = busy
+
+        def is_complete(entry: ShardEntry) -> bool:
+            complete = is_state_of(out / state.FOLDER / entry.state, manifest.origin(entry))
+            if complete:
+                advance(entry.tokens)
+            return complete
+
+        for entry in share(out, missing, attrgetter("state"), is_complete):
+            compute_shard(setup, out, manifest, entry, advance)
 
 
 def compute_shard(

@@ -3,7 +3,6 @@
 A text that cannot be read is left out, and its name and the reason are reported.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from ..core.errors import BadType, BadValue, is_iterable, kind_of, why_failed
 from .connection import connect, pattern_of
 
 COLUMN = "text"  # of .jsonl and .parquet
+CHARACTERS = 4  # of a token, about
 
 
 class Text(NamedTuple):
@@ -30,7 +30,12 @@ class Text(NamedTuple):
     @property
     def bytes(self) -> bytes:
         """What a digest has of it."""
-        return json.dumps(self[:3]).encode()
+        return json.dumps(self).encode()
+
+    @property
+    def size(self) -> int:
+        """Its number of characters, also if it has only tokens: `CHARACTERS` of each."""
+        return len(self.ids) * CHARACTERS if self.content is None else len(self.content)
 
 
 Sources: TypeAlias = str | Path | Iterable[str | Path]
@@ -79,14 +84,6 @@ def sizes_of(texts: object) -> int:
     if not is_iterable(texts) or iter(texts) is texts:
         return 0
     return sum(map(sizes_of, texts))
-
-
-def digest_of(texts: Iterable[Text], tokens: int | None) -> str:
-    """Return a digest of texts, of which this number of tokens is read."""
-    digest = hashlib.sha256(repr(tokens).encode())
-    for text in texts:
-        digest.update(text.bytes)
-    return digest.hexdigest()[:16]
 
 
 def _name_of(path: Path) -> str:

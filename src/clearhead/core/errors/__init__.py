@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import sysconfig
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -266,9 +267,7 @@ def writable_folder(path: str | Path, what: str, hint: str = "pass another folde
     try:
         folder.mkdir(parents=True, exist_ok=True)
         problem = "cannot be written to"
-        trial = folder / f".trial.{os.getpid()}"
-        trial.write_bytes(b"")
-        trial.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         gave = f"The folder {str(path)!r} {problem}: {error.strerror}."
         raise BadValue(gave, f"{what} written to a folder.", hint) from error
