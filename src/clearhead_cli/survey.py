@@ -136,10 +136,13 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
         say(f"survey   {merge(out)}")
     else:
         say_loading(model)
+        from clearhead.corpus.fold import Fold
         from clearhead.corpus.steps import setup_of_manifest, work
         from clearhead.views.load import load_text_model
 
-        work(setup_of_manifest(load_text_model(model), out, metrics), out)
+        setup = setup_of_manifest(load_text_model(model), out, metrics)
+        work(setup, out)
+        Fold(out, setup.must_fit(out)).share()
 
 
 def _compare(folder: Path, other: Path) -> None:

@@ -20,7 +20,7 @@ from clearhead.corpus.texts import read_texts
 
 MODEL = demo.load()
 TEXTS = ["The owl saw a fox. The fox ran.", "A queen danced in the castle.", "The owl hid."]
-FOLDERS = ["states", "corpus", "."]
+FOLDERS = ["states", "corpus", "merged", "."]
 
 
 def survey_of(texts, out, **options):
@@ -192,6 +192,7 @@ def test_a_changed_token_of_a_shard_is_named(plain, tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+    shutil.rmtree(out / "merged")
     for use in (merge, lambda out: ch.Survey.open(out).context(0, 0)):
         with pytest.raises(
             ch.BadValue, match=rf"{path.name}' is damaged: its contents do not have"

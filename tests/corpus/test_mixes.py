@@ -20,6 +20,10 @@ from .models import CONTEXT, MODELS, H, texts, tokenizer
 TEXTS = texts(20)
 
 
+def shares_of_texts(counts, chances):
+    return mixes.shares_of(mixes.apart_of(counts, sum(counts)), sum(counts), chances)
+
+
 def behaviours(q: int, k: int, ids: list[int], words: list[str]) -> set[str]:
     """All behaviours that fit a key."""
     fits = {
@@ -131,7 +135,7 @@ def test_all_queries_have_the_means_of_the_table_of_heads(counted):
 def test_the_difference_between_classes_is_that_of_the_means_without_each_text():
     drawn = np.random.default_rng(5)
     counts = [drawn.integers(0, 9, (1, *SHAPE)) for _ in range(7)]
-    shares = mixes.shares_of(counts, sum(counts), np.zeros((1, SHAPE[0], len(BEHAVIOURS))))
+    shares = shares_of_texts(counts, np.zeros((1, SHAPE[0], len(BEHAVIOURS))))
     a, b, v = NAMES.index("start"), NAMES.index("digit"), list(BEHAVIOURS).index("previous")
     at = list(KINDS).index("previous")
 
@@ -163,7 +167,7 @@ def false_or_found(heads, seeds, texts, shares_of_class):
                 p["far"] = 1 - sum(p.values())
                 counts[text, :, c, :, 0] = drawn.multinomial(n, [*p.values()], heads)
         chances = counts.sum(0).sum((-1, -2))[..., None] * np.array(CHANCE)
-        shares = mixes.shares_of(counts, sum(counts), chances)
+        shares = shares_of_texts(counts, chances)
         tests = mixes.tests_of(shares, mixes.p_of_behaviours(shares))
         rows = mixes.roles_rows([(0, head) for head in range(heads)], tests)
         flagged += sum(row["q"] < 0.05 for row in rows)
@@ -206,7 +210,7 @@ def test_few_queries_that_agree_are_no_proof():
     counts = np.zeros((2, 1, *SHAPE), dtype=np.int64)  # two texts with one query of a class each
     counts[:, 0, NAMES.index("digit"), list(KINDS).index("previous"), 0] = 1
     counts[:, 0, NAMES.index("start"), list(KINDS).index("induction"), 0] = 300
-    shares = mixes.shares_of(counts, sum(counts), np.zeros((1, SHAPE[0], len(BEHAVIOURS))))
+    shares = shares_of_texts(counts, np.zeros((1, SHAPE[0], len(BEHAVIOURS))))
     p = mixes.p_of_behaviours(shares)
     assert p[0, NAMES.index("digit"), list(BEHAVIOURS).index("previous")] == 1.0
     assert mixes.tests_of(shares, p)[0].p == 1.0
@@ -249,5 +253,5 @@ def test_a_survey_of_an_older_format_is_refused_by_name(tmp_path):
     ch.survey(model, TEXTS[:3], out=tmp_path, tokenizer=tok, context=CONTEXT)
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 4}))
-    with pytest.raises(ch.BadValue, match="it has format 4, and this version writes 8"):
+    with pytest.raises(ch.BadValue, match="it has format 4, and this version writes 9"):
         ch.Survey.open(tmp_path)

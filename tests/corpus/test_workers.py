@@ -4,13 +4,15 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.corpus import Bins, steps
+from clearhead.corpus import Bins, fold, state, steps
 from clearhead.corpus.basic import Entropy, First
 from clearhead.corpus.merge import merge
 from clearhead.corpus.tables import SCHEMA
@@ -55,6 +57,44 @@ def test_any_number_of_workers_in_any_order(alone, tmp_path, world):
             steps.compute_shard(setup, tmp_path, manifest, entry)
     merge(tmp_path)
     assert tables(tmp_path) == alone
+
+
+def test_workers_fold_groups_of_shards_into_the_same_tables(tmp_path, monkeypatch):
+    """With 2 shards in a group, texts continue in the next shard, and in the next group."""
+    texts = [" ".join(TEXTS[number : number + 3]) for number in range(0, 9, 3)] + TEXTS
+    options = {"shard_tokens": 30, "context": 20}
+    ch.survey(demo.load(), texts, out=tmp_path / "sixteen", **options)
+    monkeypatch.setattr(fold, "GROUP", 2)
+    ch.survey(demo.load(), texts, out=tmp_path / "alone", **options)
+    setup = steps.make_setup(demo.load(), **options)
+    manifest, written = steps.prepare(setup, texts, tmp_path / "two"), []
+    steps.work(setup, tmp_path / "two")
+    write = state.write_parts
+
+    def slower(path, *arguments):
+        written.append((threading.get_ident(), path.name))
+        time.sleep(0.02)
+        return write(path, *arguments)
+
+    monkeypatch.setattr(state, "write_parts", slower)
+    folds = [fold.Fold(tmp_path / "two", manifest) for _ in range(2)]
+    workers = [threading.Thread(target=each.share) for each in folds]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(manifest.shards) > 16 and len({worker for worker, _ in written}) == 2
+    assert len({name for _, name in written}) == len(written) > len(manifest.shards)
+    merge(tmp_path / "two")
+    assert tables(tmp_path / "two") == tables(tmp_path / "alone")
+    one, other = (ch.Survey.open(tmp_path / name) for name in ("sixteen", "alone"))
+    for table in SCHEMA:  # sums in another order differ by rounding
+        a, b = (x.query(f"select * from {table}") for x in (one, other))
+        assert a.columns == b.columns and len(a) == len(b) > 0 or table == "reasons"
+        for row, theirs in zip(a.rows, b.rows, strict=True):
+            assert list(row) == [
+                pytest.approx(x, rel=1e-9, abs=1e-12) if isinstance(x, float) else x for x in theirs
+            ]
 
 
 def test_added_texts_compute_only_new_shards(alone, tmp_path):

@@ -18,9 +18,9 @@ from ..models.inspect.watcher import Watcher
 from .basic import Largest, fits_of
 from .corpus import Shard
 from .examples import EXAMPLE, LayerExamples, Queries
+from .fold import must_have_layers
 from .groups import Pile
 from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class, token_classes
-from .merge import must_have_layers
 from .metric import Batch, LayerCall, Metric, slices_of
 from .reader import Reader
 from .requests import Requests

@@ -30,9 +30,10 @@ from ..core.errors import BadValue
 from ..core.formatting import quantity
 from ..models.roles.role_tests import t_tail
 from .corpus import FOLDER, read_shard
+from .fold import sums_of_texts, totals
 from .inference import MOST_FREE, adjusted, interval
 from .manifest import Manifest, read_manifest
-from .merge import bins_of, sums_of_texts, totals
+from .merge import bins_of
 from .state import LayerState
 from .tables import Table
 

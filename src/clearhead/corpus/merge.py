@@ -1,9 +1,4 @@
-"""Fold the states of all shards into the tables, in the order of the shards.
-
-The result does not depend on the order in which workers finished. Each part of a state is read
-once: first the totals, then the sums of texts, for their deviations from the means. The memory does
-not grow with the corpus, and the time grows with the number of shards.
-"""
+"""Write the tables of a survey from what the states of its shards are folded into (`fold`)."""
 
 import itertools
 import math
@@ -11,26 +6,24 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..core.errors import BadValue
 from ..core.files import atomic_io
 from ..core.formatting import quantity
-from . import corpus, mixes, state
-from .corpus import read_shard
-from .examples import largest, last_hashes, rows_of_layer, sampled
-from .groups import Pile, first_of_groups
-from .inference import interval
+from . import mixes, state
+from .examples import rows_of_layer
+from .fold import Fold, Moments, looks_of
+from .groups import first_of_groups
 from .looks import NAMES as CLASS_NAMES
-from .manifest import Manifest, ShardEntry, read_manifest
+from .manifest import Manifest, read_manifest
 from .metric import Bins, slices_of
-from .state import LayerState, State
+from .state import State
 from .tables import DESCRIPTION, QUANTILES, SCHEMA, Columns, digest_of_tables, write_table
-from .token_counts import QUERY, merged
+from .token_counts import QUERY
 
 # A text may continue in later shards.
 TEXTS = (
@@ -80,19 +73,26 @@ def merge(out: Path, prepared: Manifest | None = None) -> Path:
         rule = "runs in one folder at the same time have the same texts and settings."
         raise BadValue(gave, rule, "run this survey again, or use another folder as out=.")
     must_be_finished(out, manifest)
-    folded, spelling = _fold(out, manifest)
-    moments = _Moments(folded.layers)
+    fold = Fold(out, manifest)
+    fold.share()
+    folded = fold.total
+    moments, spelling = Moments(folded.layers), dict[int, str]()
+    known, apart = moments.tensors(), list[np.ndarray]()
+    for tensors, of_texts in fold.texts():
+        for name, sums in known.items():
+            sums += tensors[name]
+        own = [tensors[f"mixes.{i}"].numpy() for i in range(3)]
+        apart = [a + b for a, b in zip(apart, own, strict=True)] if apart else own
+        spelling |= {int(i): text for i, text in of_texts["spelling"].items()}
     sizes = [len(layer.counts) for layer in folded.layers]
     chances = torch.stack([layer.chances for layer in folded.layers])
     chances = chances.repeat_interleave(torch.tensor(sizes), 0)
-    looks = np.concatenate([layer.looks[0].numpy() for layer in folded.layers])
-    of_texts = (moments.add(text) for text in sums_of_texts(out, manifest))
-    shares = mixes.shares_of(of_texts, looks, chances.numpy())
+    shares = mixes.shares_of(apart, looks_of(folded), chances.numpy())
     heads = [(layer, head) for layer, size in enumerate(sizes) for head in range(size)]
     p = mixes.p_of_behaviours(shares)
     write = partial(write_table, out, manifest.digest)
     write("metrics", [_columns("metrics", manifest.metrics)])
-    write("texts", _texts(out, manifest), TEXTS)
+    write("texts", _texts(fold), TEXTS)
     write("tokens", _tokens(folded, spelling))
     write("examples", _examples(folded, manifest, spelling))
     write("histograms", _histograms(folded, manifest))
@@ -106,88 +106,15 @@ def merge(out: Path, prepared: Manifest | None = None) -> Path:
     return out
 
 
-class OfText(NamedTuple):
-    """The sums of one text in each layer, (H, M), its numbers of queries, (M,), and the kinds of
-    keys at which they look, (H, *looks.SHAPE)."""
-
-    text: int
-    sums: list[Tensor]
-    queries: list[Tensor]
-    looks: list[Tensor]
-
-
-def sums_of_texts(out: Path, manifest: Manifest) -> Iterator[OfText]:
-    """Yield the sums of each text, also of one that continues in later shards."""
-    last: OfText | None = None
-    for entry in manifest.shards:
-        path = out / state.FOLDER / entry.state
-        for text, layers in state.read_sums(path, manifest.origin(entry)):
-            parts = [list(part) for part in zip(*layers, strict=True)]
-            if last is not None and last.text == text:
-                pairs = zip(last[1:], parts, strict=True)
-                parts = [[a + b for a, b in zip(*pair, strict=True)] for pair in pairs]
-            elif last is not None:
-                yield last
-            last = OfText(text, *parts)
-    if last is not None:
-        yield last
-
-
-def totals(out: Path, manifest: Manifest, entry: ShardEntry) -> State:
-    """Return the totals of a shard."""
-    path = out / state.FOLDER / entry.state
-    return state.read_totals(path, manifest.origin(entry), manifest.fixed["seed"])
-
-
-def _fold(out: Path, manifest: Manifest) -> tuple[State, dict[int, str]]:
-    """Return the totals of all shards as one; and the text of each token."""
-    spelling: dict[int, str] = {}
-    folded: State | None = None
-    for entry in manifest.shards:
-        spelling |= read_shard(out / corpus.FOLDER / entry.corpus).spelling
-        shard = totals(out, manifest, entry)
-        if folded is None:
-            folded = shard
-            examples = Pile(largest, shard.examples)
-            linked, tokens = Pile(merged, shard.linked), Pile(merged, shard.tokens)
-            continue
-        must_have_layers(*([[x.module, *x.parts] for x in y.layers] for y in (folded, shard)))
-        for known, new in zip(folded.layers, shard.layers, strict=True):
-            for name in (*state.TOTAL_OF_TEXTS, *state.OF_SHARD):
-                getattr(known, name).add_(getattr(new, name))
-            near = new.sample["hash"] <= last_hashes(known.sample).max(initial=-1)
-            if near.any():
-                known.sample = sampled(np.concatenate([known.sample, new.sample[near]]))
-        examples.add(shard.examples)
-        linked.add(shard.linked)
-        tokens.add(shard.tokens)
-    assert folded is not None
-    parts = examples.result(), linked.result(), tokens.result()
-    return State(folded.texts, folded.layers, *parts), spelling
-
-
-def must_have_layers(known: list[list[Any]], new: list[list[Any]]) -> None:
-    """Raise `BadValue` if the model made other calls, or its heads read other components."""
-    if known != new:
-        differ = [x for x in (*known, *new) if x not in known or x not in new][:2]
-        gave = f"The model made {len(known)} and {len(new)} calls or parts, such as {differ}."
-        rule = "a model makes the same attention calls for every context, of the same parts."
-        hint = "survey a model, or a part of it, whose layers do not depend on the text."
-        raise BadValue(gave, rule, hint)
-
-
 def _columns(name: str, rows: list[dict[str, Any]]) -> Columns:
     return {column: [row[column] for row in rows] for column in SCHEMA[name]}
 
 
-def _texts(out: Path, manifest: Manifest) -> Iterator[Columns]:
-    """Yield the texts of each shard; the name of a text is where it begins."""
-    for entry in manifest.shards:
-        shard = read_shard(out / corpus.FOLDER / entry.corpus)
-        texts, at, contexts = np.unique(shard.texts, return_inverse=True, return_counts=True)
-        tokens = np.bincount(at, shard.lengths)
-        names = [shard.names.get(text) for text in texts.tolist()]
-        yield {"text": texts, "name": names, "contexts": contexts, "tokens": tokens}
+def _texts(fold: Fold) -> Iterator[Columns]:
+    """Yield the texts of each group of shards; the name of a text is where it begins."""
+    for _, about in fold.texts():
+        columns = map(list, zip(*about["texts"], strict=True))
+        yield dict(zip(SCHEMA["texts"], columns, strict=True))
 
 
 def _tokens(folded: State, spelling: dict[int, str]) -> Iterator[Columns]:
@@ -255,7 +182,7 @@ def bins_of(metric: dict[str, Any]) -> Bins:
     return Bins(*ends, metric["bins"], metric["logarithmic"], bounds)
 
 
-def _heads(manifest: Manifest, folded: State, moments: "_Moments") -> Iterator[Columns]:
+def _heads(manifest: Manifest, folded: State, moments: Moments) -> Iterator[Columns]:
     every = [bins_of(metric) for metric in manifest.metrics]
     slices = slices_of(every)
     for number, layer in enumerate(folded.layers):
@@ -272,7 +199,7 @@ def _heads(manifest: Manifest, folded: State, moments: "_Moments") -> Iterator[C
             yield _columns("heads", rows)
 
 
-def _reasons(folded: State, moments: "_Moments") -> Iterator[Columns]:
+def _reasons(folded: State, moments: Moments) -> Iterator[Columns]:
     for number, layer in enumerate(folded.layers):
         named = sorted(zip(layer.parts, itertools.count(len(layer.uniform)), strict=False))
         rows = [
@@ -284,49 +211,6 @@ def _reasons(folded: State, moments: "_Moments") -> Iterator[Columns]:
         ]
         if rows:
             yield _columns("reasons", rows)
-
-
-class _Moments:
-    """Sums over texts, for each layer.
-
-    Attributes:
-        texts: the number of texts with a query, (M,).
-        apart: the sum of (mean of a text - mean), and that of its squares, (2, H, M).
-        variance: the variance of the mean: the sum over texts of (mean without this text - mean)^2,
-            (H, M). Texts are clusters, and their lengths differ (Bell and McCaffrey 2002, Survey
-            Methodology 28: CR3).
-    """
-
-    def __init__(self, layers: list[LayerState]) -> None:
-        self.sums, self.queries = [x.sums[0] for x in layers], [x.queries[0] for x in layers]
-        self.means = [a / n.clamp(min=1) for a, n in zip(self.sums, self.queries, strict=True)]
-        self.texts = [torch.zeros_like(x) for x in self.queries]
-        self.apart = [torch.zeros(2, *x.shape, dtype=x.dtype) for x in self.sums]
-        self.variance = [torch.zeros_like(x) for x in self.sums]
-
-    def add(self, text: OfText) -> np.ndarray:
-        """Add the sums of a text. Returns its looks, of all heads."""
-        for layer, (sums, queries) in enumerate(zip(text.sums, text.queries, strict=True)):
-            total, count, mean = self.sums[layer], self.queries[layer], self.means[layer]
-            self.texts[layer] += queries > 0
-            apart = (sums / queries.clamp(min=1) - mean) * (queries > 0)
-            self.apart[layer] += torch.stack([apart, apart**2])
-            self.variance[layer] += ((total - sums) / (count - queries) - mean) ** 2
-        return torch.cat(text.looks).numpy()
-
-    def numbers(self, layer: int, head: int, metric: int, bins: Bins) -> dict[str, Any]:
-        queries, texts = int(self.queries[layer][metric]), int(self.texts[layer][metric])
-        mean = float(self.sums[layer][head, metric]) / queries
-        apart, squares = self.apart[layer][:, head, metric].tolist()
-        low = high = sd = math.nan
-        if texts > 1:
-            variance = float(self.variance[layer][head, metric])
-            low, high = interval(mean, variance, texts, bins.limits)
-            sd = math.sqrt(max(squares - apart**2 / texts, 0.0) / (texts - 1))
-        return {
-            "mean": mean, "low": low, "high": high, "mean_of_texts": mean + apart / texts,
-            "sd_of_texts": sd, "queries": queries, "texts": texts,
-        }  # fmt: skip
 
 
 def quantiles(counts: np.ndarray, bins: Bins) -> dict[str, float]:

@@ -48,7 +48,7 @@ class Shares(NamedTuple):
     Attributes:
         queries, texts: numbers of queries and of texts with one, (N, C + 1).
         share: of each kind, (N, C + 1, K); NaN without a query. `variance` is that of its mean,
-            from the means without each text (as `merge._Moments.variance`).
+            from the means without each text (as `fold.Moments.variance`).
         alone: of keys with one behaviour, (N, C + 1, V).
         covariance: of `alone` between classes, (N, V, C + 1, C + 1).
         chance: of a uniform choice among the keys of a query, (N, C + 1, V).
@@ -63,17 +63,12 @@ class Shares(NamedTuple):
     chance: np.ndarray
 
 
-def shares_of(looks: Iterable[np.ndarray], total: np.ndarray, chances: np.ndarray) -> Shares:
-    """Compute the fractions from the counts of each text, (N, *looks.SHAPE), and their total.
+def apart_of(looks: Iterable[np.ndarray], total: np.ndarray) -> list[np.ndarray]:
+    """Sum over texts, from the counts of each text, (N, *looks.SHAPE), and those of all texts.
 
-    `chances` are the sums of uniform weights over the queries of all texts, (N, C, V).
+    Returns `texts`, `variance` and `covariance` of `Shares`, of these texts: they add up.
     """
-    total = _with_all(total)
-    queries = total.sum((-1, -2))
-    on_kind, alone = total.sum(-1), total[:, :, NUMBERS, 0]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share, of_alone = (x / queries[..., None] for x in (on_kind, alone))
-        every = np.concatenate([chances, chances.sum(1, keepdims=True)], 1) / queries[..., None]
+    queries, on_kind, alone, share, of_alone = _fractions(total)
     variance, texts = np.zeros(share.shape), np.zeros(queries.shape, dtype=np.int64)
     covariance = np.zeros((len(total), len(BEHAVIOURS), len(CLASS_NAMES), len(CLASS_NAMES)))
     for counts in map(_with_all, looks):
@@ -86,7 +81,28 @@ def shares_of(looks: Iterable[np.ndarray], total: np.ndarray, chances: np.ndarra
         variance += without**2
         apart = apart.transpose(0, 2, 1)
         covariance += apart[..., :, None] * apart[..., None, :]
+    return [texts, variance, covariance]
+
+
+def shares_of(apart: Sequence[np.ndarray], total: np.ndarray, chances: np.ndarray) -> Shares:
+    """Compute the fractions from `apart_of` all texts, and their total counts.
+
+    `chances` are the sums of uniform weights over the queries of all texts, (N, C, V).
+    """
+    queries, _, _, share, of_alone = _fractions(total)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        every = np.concatenate([chances, chances.sum(1, keepdims=True)], 1) / queries[..., None]
+    texts, variance, covariance = apart
     return Shares(queries, texts, share, variance, of_alone, covariance, every)
+
+
+def _fractions(total: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return numbers of queries, those on each kind and alone, and the fractions of both."""
+    total = _with_all(total)
+    queries = total.sum((-1, -2))
+    on_kind, alone = total.sum(-1), total[:, :, NUMBERS, 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return queries, on_kind, alone, *(x / queries[..., None] for x in (on_kind, alone))
 
 
 def _with_all(counts: np.ndarray) -> np.ndarray:

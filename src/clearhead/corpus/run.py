@@ -25,6 +25,7 @@ from ..models.progress import progress_bar
 from . import state
 from .claims import POLL, alone
 from .connection import connect, pattern_of
+from .fold import Fold
 from .manifest import Manifest, ShardEntry, read_manifest
 from .merge import are_merged, merge, missing_shards
 from .metric import Metric
@@ -129,6 +130,10 @@ class Worker:
         self.setup = setup_of_manifest(load(path), out, metrics)
         self.manifest = self.setup.must_fit(out)
 
+    def fold(self) -> None:
+        """Fold the states of all shards, together with the other actors."""
+        Fold(self.out, self.manifest).share()
+
     def compute(self, entry: ShardEntry) -> int:
         """Compute the state of a shard. Returns its number of tokens."""
         with torch_threads(self.setup.threads):
@@ -168,6 +173,7 @@ def work_on_ray(
             pool = ActorPool(actors)
             for tokens in pool.map_unordered(lambda a, entry: a.compute.remote(entry), entries):
                 advance(tokens)
+        ray.get([actor.fold.remote() for actor in actors])
     except (ConnectionError, ray.exceptions.RayError) as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, (BadType, BadValue)):
@@ -249,6 +255,8 @@ def survey(
         work(setup, folder, progress=progress)
     else:
         run_workers(setup, folder, workers, progress)
+    if not are_merged(folder, manifest):
+        Fold(folder, manifest).share()
     with alone(folder, "merge"):
         if not are_merged(folder, manifest):
             merge(folder, manifest)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,29 +98,48 @@ class State:
 
         The file has the `origin` of the state, that of `Manifest.origin`.
         """
-        tensors = {f"{TEXTS}numbers": packed(self.texts.numpy())}
+        tensors, totals = {f"{TEXTS}numbers": packed(self.texts.numpy())}, []
+        for number, layer in enumerate(self.layers):
+            sums: dict[str, Any] = {}
+            for name, dtype in OF_TEXTS.items():
+                stored = getattr(layer, name).numpy().astype(dtype)
+                tensors[f"{TEXTS}{number}.{name}"] = packed(stored)
+                total = stored.sum(0, dtype=TOTAL_OF_TEXTS[name], keepdims=True)
+                sums[name] = torch.from_numpy(total)
+            totals.append(replace(layer, **sums))
+        return replace(self, layers=totals).write_totals(path, origin, tensors)
+
+    def write_totals(
+        self, path: Path, origin: str, of_texts: dict[str, Tensor] | None = None
+    ) -> Path:
+        """Write totals to a file, in one move, for `read_totals`; and tensors `of_texts`."""
+        tensors = dict(of_texts or {})
         for name, fields in STORED.items():
             tensors |= packed_records(f"{TOTALS}{name}", getattr(self, name), fields)
         for number, layer in enumerate(self.layers):
-            arrays = {name: getattr(layer, name).numpy() for name in (*OF_TEXTS, *OF_SHARD)}
-            for name, dtype in OF_TEXTS.items():
-                stored = arrays[name].astype(dtype)
-                tensors[f"{TEXTS}{number}.{name}"] = packed(stored)
-                arrays[name] = stored.sum(0, dtype=TOTAL_OF_TEXTS[name])
             for name, dtype in (TOTAL_OF_TEXTS | OF_SHARD).items():
-                tensors[f"{TOTALS}{number}.{name}"] = packed(arrays[name].astype(dtype))
+                array = getattr(layer, name).numpy().astype(dtype)
+                tensors[f"{TOTALS}{number}.{name}"] = packed(array)
             tensors |= packed_records(f"{TOTALS}{number}.sample", layer.sample, SAMPLE_FIELDS)
         modules = [layer.module for layer in self.layers]
         heads = [[len(layer.counts), layer.key_heads] for layer in self.layers]
         metrics = [len(self.layers[0].uniform), self.layers[0].sample["values"].shape[-1]]
         about: dict[str, Any] = {"modules": modules, "heads": heads, "metrics": metrics}
         about["parts"] = [layer.parts for layer in self.layers]
-        about["origin"] = origin
-        digests = {
-            part: _digest({n: x for n, x in tensors.items() if n.startswith(part)}, about)
-            for part in (TEXTS, TOTALS)
-        }
-        return atomic_io.write(path, tensors, about | {"digests": digests})
+        return write_parts(path, origin, tensors, about, (TEXTS, TOTALS))
+
+
+def write_parts(
+    path: Path, origin: str, tensors: dict[str, Tensor], about: dict[str, Any],
+    parts: Sequence[str] = ("",),
+) -> Path:  # fmt: skip
+    """Write tensors and metadata, in one move, with a digest for each part of the names."""
+    about = about | {"origin": origin}
+    digests = {
+        part: _digest({n: x for n, x in tensors.items() if n.startswith(part)}, about)
+        for part in parts
+    }
+    return atomic_io.write(path, tensors, about | {"digests": digests})
 
 
 def read_totals(path: Path, origin: str, seed: int) -> State:
@@ -128,7 +147,7 @@ def read_totals(path: Path, origin: str, seed: int) -> State:
 
     Raises `BadValue` for a missing or damaged file, and for the state of another shard.
     """
-    tensors, about = _read(path, origin, TOTALS)
+    tensors, about = read_part(path, origin, TOTALS)
     layers = []
     _, M = about["metrics"]
     for number, (module, (H, G)) in enumerate(zip(about["modules"], about["heads"], strict=True)):
@@ -156,7 +175,7 @@ def read_sums(path: Path, origin: str) -> Iterator[tuple[int, list[list[Tensor]]
 
     Raises `BadValue` as `read_totals`.
     """
-    tensors, about = _read(path, origin, TEXTS)
+    tensors, about = read_part(path, origin, TEXTS)
     texts = unpacked(tensors["numbers"], np.dtype(np.int64))
     shapes = [((H, -1), (-1,), (H, *SHAPE)) for H, _ in about["heads"]]
     layers: list[list[Tensor]] = []
@@ -172,8 +191,8 @@ def read_sums(path: Path, origin: str) -> Iterator[tuple[int, list[list[Tensor]]
         yield text, [[x[row] for x in layer] for layer in layers]
 
 
-def _read(path: Path, origin: str, part: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a part of a state, and check it."""
+def read_part(path: Path, origin: str, part: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a part of what `write_parts` wrote, and check it."""
     tensors, about = atomic_io.read(path, part)
     if about.get("origin") != origin:
         raise damaged(path, "it is the state of another shard, or of another survey")
