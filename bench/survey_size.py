@@ -3,10 +3,10 @@
     python -m bench.survey_size --shards 1000 10000 100000
 
 It plans, claims and merges shards of one context of 8 tokens, of a model of one layer and two heads
-that does not run: a worker claims each shard, and writes the state of the first one as its own. So
-times are those of files, manifest and tables; the folder is that of temporary files. Each number of
-shards has a process of its own. Times are wall-clock times, and memory is the peak of the process,
-of which torch and DuckDB take a part.
+that does not run: a worker claims each shard, and writes the state of the first one as its own. It
+folds the states, and writes the tables. The folder is that of temporary files, TMPDIR. Each number
+of shards has a process of its own. Times are processor times, because other programs may share the
+machine. Memory is the peak of the process, of which torch and DuckDB take a part.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -28,8 +27,8 @@ import clearhead as ch
 from clearhead.core.files import atomic_io
 from clearhead.corpus import state, steps
 from clearhead.corpus.basic import First
-from clearhead.corpus.claims import claimed
-from clearhead.corpus.manifest import Manifest, ShardEntry
+from clearhead.corpus.claims import share
+from clearhead.corpus.fold import Fold
 from clearhead.corpus.merge import merge
 from clearhead.corpus.state import TEXTS, TOTALS
 
@@ -63,8 +62,8 @@ def main() -> None:
     if arguments.one:
         print(row(arguments.shards[0]))
         return
-    print("| shards | plan | claim | merge | microseconds a shard | peak memory |")
-    print("|---|---|---|---|---|---|", flush=True)
+    print("| shards | plan | claim | fold | tables | microseconds a shard | peak memory |")
+    print("|---|---|---|---|---|---|---|", flush=True)
     for count in arguments.shards:
         command = [sys.executable, "-m", "bench.survey_size", "--one", "--shards", str(count)]
         subprocess.run(command, check=True)
@@ -81,42 +80,36 @@ def row(count: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         setup = steps.make_setup(Even(), 2 * WORDS, 0, [First()], words(), shard_tokens=WORDS)
-        start = time.monotonic()
+        start = time.process_time()
         manifest = steps.prepare(setup, texts(count), out)
-        seconds.append(time.monotonic() - start)
+        seconds.append(time.process_time() - start)
         assert len(manifest.shards) == count
         first = steps.compute_shard(setup, out, manifest, manifest.shards[0])
         tensors, about = atomic_io.read(first)
-        start = time.monotonic()
-        for number, entry in enumerate(manifest.shards):
-            with claimed(out, entry.state) as mine:
-                assert mine
-                write_as(out, manifest, entry, number, tensors, about)
-        seconds.append(time.monotonic() - start)
-        start = time.monotonic()
+        start = time.process_time()
+        shards = list(enumerate(manifest.shards))
+        files = {entry.state: out / state.FOLDER / entry.state for entry in manifest.shards}
+        names = (lambda shard: shard[1].state), (lambda shard: files[shard[1].state].exists())
+        for number, entry in share(out, shards[1:], *names):
+            write_as(files[entry.state], manifest.origin(entry), number, tensors, about)
+        seconds.append(time.process_time() - start)
+        start = time.process_time()
+        Fold(out, manifest).share()
+        seconds.append(time.process_time() - start)
+        start = time.process_time()
         merge(out)
-        seconds.append(time.monotonic() - start)
+        seconds.append(time.process_time() - start)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     times = " | ".join(f"{x:.1f} s" for x in seconds)
     each = ", ".join(f"{x / count * 1e6:.0f}" for x in seconds)
     return f"| {count:,} | {times} | {each} | {peak:.2f} GB |"
 
 
-def write_as(
-    out: Path, manifest: Manifest, entry: ShardEntry, number: int, tensors: dict, about: dict
-) -> None:
+def write_as(path: Path, origin: str, number: int, tensors: dict, about: dict) -> None:
     """Write a state as that of another shard: its text has another number."""
     own = tensors | {f"{TEXTS}numbers": state.packed(torch.tensor([number]).numpy())}
-    known = {name: x for name, x in about.items() if name != "digests"}
-    known["origin"] = manifest.origin(entry)
-    digests = {
-        part: state._digest({n: x for n, x in own.items() if n.startswith(part)}, known)
-        for part in (TEXTS, TOTALS)
-    }
-    written = {
-        name: state.json.dumps(value) for name, value in (known | {"digests": digests}).items()
-    }
-    save_file(own, out / state.FOLDER / entry.state, written)
+    known = {name: x for name, x in about.items() if name not in ("digests", "origin")}
+    state.write_parts(path, origin, own, known, (TEXTS, TOTALS))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,6 +69,10 @@ def survey(
         int | None,
         typer.Option("--shard-tokens", help="Tokens of a shard; default: chosen from TEXTS."),
     ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Print what --tokens would cost, by the first ones of TEXTS."),
+    ] = False,
 ) -> None:
     """Measure what every head of a model does over many texts.
 
@@ -84,6 +88,7 @@ def survey(
       clearhead survey texts/ code.jsonl --model DIR --workers 2
       clearhead survey --repeats 100 50 --model DIR --out out/repeats
       clearhead survey book.txt --needles 100 16 --model DIR --out out/hidden
+      clearhead survey texts/ --model DIR --tokens 1000000000 --plan
       clearhead survey merge out/survey
       clearhead survey compare out/tuned out/base
     """
@@ -95,13 +100,19 @@ def survey(
     say_loading(model)
     from clearhead.core.errors import writable_folder
     from clearhead.corpus import survey as run
+    from clearhead.corpus.planning import plan as plan_of
     from clearhead.views import html
     from clearhead.views.load import load_text_model
 
     sources = _sources(texts, repeats, needles)
-    writable_folder(out, "a survey is", OTHER_FOLDER)
     if metrics is None:
         metrics = "basic" if needles is None else "long"
+    if plan:
+        options: dict[str, Any] = {"context": size, "metrics": metrics.split(","), "seed": seed}
+        options |= {"tokens": tokens, "shard_tokens": shard, "threads": threads}
+        typer.echo(str(plan_of(load_text_model(model), sources, **options)))
+        return
+    writable_folder(out, "a survey is", OTHER_FOLDER)
     result = run(
         load_text_model(model), sources, out=out, context=size, tokens=tokens, seed=seed,
         metrics=metrics.split(","), threads=threads, shard_tokens=shard, workers=workers,

@@ -90,7 +90,7 @@ def test_workers_fold_groups_of_shards_into_the_same_tables(tmp_path, monkeypatc
     one, other = (ch.Survey.open(tmp_path / name) for name in ("sixteen", "alone"))
     for table in SCHEMA:  # sums in another order differ by rounding
         a, b = (x.query(f"select * from {table}") for x in (one, other))
-        assert a.columns == b.columns and len(a) == len(b) > 0 or table == "reasons"
+        assert (a.columns == b.columns and len(a) == len(b) > 0) or table == "reasons"
         for row, theirs in zip(a.rows, b.rows, strict=True):
             assert list(row) == [
                 pytest.approx(x, rel=1e-9, abs=1e-12) if isinstance(x, float) else x for x in theirs

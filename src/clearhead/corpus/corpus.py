@@ -69,10 +69,14 @@ class Shard:
         is_separator[[i for i, token in self.spelling.items() if role_keys.is_separator(token)]] = 1
         return is_separator
 
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the numbers of the text and context of a context; they rise in a corpus."""
+        return int(self.texts[index]), int(self.contexts[index])
+
     @property
     def _place(self) -> str:
-        """The numbers of its first text and context, by which names of files are in order."""
-        return f"{int(self.texts[0]):09d}-{int(self.contexts[0]):06d}"
+        text, context = self.place(0)
+        return f"{text:09d}-{context:06d}"
 
     @property
     def state_file(self) -> str:

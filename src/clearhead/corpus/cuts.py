@@ -107,9 +107,8 @@ class Cuts:
         cutter, shards, left = Cutter(self.reader, *self.sizes, part.first), [], self._left
         for shard in cutter.cut(iter(part.texts), left):
             shard.write(self.out)
-            place = int(shard.texts[0]), int(shard.contexts[0])
             sizes = len(shard.ids), len(shard.lengths)
-            shards.append(ShardEntry(shard.state_file, shard.file, *sizes, *place))
+            shards.append(ShardEntry(shard.state_file, shard.file, *sizes, *shard.place(0)))
         skipped = list(map(list, cutter.skipped))
         cut = [shards, cutter.texts - part.first, cutter.tokens, skipped, cutter.tokens != left]
         atomic_io.write_json(self.out / FOLDER / name, [digest_of(cut), cut])

@@ -89,6 +89,11 @@ class Fold:
 
         Raises `BadValue` for a damaged file.
         """
+        self.share_totals()
+        self.share_texts()
+
+    def share_totals(self) -> None:
+        """Fold the totals, group by group, until one file has those of all shards."""
         self.folder.mkdir(exist_ok=True)
         size = 1
         while size == 1 or size < len(self.every):
@@ -96,6 +101,9 @@ class Fold:
             for part in self._shared(_pieces(self.every, size), self._of_totals):
                 of_parts = (self._totals(x, children) for x in _pieces(part, children))
                 folded(of_parts).write_totals(*self._of_totals(part))
+
+    def share_texts(self) -> None:
+        """Write what is known of the texts of each group, when all totals are folded."""
         for part in self._shared(self.groups, self._of_texts):
             self._write_texts(part)
 

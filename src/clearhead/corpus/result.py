@@ -1,7 +1,7 @@
 """Read the tables of a survey: `Survey`."""
 
 import warnings
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -298,9 +298,10 @@ class Survey:
         if entry.corpus not in self._shards:
             self._shards[entry.corpus] = read_shard(self.folder / corpus.FOLDER / entry.corpus)
         shard = self._shards[entry.corpus]
-        matches = (shard.texts == text) & (shard.contexts == context)
-        if matches.any():
-            return shard, int(matches.nonzero()[0])
+        places = range(len(shard.lengths))
+        number = bisect_left(places, (text, context), key=shard.place)
+        if number < len(places) and shard.place(number) == (text, context):
+            return shard, number
         rule = "texts and contexts are numbered from 0."
         hint = "use the numbers of an example."
         raise BadValue(f"The survey has no context {context} of text {text}.", rule, hint)

@@ -106,16 +106,21 @@ def make_setup(
 
 
 def chosen_shard_tokens(texts: Texts, out: Path, tokens: int | None) -> int:
-    """Choose the tokens of a shard: those of the survey in `out`, or for `MOST_SHARDS` shards.
-
-    They are a power of 2 from `SHARD_TOKENS` to `MOST_SHARD_TOKENS`, because a worker that is lost
-    loses one shard.
-    """
+    """Choose the tokens of a shard: those of the survey in `out`, or by the size of the texts."""
     if (out / FILE).exists():
         return int(read_manifest(out).fixed["shard tokens"])
     every = sizes_of(texts) // CHARACTERS
+    return shard_tokens_for(min(every, tokens or every))
+
+
+def shard_tokens_for(tokens: int) -> int:
+    """Return the tokens of a shard of a survey of so many tokens.
+
+    They are a power of 2 from `SHARD_TOKENS` to `MOST_SHARD_TOKENS`, for at most `MOST_SHARDS`
+    shards, because a worker that is lost loses one shard.
+    """
     size = SHARD_TOKENS
-    while size * MOST_SHARDS < min(every, tokens or every) and size < MOST_SHARD_TOKENS:
+    while size * MOST_SHARDS < tokens and size < MOST_SHARD_TOKENS:
         size *= 2
     return size
 
