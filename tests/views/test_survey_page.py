@@ -558,6 +558,12 @@ def test_the_folder_for_headvis(stories, tmp_path):
             assert len(sequence["tokens"]) == sequence["seq_len"]
             assert max(sequence["attention_indices"]) < sequence["seq_len"] ** 2
             assert len(sequence["attention_values"]) == len(sequence["attention_indices"])
+            weights = dict(
+                zip(sequence["attention_indices"], sequence["attention_values"], strict=True)
+            )
+            places = [(*divmod(i, sequence["seq_len"]), w) for i, w in weights.items()]
+            inside = [w for q, k, w in places if q and k and q != k]
+            assert sequence["max_activation"] == pytest.approx(max(inside, default=0), abs=1e-4)
         for plot in config["custom_plots"]:
             bins = data[plot["key"]]
             assert len(bins["bin_edges"]) == len(bins["bin_values"]) + 1

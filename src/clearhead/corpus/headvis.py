@@ -2,8 +2,9 @@
 
 Source of the format: `data_pipeline.py`, `server.py` and `attributions.js` of
 github.com/anthropics/headvis, 2026. An interval is a decile of the queries by their largest weight.
-A sequence has the weights of one query, because a survey stores no matrices; distances and tokens
-are those of the whole corpus.
+A sequence has the weights of one query, because a survey stores no matrices, and its activation is
+their largest outside row 0, column 0 and the diagonal. Distances and tokens are those of the whole
+corpus.
 """
 
 import json
@@ -45,8 +46,8 @@ def export_headvis(
 ) -> Path:  # fmt: skip
     """Write the survey as a folder that the viewer HeadVis reads, and return its path.
 
-    With the `model` of the survey, the tab QK has one link of each head: that of the query with the
-    largest weight of the stored ones, to the key with this weight. `why` splits its contrast with
+    With the `model` of the survey, the tab QK has one link of each head: that of the largest weight
+    of the stored ones, outside row 0, column 0 and the diagonal. `why` splits its contrast with
     the other keys into pairs of what wrote the query and what wrote the key, `PAIRS` of them. The
     format has features of a sparse dictionary there; these are heads, MLPs, embeddings and biases.
 
@@ -76,7 +77,7 @@ def export_headvis(
         tokens = survey.tokens(layer, head).to_pylist()
         _write(out / "heads" / name, _head(sequences, metrics, tokens, histograms[key]))
         if reader is not None and stored:
-            row, sequence = max(zip(stored, sequences, strict=True), key=lambda x: x[0]["value"])
+            row, sequence = max(zip(stored, sequences, strict=True), key=lambda x: _link(x[0])[0])
             manifest |= _write_pairs(survey, reader, row, sequence, out / "attributions" / "qk")
     _write(out / "attributions" / "manifest.json", manifest)
     _write(out / "server_config.json", {})  # the viewer works without a server
@@ -89,7 +90,7 @@ def _write_pairs(
 ) -> dict[str, Any]:  # fmt: skip
     """Write the pairs of an example's largest link, and return the entry of the manifest."""
     shard, number = survey._context(row["text"], row["context"])
-    ids, query, key = shard.context(number), row["query"], row["keys"][0]
+    ids, query, key = shard.context(number), row["query"], _link(row)[1]
     result = why(reader.module, ids, layer=row["layer"], head=row["head"], query=query, key=key)
     parts = result.pairs()
     pairs: list[dict[str, Any]] = []
@@ -152,16 +153,26 @@ def _head(
 
 
 def _sequence(survey: "Survey", row: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = survey.context(row["text"], row["context"])
+    tokens, query = survey.context(row["text"], row["context"]), row["query"]
     return {
         "sequence_id": IN_DECILE * row["stratum"] + row["rank"],
         "interval": row["stratum"] + 1,
         "tokens": tokens,
-        "attention_indices": [row["query"] * len(tokens) + key for key in row["keys"]],
+        "attention_indices": [query * len(tokens) + key for key in row["keys"]],
         "attention_values": [round(weight, 4) for weight in row["weights"]],
         "seq_len": len(tokens),
-        "max_activation": row["value"],
+        "max_activation": _link(row)[0],
     }
+
+
+def _link(row: Mapping[str, Any]) -> tuple[float, int]:
+    """Return the largest stored weight outside row 0, column 0 and the diagonal, and its key.
+
+    The weight is 0 if there is none; then the key is that of the largest weight.
+    """
+    links = zip(row["weights"], row["keys"], strict=True)
+    inside = [link for link in links if row["query"] and 0 < link[1] != row["query"]]
+    return max(inside, default=(0.0, row["keys"][0]))
 
 
 def _distances(metrics: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -19,15 +20,16 @@ from ..core.errors import BadType, BadValue
 from ..core.files import atomic_io
 from ..core.formatting import aligned, quantity, si
 from . import corpus, state
-from .corpus import read_shard
+from .corpus import AT_ONCE
 from .cuts import SHARDS
 from .fold import GROUP, Fold
 from .merge import merge
 from .random_tokens import Needles, RandomRepeats
 from .steps import Texts, compute_shard, make_setup, prepare, shard_tokens_for, torch_threads
-from .texts import sizes_of
+from .texts import read_texts, sizes_of
 
 LEAST, RANKS = 2048, (1, 8, 64)  # tokens of a shard of the probe
+SAMPLE = 10_000  # characters of a text from which the number of tokens follows
 COPIES = 2  # of the sums of texts, while a state is written
 
 
@@ -97,12 +99,12 @@ def plan(
         parts = [_bytes(file, state.TOTALS) for file in files]
         both = _bytes(next(fold.folder.glob("0*")), state.TOTALS)
         texts_bytes = sum(_bytes(file, state.TEXTS) for file in files)
-        shards = [read_shard(out / corpus.FOLDER / entry.corpus) for entry in entries]
         stored = sum((out / corpus.FOLDER / entry.corpus).stat().st_size for entry in entries)
         _, layers = next(state.read_sums(files[0], manifest.origin(entries[0])))
-    read = sum(len(x.spelling[i].encode()) for x in shards for i in x.ids.tolist())
+    sample = [text.content[:SAMPLE] for text in islice(read_texts(texts), AT_ONCE) if text.content]
+    of_sample = sum(map(len, setup.reader.encode(sample))) / sum(len(x.encode()) for x in sample)
     known = sum(entry.tokens for entry in entries)
-    every = tokens or round(sizes_of(texts) * probe["tokens of texts"] / read)
+    every = tokens or round(sizes_of(texts) * of_sample)
     times = every / probe["tokens of texts"]  # the survey is so much larger than the probe
     of_shard = shard_tokens or shard_tokens_for(every)
     count = math.ceil(times * known / of_shard)
