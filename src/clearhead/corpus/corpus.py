@@ -69,26 +69,26 @@ class Shard:
         is_separator[[i for i, token in self.spelling.items() if role_keys.is_separator(token)]] = 1
         return is_separator
 
-    def place(self, index: int) -> tuple[int, int]:
+    def numbers_of(self, index: int) -> tuple[int, int]:
         """Return the numbers of the text and context of a context; they rise in a corpus."""
         return int(self.texts[index]), int(self.contexts[index])
 
     @property
-    def _place(self) -> str:
-        text, context = self.place(0)
+    def _prefix(self) -> str:
+        text, context = self.numbers_of(0)
         return f"{text:09d}-{context:06d}"
 
     @property
     def state_file(self) -> str:
         """The name of the file of its state, by the digest of its contexts."""
-        return f"{self._place}-{self.digest}.safetensors"
+        return f"{self._prefix}-{self.digest}.safetensors"
 
     @property
     def file(self) -> str:
         """The name of the file of its contexts, by the digest of all that it has."""
         texts = json.dumps([self.names, self.spelling], sort_keys=True)
         digest = hashlib.sha256(f"{self.digest} {texts}".encode()).hexdigest()[:16]
-        return f"{self._place}-{digest}.safetensors"
+        return f"{self._prefix}-{digest}.safetensors"
 
     def context(self, index: int) -> Tensor:
         """Return the ids of a context, (T,)."""

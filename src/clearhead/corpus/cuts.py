@@ -108,7 +108,7 @@ class Cuts:
         for shard in cutter.cut(iter(part.texts), left):
             shard.write(self.out)
             sizes = len(shard.ids), len(shard.lengths)
-            shards.append(ShardEntry(shard.state_file, shard.file, *sizes, *shard.place(0)))
+            shards.append(ShardEntry(shard.state_file, shard.file, *sizes, *shard.numbers_of(0)))
         skipped = list(map(list, cutter.skipped))
         cut = [shards, cutter.texts - part.first, cutter.tokens, skipped, cutter.tokens != left]
         atomic_io.write_json(self.out / FOLDER / name, [digest_of(cut), cut])

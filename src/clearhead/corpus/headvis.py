@@ -170,8 +170,8 @@ def _link(row: Mapping[str, Any]) -> tuple[float, int]:
 
     The weight is 0 if there is none; then the key is that of the largest weight.
     """
-    links = zip(row["weights"], row["keys"], strict=True)
-    inside = [link for link in links if row["query"] and 0 < link[1] != row["query"]]
+    pairs = zip(row["weights"], row["keys"], strict=True)
+    inside = [pair for pair in pairs if row["query"] and 0 < pair[1] != row["query"]]
     return max(inside, default=(0.0, row["keys"][0]))
 
 

@@ -299,8 +299,8 @@ class Survey:
             self._shards[entry.corpus] = read_shard(self.folder / corpus.FOLDER / entry.corpus)
         shard = self._shards[entry.corpus]
         places = range(len(shard.lengths))
-        number = bisect_left(places, (text, context), key=shard.place)
-        if number < len(places) and shard.place(number) == (text, context):
+        number = bisect_left(places, (text, context), key=shard.numbers_of)
+        if number < len(places) and shard.numbers_of(number) == (text, context):
             return shard, number
         rule = "texts and contexts are numbered from 0."
         hint = "use the numbers of an example."
