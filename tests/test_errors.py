@@ -183,7 +183,7 @@ VALUES = {
     "a statistic misspelt": (
         lambda: ch.look(Q, K, V, stats=["entorpy"]),
         """stats contains 'entorpy'.
-  Rule: the statistics are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), weighted(n, {name: mask}), value_weighted({name: mask}), "received", pooled(rows, cols), exact_rows([queries]), "varying".
+  Rule: the statistics are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), weighted(n, {name: mask}), value_weighted({name: mask}), "received", "drop_error", pooled(rows, cols), exact_rows([queries]), "varying".
   Hint: did you mean 'entropy'?""",
     ),
     "a statistic of a look, misspelt": (
@@ -196,7 +196,7 @@ VALUES = {
         lambda: ch.look(Q, K, V, stats=[ch.pooled(2, 2)]).max,
         """This look has no 'max'.
   Rule: a look holds what was requested: out, pooled.
-  Hint: request it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), weighted(n, {name: mask}), value_weighted({name: mask}), "received", pooled(rows, cols), exact_rows([queries]), "varying".""",
+  Hint: request it in stats=; there are "lse", "max", "entropy", "effective", topk(n), mass({name: mask}), weighted(n, {name: mask}), value_weighted({name: mask}), "received", "drop_error", pooled(rows, cols), exact_rows([queries]), "varying".""",
     ),
     "a step that did not happen": (
         lambda: ch.explain(Q, K, V)["masked"],

@@ -49,7 +49,16 @@ from .core.masks import (
     window,
 )
 from .core.problem.biases import alibi, bias
-from .core.stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
+from .core.stats import (
+    drop_error,
+    exact_rows,
+    mass,
+    pooled,
+    received,
+    topk,
+    value_weighted,
+    weighted,
+)
 from .corpus import Survey, survey
 from .models.effects.caches import CacheDamage, compare_caches
 from .models.effects.effect_table import Effect, Effects
@@ -71,10 +80,11 @@ from .nn.explain_text import explain_text
 
 __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "attention", "explain", "explain_text", "explain_weights", "Trace", "Step", "look", "Look",
-    "topk", "mass", "weighted", "value_weighted", "received", "pooled", "exact_rows", "matrix",
-    "Matrix", "watch", "Recording", "intervene", "Intervention", "edits", "effects", "Effects",
-    "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why", "circuits",
-    "Circuits", "report", "report_batch", "report_weights", "Report", "rollout", "divergence",
+    "topk", "mass", "weighted", "value_weighted", "received", "drop_error", "pooled", "exact_rows",
+    "matrix", "Matrix", "watch", "Recording", "intervene", "Intervention", "edits", "effects",
+    "Effects", "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why",
+    "circuits", "Circuits", "report", "report_batch", "report_weights", "Report", "rollout",
+    "divergence",
     "Divergence", "compare_caches", "CacheDamage", "monitor", "qk_clip", "survey", "Survey", "load",
     "plan", "Plan", "causal", "Causal", "window", "prefix",
     "lengths", "documents", "dense", "everything", "alibi", "bias", "nn", "distributed", "compat",

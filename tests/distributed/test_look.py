@@ -8,10 +8,10 @@ import clearhead as ch
 from clearhead.core.errors import BadValue
 from clearhead.core.problem.biases import TensorBias
 from clearhead.core.problem.check import Options
-from clearhead.core.stats import map_tensors
+from clearhead.core.stats import map_tensors, parse_stats
 from clearhead.distributed import Layout, contiguous, head_tail
 from clearhead.distributed.attention import Call
-from clearhead.distributed.look import look_over_ranks
+from clearhead.distributed.look import look_over_ranks, must_merge_over_ranks
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
 from tests.problems import PROBLEMS
@@ -191,3 +191,11 @@ def test_every_subset_of_statistics_is_that_of_one_machine(asked, world, layout,
             torch.testing.assert_close(
                 getattr(part, name), expected, rtol=1e-9, atol=1e-9, msg=f"{name} of {stats}"
             )
+
+
+@pytest.mark.parametrize("score", [ch.received(power=2), ch.received(last=3), ch.drop_error()])
+def test_scores_of_keys_are_not_merged(score):
+    with pytest.raises(ch.BadValue, match="ranks merge only three sums") as error:
+        must_merge_over_ranks(parse_stats(["entropy", score]))
+    assert score.name in str(error.value)
+    must_merge_over_ranks(parse_stats(["entropy", ch.received(by=torch.ones(4))]))

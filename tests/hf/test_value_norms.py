@@ -299,6 +299,29 @@ def test_padding_moves_nothing(side):
         assert torch.equal(b.topk.keys[..., columns, :], a.topk.keys)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    "score", [ch.received("value", power=2, last=3), ch.drop_error("value", last=3)]
+)
+def test_the_last_queries_are_those_of_each_text(side, score):
+    ch.hf.register()
+    torch.manual_seed(0)
+    model = MODELS["llama"](attn_implementation="clearhead").eval()
+    texts = [torch.randint(0, 99, (n,), generator=torch.Generator().manual_seed(n)) for n in (9, 6)]
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad(texts, batch_first=True, padding_side=side)
+    real = pad([torch.ones_like(x) for x in texts], batch_first=True, padding_side=side)
+    with torch.no_grad(), ch.watch(model, stats=[score]) as seen:
+        model(ids, attention_mask=real)
+    for text, (x, mask) in enumerate(zip(texts, real.bool(), strict=True)):
+        with torch.no_grad(), ch.watch(model, stats=[score]) as alone:
+            model(x[None])
+        for a, b in zip(alone, seen, strict=True):
+            of_text, right = getattr(b, score.name)[text], getattr(a, score.name)[0]
+            torch.testing.assert_close(of_text[:, mask], right, rtol=1e-4, atol=1e-6)
+            assert not of_text[:, ~mask].any() and right.any()
+
+
 def test_an_edited_head_moves_what_the_model_computes():
     """The output of a head is scaled: the projection still reads what attention returned."""
     ch.hf.register()

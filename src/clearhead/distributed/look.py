@@ -115,7 +115,7 @@ def look_over_ranks(
 def must_merge_over_ranks(statistics: Statistics) -> None:
     """Raise `BadValue` for statistics that cannot be merged over ranks."""
     for s in statistics:
-        if s.sweep == "second" and s.name not in MERGED:
+        if s.own_pass or (s.sweep == "second" and s.name not in MERGED):
             rule = 'ranks merge only three sums of weights: "received", pooled and exact_rows.'
             hint = "request it on one machine."
             raise BadValue(f"The statistic {s.name} was requested over ranks.", rule, hint)

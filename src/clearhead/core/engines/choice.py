@@ -180,7 +180,7 @@ def kind_of(p: Problem, engine: str, statistics: Statistics) -> tuple[object, ..
 
 def _described(s: Statistic, p: Problem) -> object | None:
     """Return the part of `kind_of` for a statistic."""
-    if s.by_layout and s.factors is None:
+    if s.by_layout and s.factors is None and not s.own_pass:
         return s
     if not isinstance(s, mass):
         return None

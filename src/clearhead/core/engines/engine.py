@@ -5,13 +5,13 @@ for CUDA from reasons. Other devices, such as MPS, have only engines that call t
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ..problem.problem import Inputs, Problem
-from ..stats import Partial, Result, Statistics, sweep
+from ..stats import Partial, Result, Statistics, key_scores, received, sweep
 
 
 class Policy(NamedTuple):
@@ -92,8 +92,12 @@ class Engine(ABC):
     def statistics(
         self, problem: Problem, inputs: Inputs, statistics: Statistics
     ) -> dict[str, Result]:
-        """Compute as `partial`, and finish the statistics."""
-        return self.partial(problem, inputs, statistics).finish()
+        """Compute as `partial`, and finish the statistics. Some have a pass of their own."""
+        merged = tuple(s for s in statistics if not s.own_pass)
+        results = self.partial(problem, inputs, merged).finish() if merged else {}
+        own = (cast(received, s) for s in statistics if s.own_pass)
+        results |= {s.name: key_scores(problem, inputs, s) for s in own}
+        return {s.name: results[s.name] for s in statistics}
 
     def answer(self, problem: Problem, inputs: Inputs, statistics: Statistics) -> Results:
         """Compute the output, with the bits of `compute`, and statistics of the weights before

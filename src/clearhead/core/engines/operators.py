@@ -118,7 +118,7 @@ def in_kernels(statistic: Statistic) -> bool:
         return False
     if statistic.sweep == "first":
         return cast(RowStatistic, statistic).accumulator in ACCUMULATORS
-    return statistic.name in SUMS
+    return statistic.name in SUMS and not statistic.own_pass
 
 
 # The number of all arguments, with q, k and v, and the positions of the bias and the sinks.

@@ -65,14 +65,17 @@ def look(
     `topk(n)`              the n largest w, and their keys       (B, H, Tq, n)
     `mass(groups)`         the sum of w over each group of keys  (B, H, Tq) each
     `weighted(n, groups)`  the sum of w n over each group        (B, H, Tq) each
-    ``"received"``         the sum of w over queries             (B, H, Tk)
+    ``"received"``         the sum of w over queries, or others  (B, H, Tk)
+    ``"drop_error"``       squared error if a key is dropped     (B, H, Tk)
     `pooled(rows, cols)`   w, pooled                             (B, H, rows, cols)
     `exact_rows([...])`    w of some queries                     (B, H, n, Tk)
     =====================  ====================================  ==================
 
-    The first seven need one sweep over the keys, the last three a second sweep. The weights are
-    those before dropout. torch.compile breaks its graph at this call, with the same bits, except
-    for ``["lse"]`` alone. Other arguments are those of `attention`.
+    The first seven need one sweep over the keys, and the sums of w over queries a second one.
+    `drop_error` and `received` with arguments have a pass of their own: the largest weight of a
+    key, the weight from the last queries, and others. The weights are those before dropout.
+    torch.compile breaks its graph at this call, with the same bits, except for ``["lse"]`` alone.
+    Other arguments are those of `attention`.
 
     Args:
         stats: a list of names, and of statistics that take arguments, as in the table. `watch` has

@@ -7,12 +7,12 @@ from ..masks import Grid
 from .group_statistics import mass, value_weighted, weighted
 from .row_statistics import Effective, Entropy, Largest, LogSumExp, Varying, topk
 from .statistic import Statistic, Statistics
-from .weight_statistics import exact_rows, pooled, received
+from .weight_statistics import drop_error, exact_rows, pooled, received
 
 # In the order in which errors list them.
 STATISTICS: tuple[type[Statistic], ...] = (
     LogSumExp, Largest, Entropy, Effective, topk, mass, weighted, value_weighted,
-    received, pooled, exact_rows, Varying
+    received, drop_error, pooled, exact_rows, Varying
 )  # fmt: skip
 BY_NAME: dict[str, Statistic] = {s.name: s() for s in STATISTICS if not s.call}
 EXAMPLES = {s.name: s.example for s in STATISTICS if s.call}

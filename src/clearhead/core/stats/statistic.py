@@ -85,6 +85,11 @@ class Statistic(ABC):
     def check(self, grid: Grid) -> None:  # noqa: B027 (most statistics fit every grid)
         """Raise `BadValue` if the statistic has no meaning for these sizes."""
 
+    @property
+    def own_pass(self) -> bool:
+        """Is it computed by `key_scores`, in a pass of its own, which merges with no other?"""
+        return False
+
     def read_by(self, positive: bool = False, required: bool = False) -> None:
         """Check the numbers that multiply the weights; for `__post_init__`."""
         if required or self.by is not None:

@@ -82,6 +82,9 @@ def sweep(
             another shape.
     """
     parsed = parse_stats(statistics, problem.grid)
+    if apart := [s for s in parsed if s.own_pass]:
+        gave, rule = f"sweep got {apart[0]!r}.", "it has a pass of its own, over all keys."
+        raise BadValue(gave, rule, "compute it with look, in one call.")
     of_queries, of_keys = _range(queries, problem.Tq, "queries"), _range(keys, problem.Tk, "keys")
     if lse is not None and tuple(lse.shape) != (problem.B, problem.H, len(of_queries)):
         raise BadValue(

@@ -1,12 +1,13 @@
 """Define the statistics that sum weights of many queries, in a second sweep."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import BadType, BadValue, is_iterable, whole_number
+from ..errors import BadType, BadValue, as_number, is_iterable, must_be_among, whole_number
 from ..masks import Grid
 from ..problem.nan_safe import weighted_sum
 from ..problem.online_softmax import MASKED
@@ -14,26 +15,52 @@ from ..problem.problem import Problem
 from .per_key import Numbers
 from .statistic import WeightStatistic, WeightTile, bin_of, bins_of, checked_count, zeros
 
+REDUCTIONS = "sum", "mean", "max"  # of the numbers of a key, over queries
+
 
 @dataclass(frozen=True, repr=False)
 class received(WeightStatistic):
     """The weight that each key receives, summed over the queries, per query head.
 
-    `received(by=n)` multiplies it by a number for every key, (Tk,), (H, Tk) or (B, H, Tk), without
-    a gradient. In `watch`, "value" means the norms of the values after the output projection.
-    Without `by`, write "received".
+    Methods that drop keys score them so: H2O by the sum, SnapKV with ``last=``. The kernels compute
+    the sum, "received". With any argument but `by`, torch computes it in a pass of its own, in
+    float64, tile by tile, and it has no gradient.
 
-    Raises `BadType` if `by` is not a tensor of real numbers, and `BadValue` if it has another shape
-    or is a name outside `watch`.
+    Args:
+        by: a number n for every key, (Tk,), (H, Tk) or (B, H, Tk), that multiplies the result,
+            without a gradient; None means 1. In `watch`, "value" means the norms of the values
+            after the output projection.
+        power: sum ``w ** power``, with a power of 1 or more.
+        reduce: "sum"; "mean" over the queries that may look at the key, 0 without one; or "max".
+        last: only the last queries that may look at any key, so many per text; None means all.
+
+    Raises `BadType` if `by` is not a tensor of real numbers, or `last` not a whole number.
+    Raises `BadValue` if `by` has another shape or is a name outside `watch`, if `power` or `last`
+    is below 1, for another `reduce`, and with arguments but `by` over ranks.
+
+    Source: Zhang et al. 2023, "H2O"; Li et al. 2024, "SnapKV".
     """
 
     by: Numbers = None
+    power: float = 1
+    reduce: str = "sum"
+    last: int | None = None
 
     name, formula, shape = "received", "Σ_q w", "B H Tk"
     axis, by_layout = "keys", True
 
     def __post_init__(self) -> None:
         self.read_by()
+        name, rule, hint = f"{self.name} got power", "it is a number of 1 or more.", "pass power=2."
+        as_number(name, self.power, rule, hint, lambda power: 1 <= power < math.inf)
+        rule = f"reduce is {', '.join(REDUCTIONS)}."
+        must_be_among(REDUCTIONS, "reduce", self.reduce, rule, 'pass for example reduce="max".')
+        if self.last is not None:
+            object.__setattr__(self, "last", checked_count(self.last, self.name, "last"))
+
+    @property
+    def own_pass(self) -> bool:
+        return (self.power, self.reduce, self.last) != (1, "sum", None)
 
     def empty(self, p: Problem, queries: slice, keys: int) -> Tensor:
         return zeros(p, keys)
@@ -46,6 +73,28 @@ class received(WeightStatistic):
             return total
         assert self.factors.numbers is not None
         return (total * self.factors.numbers.to(total)).masked_fill(total == 0, 0.0)
+
+
+@dataclass(frozen=True, repr=False)
+class drop_error(received):
+    """The error of the outputs if a key is dropped: the sum of ``|z' - z|²`` over the queries.
+
+    z is the output of a query, and z' the output without the key, for each query head. It is
+    ``w / (1 - w) |v - z|``, computed from z' where w is near 1. A query whose only key is dropped
+    has the output 0. It is a pass of its own, in float64, tile by tile, and has no gradient.
+
+    Args:
+        by, reduce, last: as in `received`.
+        power: sum ``|z' - z| ** power``; 2 is the squared error of DropKV.
+
+    Raises the errors of `received`.
+    """
+
+    power: float = 2
+
+    name, formula = "drop_error", "Σ_q |z' - z|², where z' is the output without the key"
+    own_pass = True
+    by_layout = False
 
 
 @dataclass(frozen=True, repr=False)

@@ -44,7 +44,8 @@ def watch(
     ``attn_implementation="clearhead"``, and any other module of the model that calls `attention`
     in this thread. The outputs of the model do not change.
 
-    If a call records gradients, its statistics carry gradients. The core computes the gradients of
+    If a call records gradients, its statistics carry gradients, except for `drop_error` and for
+    `received` with arguments other than `by`. The core computes the gradients of
     `lse`, `entropy`, `effective`, `mass` and `received`. For the other statistics, torch recomputes
     the statistic in the backward pass (`topk` already in the forward pass), which is several times
     slower. A checkpoint with ``use_reentrant=True`` records no gradients in its forward pass, so a
@@ -68,7 +69,8 @@ def watch(
     each text if the call carries its padding: a 2-D `attention_mask` of transformers, the
     `key_padding_mask` of torch.nn.MultiheadAttention, or `lengths`. Otherwise positions are
     columns. The dimensions Tq and Tk of a result are always columns; `Call.at` gives the column at
-    which each text begins. `received` and `pooled` do not count queries of padding.
+    which each text begins. `received`, `drop_error` and `pooled` do not count queries of padding.
+    So ``received(last=8)`` counts the last eight real queries of each text.
 
     Inside `distributed.sharded`, use the same arguments on all ranks, but pass `to` on one rank
     only. Every rank gets the statistics of the complete sequence, without gradients.
