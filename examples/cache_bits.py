@@ -1,13 +1,14 @@
 """Measure which KV heads of a real model need 8 bits, and whether it helps to know them.
 
-`compare_caches` measures what ggml's q4_0 does to each head of SmolLM2-135M-Instruct on some texts.
-Half of its 90 KV heads then get q8_0 and the others q4_0, 6.5 bits a number: those that the
-measurement names, and as many by rules that people use without one. The program prints the loss and
-the recall of a pass key on other texts, as `forget_keys.py` does.
+`compare_caches` measures what ggml's q4_0 does to each head of SmolLM2-135M-Instruct, or of
+Gemma 3 270M, on some texts. Half of the KV heads then get q8_0 and the others q4_0, 6.5 bits a
+number: those that the measurement names, and as many by rules that people use without one. The
+program prints the loss and the recall of a pass key on other texts, as `forget_keys.py` does.
 
-    python examples/cache_bits.py
+    python examples/cache_bits.py [smollm2 | gemma3]
 """
 
+import argparse
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -21,17 +22,18 @@ from clearhead.hf import Checkpoint
 from clearhead.models.progress import progress_bar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from examples import gemma3, smollm2
 from examples.forget_keys import CONTEXT, SURVEYED, scores, texts
-from examples.smollm2 import fetch
 
 FEW, MORE = "q4_0", "q8_0"
 KeyHead = tuple[int, int]
+MODELS = {"smollm2": smollm2, "gemma3": gemma3}
 
 
 def inputs(checkpoint: Checkpoint) -> Iterable[Tensor]:
     """Yield the ids of every second text that is measured."""
     for text in texts(SURVEYED, 0)[::2]:
-        ids = checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = checkpoint.tokenizer(text)["input_ids"]
         yield torch.tensor([ids[:CONTEXT]])
 
 
@@ -73,7 +75,9 @@ def edits(precise: set[KeyHead], every: Iterable[KeyHead]) -> list[ch.edits.Edit
 
 
 def main() -> None:
-    checkpoint = Checkpoint(fetch())
+    parser = argparse.ArgumentParser(description="Measure which KV heads need 8 bits.")
+    parser.add_argument("model", nargs="?", choices=MODELS, default="smollm2")
+    checkpoint = Checkpoint(MODELS[parser.parse_args().model].fetch())
     numbers = measured(checkpoint)
     every = sorted(numbers["kl"])
     layers = 1 + max(layer for layer, _ in every)

@@ -67,15 +67,16 @@ def trials(checkpoint: Checkpoint) -> Iterator[Trial]:
     def ids(text: str) -> list[int]:
         return list(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    opening = checkpoint.tokenizer("")["input_ids"]  # [BOS], if the model has one
     question = ids(QUESTION)
     held_out = texts(HELD_OUT, CHAPTERS // 2)
     for number, text in enumerate(held_out):
         key = f" {drawn.randrange(10 ** (ANSWER - 1), 10**ANSWER)}"
         needle = ids(NEEDLE.format(key.strip()))
-        size = CONTEXT - len(needle) - len(question) - len(ids(key))
+        size = CONTEXT - len(opening) - len(needle) - len(question) - len(ids(key))
         body = ids(text)[:size]
         at = size * (2 * number + 1) // (2 * len(held_out))
-        body = [*body[:at], *needle, *body[at:]]
+        body = [*opening, *body[:at], *needle, *body[at:]]
         yield Trial(torch.tensor([[*body, *question, *ids(key)]]), slice(0, len(body)))
 
 
