@@ -27,6 +27,8 @@ HOUSE = {
     "demo": 370,
     "models": 9225,
     "hf": 1905,
+    "models": 9115,
+    "hf": 1970,
     "distributed": 2520,
     "nn": 1110,
     "core": 10070,

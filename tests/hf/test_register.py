@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
+import sys
 
 import pytest
 import torch
 
-from clearhead.core.errors import BadValue
+import clearhead as ch
+from clearhead.core.errors import BadValue, Missing
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -402,3 +404,10 @@ def test_a_checkpoint_that_loads_and_does_not_run(folder, tmp_path):
     checkpoint = Checkpoint(changed(gpt2, folder, tmp_path, n_head=-1))
     with pytest.raises(BadValue, match="cannot run on a text"):
         checkpoint.explain("the cat")
+
+
+def test_a_press_needs_kvpress(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kvpress", None)
+    monkeypatch.delitem(sys.modules, "clearhead.hf.scorer", raising=False)
+    with pytest.raises(Missing, match="KVPress is not installed"):
+        ch.hf.press("received", 0.5)

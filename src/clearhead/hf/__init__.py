@@ -2,16 +2,17 @@
 
 transformers looks up two functions by that name: one creates the mask, the other computes
 attention. `register` sets both; `supports` checks whether a model calls them. `cache` makes a cache
-for generation that does not copy what it stores.
+for generation that does not copy what it stores, and `press` a press of KVPress.
 """
 
 from .cache import cache
 from .checkpoint import Checkpoint
 from .images import ImageCheckpoint, open_checkpoint
+from .press import press
 from .register import NAME, register
 from .supports import Support, supports
 
 __all__ = [
-    "NAME", "Checkpoint", "ImageCheckpoint", "Support", "cache", "open_checkpoint", "register",
-    "supports",
+    "NAME", "Checkpoint", "ImageCheckpoint", "Support", "cache", "open_checkpoint", "press",
+    "register", "supports",
 ]  # fmt: skip
