@@ -49,16 +49,8 @@ from .core.masks import (
     window,
 )
 from .core.problem.biases import alibi, bias
-from .core.stats import (
-    drop_error,
-    exact_rows,
-    mass,
-    pooled,
-    received,
-    topk,
-    value_weighted,
-    weighted,
-)
+from .core.stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
+from .core.stats.weight_statistics import drop_error
 from .corpus import Survey, survey
 from .models.effects.caches import CacheDamage, compare_caches
 from .models.effects.effect_table import Effect, Effects

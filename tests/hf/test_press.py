@@ -173,16 +173,20 @@ def test_errors(make, text):
 
 
 RUNS = {
-    "eager": ("eager", lambda: OURS["observed"](0.5), "press got a model with attn_implementa"),
+    "eager": (
+        "eager",
+        lambda: OURS["observed"](0.5),
+        "press got a 'eager' attention, with a mask of torch.float32.",
+    ),
     "chunks": (
         "sdpa",
         lambda: kvpress.ChunkPress(OURS["observed"](0.5), chunk_length=32),
-        "press got 32 keys of a prompt of 150 tokens.",
+        "press got 32 keys of 150 tokens, and window=0.",
     ),
     "short": (
         "sdpa",
         lambda: ch.hf.press("received", 0.5, window=T),
-        "press got a prompt of 150 tokens, and window=150.",
+        "press got 150 keys of 150 tokens, and window=150.",
     ),
 }
 

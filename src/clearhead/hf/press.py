@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.errors import BadValue, Missing, as_count, as_number
+from ..core.errors import BadValue, Missing, as_count
 from ..core.stats import Statistic, parse_stats
 from .register import register
 
@@ -46,22 +46,18 @@ def press(
         rule = 'a score has a number for each key, from q, k and v: "received" or "drop_error".'
         hint = "for norms of values, pass this press to kvpress.CriticalKVPress."
         raise BadValue(f"press got {score!r}.", rule, hint)
-    rule, hint = "it is a fraction of the keys, below 1.", "pass compression_ratio=0.5."
-    ratio = as_number("press got compression_ratio", compression_ratio, rule, hint, _is_ratio)
-    rule, hint = "it is a number of keys, 0 or more.", "pass window=64."
+    rule, hint = "both are numbers of keys, and kernel is odd.", "pass window=64, kernel=5."
     window = as_count("press got window", window, rule, hint)
-    rule, hint = "it is an odd number of keys.", "pass kernel=5."
     kernel = as_count("press got kernel", kernel, rule, hint, least=1)
     if kernel % 2 == 0:
         raise BadValue(f"press got kernel={kernel}.", rule, hint)
+    if not 0 <= compression_ratio < 1:
+        rule, hint = "it is a fraction of the keys, below 1.", "pass compression_ratio=0.5."
+        raise BadValue(f"press got compression_ratio={compression_ratio!r}.", rule, hint)
     try:
         from .scorer import Scorer
     except ImportError as error:
         rule = "the press is one of its classes."
         raise Missing(f"KVPress is not installed: {error}.", rule, "install kvpress.") from error
     register()
-    return Scorer(ratio, statistic=statistic, window=window, kernel=kernel)
-
-
-def _is_ratio(number: float) -> bool:
-    return 0 <= number < 1
+    return Scorer(compression_ratio, statistic=statistic, window=window, kernel=kernel)

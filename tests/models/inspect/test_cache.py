@@ -1,5 +1,7 @@
 """The edit `cache`: its formats against their definitions, and where it applies."""
 
+import hashlib
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from clearhead.core.errors import BadType, BadValue
 from clearhead.nn import MultiHeadAttention
 from tests.models.two_blocks import TwoBlocks, ids
 
-pytest.importorskip("gguf", reason="extra `hf` is not installed")
+quants = pytest.importorskip("gguf.quants", reason="extra `hf` is not installed")
 pytestmark = pytest.mark.outside
 
 T, D = 11, 32
@@ -48,7 +50,18 @@ def of_4_bits(x):
     return (count * step.half().float() + low.half().float()).reshape(x.shape)
 
 
+def of_uneven_levels(x):
+    """iq4_nl by its definition, in float64: the scale has the least squared error, weighted."""
+    levels = torch.tensor(quants.IQ4_NL.kvalues, dtype=torch.float64)
+    y = blocks(x).double()
+    largest = y.gather(-1, y.abs().argmax(-1, keepdim=True))
+    nearest = levels[(y / largest * -127).unsqueeze(-1).sub(levels).abs().argmin(-1)]
+    scale = (y**3 * nearest).sum(-1, keepdim=True) / (y * nearest).square().sum(-1, keepdim=True)
+    return (nearest * scale.half()).reshape(x.shape).float()
+
+
 FORMATS = {
+    "iq4_nl": of_uneven_levels,
     "q8_0": of_8_bits,
     "q4_1": of_4_bits,
     "bf16": lambda x: x.bfloat16().float(),
@@ -65,6 +78,15 @@ def test_a_named_format_is_its_definition(form):
         got = layer()
     assert torch.equal(got, layer(FORMATS[form](layer.k), FORMATS[form](layer.v)))
     assert not torch.equal(got, layer())
+
+
+def test_the_bits_of_ggml():
+    """The digest is of what ggml's `quantize_row_iq4_nl_ref` stores, libggml-python 0.20.2."""
+    n = torch.arange(4096 * 32)
+    x = (n * 7919 % 1009 - 504).float() / 64 * (1 + n // 32 % 37)
+    read = ch.edits.cache(keys="iq4_nl")._read_back(x.view(1, 1, -1, 64), "iq4_nl")
+    digest = "f3fbc777b29f58fd9570f1854e6bbf7842a6a7f4d9734a6999ba5777608441e5"
+    assert hashlib.sha256(read.numpy().tobytes()).hexdigest() == digest
 
 
 @pytest.mark.parametrize("fewer, more", [("q4_0", "q5_0"), ("q4_1", "q5_1"), ("q5_0", "q8_0")])

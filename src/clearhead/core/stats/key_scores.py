@@ -5,7 +5,6 @@ Each is a pass of its own: in float64, tile by tile, in O(Tq + Tk) memory, witho
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,9 +18,7 @@ from .statistic import zeros
 from .weight_statistics import drop_error, received
 
 TILE_QUERIES, TILE_CELLS = 64, 2**17  # of a tile, over all batches and heads
-
-# Tiles of some queries: the keys, the logits (B, H, q, k), -inf where masked, and their numbers.
-Tiles: TypeAlias = Iterator[tuple[slice, Tensor, Tensor]]
+Tile = tuple[slice, Tensor, Tensor]  # keys, their logits (B, H, q, k), -inf where masked, numbers
 
 
 @torch.no_grad()
@@ -38,9 +35,9 @@ def key_scores(problem: Problem, inputs: Inputs, of: received) -> Tensor:
     numbers_of = _changes if isinstance(of, drop_error) else _weights
     total, seen = zeros(p, p.Tk), zeros(p, p.Tk)
     counts = _counting_queries(p, of.last)
-    first = int(counts.flatten(0, 1).any(0).int().argmax()) if p.Tq else 0
+    tiles = query_tiles(range(p.Tq), TILE_QUERIES)
     with no_autocast(p.device):
-        for queries in query_tiles(range(first, p.Tq), TILE_QUERIES):
+        for queries in (x for x in tiles if counts[..., x].any()):
             for keys, scores, numbers in numbers_of(p, inputs, queries):
                 skipped = (scores == MASKED) | ~counts[..., queries].unsqueeze(-1)
                 numbers = numbers.pow(of.power).masked_fill(skipped, 0.0)
@@ -57,9 +54,7 @@ def key_scores(problem: Problem, inputs: Inputs, of: received) -> Tensor:
 
 def _counting_queries(p: Problem, last: int | None) -> Tensor:
     """Return which queries count, (B|1, H|1, Tq): the last ones that may look at any key."""
-    visible = torch.ones(1, 1, p.Tq, dtype=torch.bool, device=p.device)
-    if p.masked:
-        visible = ~p.fully_masked()
+    visible = ~p.fully_masked()
     if last is None:
         return visible
     return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= last)
@@ -74,13 +69,11 @@ def _tiles(p: Problem, inputs: Inputs, queries: slice) -> Iterator[tuple[slice, 
 
 def _of_sinks(p: Problem, queries: slice) -> Tensor:
     """Return the log-sum-exp, (B, H, q), of the sinks alone."""
-    sinks = p.sinks
-    if sinks is None:
-        sinks = torch.full((p.H,), MASKED, device=p.device)
+    sinks = torch.full((p.H,), MASKED, device=p.device) if p.sinks is None else p.sinks
     return sinks.double().view(1, -1, 1).expand(p.B, p.H, queries.stop - queries.start)
 
 
-def _weights(p: Problem, inputs: Inputs, queries: slice) -> Tiles:
+def _weights(p: Problem, inputs: Inputs, queries: slice) -> Iterator[Tile]:
     """Yield tiles with the weights; they are undefined where masked."""
     lse = _of_sinks(p, queries)
     for _, scores in _tiles(p, inputs, queries):
@@ -89,7 +82,7 @@ def _weights(p: Problem, inputs: Inputs, queries: slice) -> Tiles:
         yield keys, scores, (scores - lse.unsqueeze(-1)).exp()
 
 
-def _changes(p: Problem, inputs: Inputs, queries: slice) -> Tiles:
+def _changes(p: Problem, inputs: Inputs, queries: slice) -> Iterator[Tile]:
     """Yield tiles with `|z' - z|` for each key; it is undefined where masked.
 
     With the weight w it is w / (1 - w) |v - z|. Where w is near 1, both factors cancel. At most the

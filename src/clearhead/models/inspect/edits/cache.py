@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 import torch
@@ -17,8 +18,10 @@ Format: TypeAlias = str | Callable[[Tensor], Tensor]
 # The bits of a number. Those of ggml are in blocks of 32, with a float16, and in `_1` with two.
 BITS = {
     "bf16": 16, "fp16": 16, "fp8_e4m3": 8, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5,
-    "q4_0": 4.5,
+    "q4_0": 4.5, "iq4_nl": 4.5,
 }  # fmt: skip
+# The levels of iq4_nl, which are closer to each other near 0.
+IQ4_NL = -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn}
 
 
@@ -40,6 +43,7 @@ class cache(Edit):
     "q5_0"         5.5   5 bits each, a scale
     "q4_1"         5     4 bits each, a scale and an offset
     "q4_0"         4.5   4 bits each, a scale
+    "iq4_nl"       4.5   4 bits each, one of 16 uneven levels, a scale
     a function           f(x), of keys or values (B, G, Tk, D), in the shape and dtype of x
     =============  ====  ===================================================================
 
@@ -128,6 +132,8 @@ def _of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _of_ggml(x: Tensor, form: str) -> Tensor:
     hint = f"use fp8_e4m3, or a function that pads the vectors to a multiple of {NUMBERS}."
     must_fill_blocks(x, form, hint)
+    if form == "iq4_nl":
+        return _of_iq4_nl(x)
     if form in BYTES:  # as `nn.KVCache` stores them
         return in_blocks(x, form).dequantize()
     with needs("hf", "formats of ggml are computed by the package gguf."):
@@ -136,3 +142,21 @@ def _of_ggml(x: Tensor, form: str) -> Tensor:
     kind = GGMLQuantizationType[form.upper()]
     stored = quantize(x.detach().float().cpu().contiguous().numpy(), kind)
     return torch.from_numpy(dequantize(stored, kind)).to(x)
+
+
+def _of_iq4_nl(x: Tensor) -> Tensor:
+    """Round as ggml's `quantize_row_iq4_nl_ref`, which its caches call.
+
+    The number that is largest by its absolute value gets level -127, and the others the nearest
+    level. Then the scale is that with the least squared error, weighted by squares.
+    """
+    levels = torch.tensor(IQ4_NL, dtype=torch.float32, device=x.device)
+    blocks = x.detach().float().unflatten(-1, (-1, NUMBERS))
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scaled = blocks * torch.where(largest == 0, 0.0, 1 / (largest / levels[0]))
+    nearest = levels[torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2, right=True)]
+    weighted = blocks.square() * nearest
+    # ggml adds one number after the other, in float32.
+    top, bottom = (reduce(torch.add, (weighted * y).unbind(-1)) for y in (blocks, nearest))
+    scale = (top / bottom).unsqueeze(-1).masked_fill(largest.abs() < 1e-15, 0.0).half()
+    return (nearest * scale.float()).flatten(-2).to(x)
