@@ -28,6 +28,7 @@ HOUSE = {
     "models": 9225,
     "hf": 1905,
     "models": 9115,
+    "models": 9130,
     "hf": 1970,
     "distributed": 2520,
     "nn": 1110,
