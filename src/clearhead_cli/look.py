@@ -136,11 +136,9 @@ def _image_reader(image: Path, model: Path | None) -> "ImageCheckpoint":
     reader = None if model is None else open_checkpoint(model)
     if isinstance(reader, ImageCheckpoint):
         return reader
-    raise BadValue(
-        f"{str(image)!r} is an image, and {reader.name if reader else 'the model'} reads text.",
-        "an image is read by a vision model, with the image processor in its folder.",
-        "pass --model FOLDER, for example that of a DINOv2.",
-    )
+    gave = f"{str(image)!r} is an image, and {reader.name if reader else 'the model'} reads text."
+    rule = "an image is read by a vision model, with the image processor in its folder."
+    raise BadValue(gave, rule, "pass --model FOLDER, for example that of a DINOv2.")
 
 
 def _why_line(result: "Report", why: "Sequence[Why] | str") -> str:

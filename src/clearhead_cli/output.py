@@ -57,11 +57,8 @@ def check_writable(*paths: Path | None) -> None:
 
     resolved = [path.resolve() for path in paths if path is not None]
     if len(set(resolved)) < len(resolved):
-        raise BadValue(
-            f"The picture and the page have the same file, {str(resolved[0])!r}.",
-            "the second would overwrite the first.",
-            "name two files.",
-        )
+        gave = f"The picture and the page have the same file, {str(resolved[0])!r}."
+        raise BadValue(gave, "the second would overwrite the first.", "name two files.")
     for path in (p for p in paths if p is not None):
         folder = path.parent
         if not folder.is_dir():

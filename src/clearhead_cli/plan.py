@@ -54,11 +54,9 @@ def plan(
 
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
-        raise BadValue(
-            f"dtype {dtype!r} is unknown.",
-            "a dtype is float32, float64, bfloat16 or float16.",
-            "pass one of these with --dtype.",
-        )
+        gave = f"dtype {dtype!r} is unknown."
+        hint = "pass one of these with --dtype."
+        raise BadValue(gave, "a dtype is float32, float64, bfloat16 or float16.", hint)
     for name, value in (("--batch", batch), ("--heads", heads), ("--queries", queries),
                         ("--head-size", head_size), ("--kv-heads", kv_heads), ("--keys", keys),
                         ("--value-size", value_size)):  # fmt: skip

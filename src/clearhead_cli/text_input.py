@@ -49,11 +49,9 @@ def _read_file(typed: str) -> str:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return typed
-        raise BadValue(
-            f"The file {typed!r} cannot be read: {error.strerror}.",
-            "a text is typed, piped in, or read from a file.",
-            "check the path and its permissions.",
-        ) from error
+        gave = f"The file {typed!r} cannot be read: {error.strerror}."
+        rule = "a text is typed, piped in, or read from a file."
+        raise BadValue(gave, rule, "check the path and its permissions.") from error
     if typed and (is_folder or looks_like_path) and not any(c.isspace() for c in typed):
         what = "is a folder" if is_folder else "does not exist"
         rule = "a text without spaces that looks like a path is the name of a file."
