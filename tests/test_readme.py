@@ -111,7 +111,11 @@ def test_its_two_commands_run(tmp_path):
 def test_docstring_examples():
     tried = 0
     for found in pkgutil.walk_packages(ch.__path__, "clearhead."):
-        module = importlib.import_module(found.name)
+        try:
+            module = importlib.import_module(found.name)
+        except ModuleNotFoundError as missing:
+            assert missing.name == "kvpress", found.name  # the only one that no test installs
+            continue
         result = doctest.testmod(module)
         assert not result.failed, found.name
         tried += result.attempted

@@ -13,8 +13,8 @@ import clearhead as ch
 from clearhead.corpus import Mass, RandomRepeats
 from clearhead.corpus.basic import Distances, Entropy, First, Largest
 from clearhead.corpus.compare import LEAST_EFFECT, _interval_and_p
+from clearhead.corpus.fold import sums_of_texts
 from clearhead.corpus.inference import adjusted
-from clearhead.corpus.merge import sums_of_texts
 from clearhead.views import html
 from tests.views.test_page import embedded
 

@@ -8,8 +8,8 @@ from scipy import stats
 
 import clearhead as ch
 from clearhead.corpus.basic import First
+from clearhead.corpus.fold import sums_of_texts
 from clearhead.corpus.inference import adjusted
-from clearhead.corpus.merge import sums_of_texts
 
 from .models import tokenizer
 

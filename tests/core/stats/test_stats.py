@@ -791,7 +791,9 @@ def test_every_statistic_declares_its_third_dimension():
         value_weighted({"first": ch.prefix(1)}, by=torch.ones(11)), pooled(2, 3),
         exact_rows([0, 1, 2]),
     ]  # fmt: skip
-    requested = parse_stats(["lse", "max", "entropy", "effective", "received", *by_call])
+    requested = parse_stats(
+        ["lse", "max", "entropy", "effective", "received", "drop_error", *by_call]
+    )
     assert {s.name for s in requested} == {*BY_NAME, *EXAMPLES} - {"varying"}
     seen = ch.look(q, k, k, stats=requested)
     for s in requested:
