@@ -276,7 +276,7 @@ def test_under_autocast_the_parts_of_the_rounded_run_are_exact(kind):
 def test_a_transform_before_the_unembedding_is_refused():
     config = transformers.BertConfig(**SMALL, intermediate_size=37)
     model = build(config, "AutoModelForMaskedLM")
-    with pytest.raises(BadValue, match=r"does not reach the logits(.|\n)*BERT"):
+    with pytest.raises(BadValue, match=r"do not reach the logits(.|\n)*BERT"):
         ch.logit_attribution(model, ids(), 5)
 
 

@@ -522,7 +522,7 @@ def test_a_figure_has_the_weights_above_the_image():
         assert image.get_extent() == weights.get_extent() == [-0.5, 6.5, 5.5, -0.5]
         framed = [patch.get_xy() for patch in ax.patches]
         assert framed == ([] if not at else [((at - 1) % 7 - 0.5, (at - 1) // 7 - 0.5)])
-    with pytest.raises(BadValue, match="one of 43 tokens, 1 of them before 6 x 7 patches"):
+    with pytest.raises(BadValue, match="one of 43 tokens, 1 before 6 x 7 patches"):
         plot.image(report, 0, 1, 43)
     text = ch.report(demo.load(), "The cat sat.")
     with pytest.raises(BadValue, match="Layer 0 has no image"):
@@ -571,7 +571,7 @@ def test_a_figure_has_a_map_of_each_word():
     assert figure.get_suptitle().startswith(f"L{layer}H2")
     with pytest.raises(BadValue, match="words got no query"):
         plot.words(report, layer, 2, [])
-    with pytest.raises(BadValue, match="tokens, 2 of them before 3 x 7 patches"):
+    with pytest.raises(BadValue, match="tokens, 2 before 3 x 7 patches"):
         plot.words(report, layer, 2, [26])
     with pytest.raises(BadValue, match="Layer 0 has no image"):
         report.weights_on_image(0)

@@ -34,9 +34,8 @@ def _cached(name: str) -> str:
     try:
         return snapshot_download(name, local_files_only=True)
     except LocalEntryNotFoundError as error:
-        raise BadValue(
-            f"{name!r} is neither a path that exists, nor a model in the cache of the hub.",
-            "a model is a folder, a file, or a name of the Hugging Face hub that was downloaded.",
-            f'check the path; or download the model: hf download {name} --include "*.json" '
-            '"*.safetensors" "*.txt" "*.model"',
-        ) from error
+        files = '"*.json" "*.safetensors" "*.txt" "*.model"'
+        gave = f"{name!r} is neither a path that exists, nor a model in the cache of the hub."
+        rule = "a model is a folder, a file, or a name of the Hugging Face hub that was downloaded."
+        hint = f"check the path; or download the model: hf download {name} --include {files}"
+        raise BadValue(gave, rule, hint) from error

@@ -85,11 +85,8 @@ def choose_heads(trace: Trace, heads: Sequence[int] | None) -> list[int]:
     if heads is None:
         return list(range(count))
     if not is_iterable(heads):
-        raise BadType(
-            f"heads={heads!r}.",
-            "heads is a list of indices; None means all.",
-            f"pass heads=[{heads!r}].",
-        )
+        rule = "heads is a list of indices; None means all."
+        raise BadType(f"{heads=}.", rule, f"pass heads=[{heads!r}].")
     rule = f"this trace has {count} query head{'s' * (count != 1)}, counted from 0."
     hint = f"pass heads from 0 to {count - 1}, or None for all."
     return [as_index("Head", head, count, rule, hint) for head in heads]

@@ -479,7 +479,7 @@ def test_a_checkpoint_that_does_not_say_which_layer_it_computes_again():
     """An edit that tells them apart is refused; else gradients are those without checkpoints."""
     how = checkpointed(False)
     for name, make in OF_ONE_LAYER.items():
-        with pytest.raises(BadValue, match="3 calls of layers 0, 1, 2 differently, and a") as error:
+        with pytest.raises(BadValue, match=r"3 calls of layers=\[0, 1, 2\] differently") as error:
             gradients(Shared(how), make())
         assert error.value.rule.endswith(".") and error.value.hint.endswith("."), name
     for make in OF_ALL_ALIKE.values():
@@ -589,7 +589,7 @@ def test_a_checkpoint_around_several_layers():
             gradients(Shared(how, whole=True), make()), gradients(Shared(), make())
         )
     for make in OF_ONE_LAYER.values():
-        with pytest.raises(BadValue, match="3 calls of layers 0, 1, 2 differently, and a"):
+        with pytest.raises(BadValue, match=r"3 calls of layers=\[0, 1, 2\] differently"):
             gradients(Shared(how, whole=True), make())
 
 
@@ -599,7 +599,7 @@ def test_call_n_of_a_recording_under_a_checkpoint():
     for edit, runs in ((once, 2), (twice, 1), (ch.edits.scale(0.5, layers=[3]), 3)):
         found = gradients(Shared(how), [edit], runs=runs)
         torch.testing.assert_close(found, gradients(Shared(), [edit], runs=runs))
-    with pytest.raises(BadValue, match="treats 2 calls of layer 3 differently, and a checkpoint"):
+    with pytest.raises(BadValue, match=r"treats the 2 calls of layers=\[3\] differently"):
         gradients(Shared(how), [twice], runs=2)
 
 
@@ -635,7 +635,7 @@ def test_a_checkpointed_function_of_a_module_is_edited_again(use_reentrant):
             gradients(Calls(how, 2), edits), gradients(Calls(None, 2), edits)
         )
     else:
-        with pytest.raises(BadValue, match="treats 2 calls of layers 0, 1 differently"):
+        with pytest.raises(BadValue, match=r"treats the 2 calls of layers=\[0, 1\] differently"):
             gradients(Calls(how, 2), edits)
 
 

@@ -322,7 +322,7 @@ def of_rank_with_another_layer(rank, first):
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_layer_of_one_rank_is_refused_on_every_rank(first, tmp_path):
     for said in on_processes(2, of_rank_with_another_layer, tmp_path / "ranks", first):
-        assert len(said) == 1 and said[0].startswith(f"{first}: At step {first}, some layer has")
+        assert len(said) == 1 and said[0].startswith(f"{first}: At step {first}, a layer ran")
 
 
 @pytest.mark.parametrize("key_heads", [H, 2])

@@ -372,7 +372,7 @@ def test_a_part_that_nothing_wrote_is_refused():
         (dict(layer=2), "Layer 2 was requested"),
         (dict(head=3), "Head 3 was requested"),
         (dict(query=7), "Query 7 was requested"),
-        (dict(key=6), r"Query 5 looks at 6 keys \(0, 1, 2, 3, 4, 5\), and why got key=6"),
+        (dict(key=6), r"Query 5 looks at 6 keys \(0, 1, 2, 3, 4, 5\); why got key=6"),
         (dict(against="all"), "against='all'"),
         (dict(against=3), "against=3"),
         (dict(against=7), "A contrast with key 7 was requested"),

@@ -164,11 +164,9 @@ def compare_caches(
         raise no_attention_call(model, "compare_caches follows calls that go through clearhead.")
     heads = [x for call in recorder.calls for x in _compared(call, groups)]
     for name in groups.keys() - {head.cache for head in heads}:
-        raise BadValue(
-            f"The cache {name!r} changes no attention call of the {type(model).__name__}.",
-            "a cache is compared in the layers, heads and positions that its edits name.",
-            f"the layers are 0 to {len(recorder.layers.names) - 1}.",
-        )
+        rule = "a cache is compared in the layers, heads and positions that its edits name."
+        hint = f"the layers are 0 to {len(recorder.layers.names) - 1}."
+        raise BadValue(f"The cache {name!r} changes no call of {type(model).__name__}.", rule, hint)
     if metric is None:
         warn_if_missed("compare_caches", recorder.layers.texts.missed, (None,), stacklevel=2)
         measured = None

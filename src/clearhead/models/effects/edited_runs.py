@@ -131,11 +131,9 @@ class EditedRuns:
                 _agree(unedited, among_unedited, min(10 * eps, 0.01) * scale)
                 and _agree(among_unedited, self.unedited.baseline, math.sqrt(eps) * scale)
             ):
-                raise _Inseparable(
-                    f"an unedited copy gives {unedited:.6g} beside edited ones, "
-                    f"{among_unedited:.6g} beside unedited ones and {self.unedited.baseline:.6g} "
-                    "alone"
-                )
+                others = f"{among_unedited:.6g} beside unedited ones, {self.unedited.baseline:.6g}"
+                gave = f"an unedited copy gives {unedited:.6g} beside edited ones, {others} alone"
+                raise _Inseparable(gave)
         self._checked = True
         return values
 

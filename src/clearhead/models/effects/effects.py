@@ -113,11 +113,9 @@ def effects(
         hint = f"pass a whole number, or None for up to {TOKENS_AT_ONCE} tokens."
         at_once = as_count("effects got at_once", at_once, rule, hint, least=1)
     if not callable(metric) and metric != "loss":
-        raise BadValue(
-            f"effects got metric={metric!r}.",
-            'a metric is "loss", logit_difference(...) or a function of the output.',
-            'pass metric="loss", or a function that returns a tensor of one number.',
-        )
+        rule = 'a metric is "loss", logit_difference(...) or a function of the output.'
+        hint = 'pass metric="loss", or a function that returns a tensor of one number.'
+        raise BadValue(f"effects got {metric=}.", rule, hint)
     estimate = bool(estimate)  # torch accepts nothing else
     recorder = Recorder(grad=estimate)
     with torch.set_grad_enabled(estimate), editing(recorder), no_random_numbers(model):
@@ -187,11 +185,8 @@ def _groups(
     edits: Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]], over: Sequence[str] | None
 ) -> dict[str, tuple[Edit, ...]]:
     if over is not None:
-        raise BadValue(
-            f"effects got several edits and over={over!r}.",
-            "over moves one edit over layers, heads or positions.",
-            "pass one edit, or leave out over.",
-        )
+        rule = "over moves one edit over layers, heads or positions."
+        raise BadValue(f"effects got several edits and {over=}.", rule, "leave out over.")
     rule = "edits is one edit of clearhead.edits, a list of them, or a dict of names and edits."
     hint = "pass for example {'first': clearhead.edits.knock_out(clearhead.prefix(1))}."
     groups = named_edits("effects", edits, (Edit,), rule, hint)
@@ -218,11 +213,9 @@ def named_edits(
     if not isinstance(edits, Mapping):
         named = {x if isinstance(x, str) else repr(x): x for x in edits}
     if len(named) < len(edits):
-        raise BadValue(
-            f"{verb} got {len(edits)} edits with {len(named)} different names.",
-            "the repr of an edit is its name in the result, and names are unique.",
-            "pass a dict of names and edits.",
-        )
+        gave = f"{verb} got {len(edits)} edits with {len(named)} different names."
+        rule = "the repr of an edit is its name in the result, and names are unique."
+        raise BadValue(gave, rule, "pass a dict of names and edits.")
     groups: dict[str, tuple[Edit, ...]] = {}
     for name, x in named.items():
         one = cache(keys=x, values=x) if isinstance(x, str) and cache in allowed else x

@@ -110,12 +110,9 @@ class EffectsFile:
                 raise self._other(f"{name} was {header.get(name)}, and is {value}")
 
     def _other(self, difference: str) -> BadValue:
-        return BadValue(
-            f"The file {str(self.path)!r} has other effects: {difference}.",
-            "a file is for one model with its weights, code and settings, for inputs, for edits "
-            "around the call, and for a metric.",
-            "pass another file as to=, or delete this one.",
-        )
+        gave = f"The file {str(self.path)!r} has other effects: {difference}."
+        rule = "a file is for one model, its code and settings, inputs, other edits and metric."
+        return BadValue(gave, rule, "pass another file as to=, or delete this one.")
 
     def _parsed(self, number: int, line: str) -> tuple[str, str | None, float]:
         try:
@@ -139,11 +136,9 @@ class EffectsFile:
             raise self._failed("written", error) from error
 
     def _failed(self, verb: str, error: OSError) -> BadValue:
-        return BadValue(
-            f"The file {str(self.path)!r} cannot be {verb}: {why_failed(error)}.",
-            "to= is a file to which each effect is appended.",
-            "pass a file in an existing folder with write permission.",
-        )
+        gave = f"The file {str(self.path)!r} cannot be {verb}: {why_failed(error)}."
+        rule = "to= is a file to which each effect is appended."
+        return BadValue(gave, rule, "pass a file in an existing folder with write permission.")
 
 
 def _is_same(now: float, before: float, eps: float = 1e-6) -> bool:

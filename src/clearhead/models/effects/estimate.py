@@ -53,12 +53,9 @@ class _RecordedCall(EditedCall):
     def output(self, out: Tensor, problem: Problem, inputs: Inputs, engine: str) -> Tensor:
         grad = self.recorder.grad
         if grad and not torch.is_grad_enabled():
-            raise BadValue(
-                f"Layer {self.site.layer} computes attention without gradients.",
-                "an estimate needs gradients; no_grad and a checkpoint with use_reentrant=True "
-                "record none.",
-                "pass estimate=False, or use_reentrant=False to the checkpoint.",
-            )
+            gave = f"Layer {self.site.layer} computes attention without gradients."
+            rule = "an estimate needs them: no no_grad, and no checkpoint with use_reentrant=True."
+            raise BadValue(gave, rule, "pass estimate=False, or use_reentrant=False to checkpoint.")
         detached = Inputs(*(x.detach() for x in inputs)) if grad else inputs
         zeros = torch.zeros_like(out, requires_grad=True) if grad else None
         call = UneditedCall(self.site, problem, detached, out.detach(), zeros)
@@ -79,12 +76,9 @@ def estimate(
     Outperforms Automated Circuit Discovery".
     """
     if not metric.requires_grad:
-        raise BadValue(
-            f"The metric {name} has no gradient.",
-            "an estimate needs gradients; a count, an argmax, detach() and torch.inference_mode "
-            "have none.",
-            "pass estimate=False to compute only exact effects.",
-        )
+        rule = "an estimate needs it; a count, argmax, detach() and torch.inference_mode have none."
+        hint = "pass estimate=False to compute only exact effects."
+        raise BadValue(f"The metric {name} has no gradient.", rule, hint)
     zeros = [call.zeros for call in calls if call.zeros is not None]
     grads = torch.autograd.grad(metric, zeros, allow_unused=True)
     estimates: list[float | None] = []

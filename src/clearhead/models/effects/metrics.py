@@ -43,11 +43,9 @@ def loss_metric(
     named = inputs if isinstance(inputs, Mapping) else {}
     kind = type(model).__name__
     if labels := [n for n, x in named.items() if x is not None and any(p in n for p in TARGETS)]:
-        raise BadValue(
-            f"The inputs have {' and '.join(labels)}, and the {kind} returned no loss.",
-            'with labels, "loss" is the loss that the model itself computes and returns as `loss`.',
-            "leave the labels out, or pass a function of the output as metric=.",
-        )
+        gave = f"The inputs have {' and '.join(labels)}, and the {kind} returned no loss."
+        rule = 'with labels, "loss" is what the model itself computes and returns as `loss`.'
+        raise BadValue(gave, rule, "leave labels out, or pass a function of the output as metric=.")
     metric = next_token_loss(inputs)
     ids = named["input_ids"] if named else inputs
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) or any(
@@ -63,12 +61,8 @@ def loss_metric(
 
 
 def _no_next_token(gave: str) -> BadValue:
-    return BadValue(
-        f"{gave}, and its inputs have no labels.",
-        'without labels, "loss" is the next-token loss of a decoder, where no token looks at those '
-        "after it.",
-        CHOICES,
-    )
+    rule = 'without labels, "loss" is the next-token loss of a decoder, with causal attention.'
+    return BadValue(f"{gave}, and its inputs have no labels.", rule, CHOICES)
 
 
 def sees_later(problem: Problem, site: EditSite) -> bool:
@@ -98,12 +92,10 @@ def next_token_loss(inputs: Any) -> Metric:
     named = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
     ids, real = named.get("input_ids"), named.get("attention_mask")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-        raise BadType(
-            "The inputs have no ids (B, T), from which to compute the next-token loss.",
-            "the next token is one of the ids that the model reads.",
-            "pass labels= in the inputs for the model's own loss, or a function of the output as "
-            "metric=, such as lambda output: output.logits[:, 3].mean() for a classifier.",
-        )
+        gave = "The inputs have no ids (B, T), from which to compute the next-token loss."
+        rule = "the next token is one of the ids that the model reads."
+        hint = "pass labels=, or metric=, such as lambda output: output.logits[:, 3].mean()."
+        raise BadType(gave, rule, hint)
     B, T = ids.shape
     if T < 2:
         rule = "the first token has no loss, so the loss needs two tokens or more."
@@ -116,22 +108,18 @@ def next_token_loss(inputs: Any) -> Metric:
         counts = (real[:, 1:] & real[:, :-1]).to(ids.dtype)
     else:
         what = f"of shape {tuple(real.shape)}" if isinstance(real, Tensor) else kind_of(real)
-        raise BadValue(
-            f"The next-token loss was requested with an attention_mask {what}.",
-            f"the mask marks padding of the ids {tuple(ids.shape)}, so it has shape (B, T).",
-            "pass labels= in the inputs, with -100 for padding, or a function of the output as "
-            "metric=.",
-        )
+        gave = f"The next-token loss was requested with an attention_mask {what}."
+        rule = f"the mask marks padding of the ids {tuple(ids.shape)}, so it has shape (B, T)."
+        hint = "pass labels= with -100 for padding, or a function of the output as metric=."
+        raise BadValue(gave, rule, hint)
 
     def loss(output: Any) -> Tensor:
         logits = logits_of(output, AS_METRIC)
         if logits.shape[:2] != ids.shape:
-            raise BadValue(
-                f"The model returned logits {tuple(logits.shape)} for ids {tuple(ids.shape)}.",
-                "the next-token loss needs logits (B, T, words) of every token.",
-                "leave out logits_to_keep=, pass labels= in the inputs, or a function of the "
-                "output as metric=.",
-            )
+            gave = f"The model returned logits {tuple(logits.shape)} for ids {tuple(ids.shape)}."
+            rule = "the next-token loss needs logits (B, T, words) of every token."
+            hint = "leave out logits_to_keep=, pass labels=, or metric= a function of the output."
+            raise BadValue(gave, rule, hint)
         flat = logits[:, :-1].flatten(0, 1).float()
         losses = F.cross_entropy(flat, ids[:, 1:].flatten(), reduction="none")
         return (losses * counts.flatten()).sum() / counts.sum()
@@ -164,13 +152,9 @@ def logit_difference(right: int | Tensor, wrong: int | Tensor, at: int = -1) -> 
         B, T, words = logits.shape
         position = as_index("Position", at, T, f"the logits have {T}.", "pass one of them as at=.")
         if most >= words or not texts <= {B}:
-            raise BadValue(
-                f"logit_difference has right={right!r} and wrong={wrong!r}; the logits are "
-                f"{tuple(logits.shape)}.",
-                f"an id is less than the number of words, {words}, and there is one for all texts "
-                "or one for each.",
-                "pass ids of this model's words.",
-            )
+            gave = f"logit_difference has {right=}, {wrong=} and logits {tuple(logits.shape)}."
+            rule = f"ids are below the number of words {words}: one for all texts, or one for each."
+            raise BadValue(gave, rule, "pass ids of this model's words.")
         texts_of_batch = torch.arange(B, device=logits.device)
         picked = [logits[texts_of_batch, position, x.to(logits.device)] for x in ids]
         return (picked[0] - picked[1]).float().mean()

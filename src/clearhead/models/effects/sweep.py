@@ -105,11 +105,9 @@ def must_have_positions(
         own = [x for x in calls if is_selected(edit.layers, x.site.layer, x.site.module)]
         if own and not any(bool(edit.at_positions(x.problem, x.site).any()) for x in own):
             last = max((p for x in own for p in edit.positions_in(x.problem, x.site)), default=-1)
-            raise BadValue(
-                f"{edit!r} names positions that its layers do not have.",
-                f"the texts have positions 0 to {last}.",
-                f"pass positions from 0 to {last}, or from -{last + 1}, which count from the end.",
-            )
+            gave = f"{edit!r} names positions that its layers do not have."
+            hint = f"pass positions from 0 to {last}, or from -{last + 1} to -1 from the end."
+            raise BadValue(gave, f"the texts have positions 0 to {last}.", hint)
 
 
 def site_of(group: Sequence[Edit]) -> dict[str, Any]:

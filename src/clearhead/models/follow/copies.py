@@ -75,11 +75,9 @@ def _copied(x: Any, path: str) -> Any:
     try:
         return copy.copy(x)
     except Exception as error:  # a class may raise anything
-        raise BadValue(
-            f"effects got {kind_of(x)} in {path or 'its inputs'}, which cannot be copied: {error}",
-            "every run gets a copy of the inputs, so that they do not change.",
-            "pass tensors, or an object that copy.copy can copy.",
-        ) from error
+        gave = f"effects cannot copy the {kind_of(x)} in {path or 'its inputs'}: {error}"
+        rule = "every run gets a copy of the inputs, so that they do not change."
+        raise BadValue(gave, rule, "pass tensors, or what copy.copy can copy.") from error
 
 
 # ------------------------------------------------------------------------------------------ inputs

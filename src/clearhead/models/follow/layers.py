@@ -27,24 +27,17 @@ def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> B
     None for `hint` lists all ways to call clearhead.
     """
     if hint is None:
-        hint = (
-            f"{THROUGH_CLEARHEAD}; pass a model that is not compiled; some transformers models "
-            "always compute attention themselves."
-        )
+        hint = f"{THROUGH_CLEARHEAD}; do not compile it; some transformers models cannot."
     used = getattr(getattr(model, "config", None), "_attn_implementation", None)  # transformers
     loaded = "" if used in (None, "clearhead") else f" Its attn_implementation is {used!r}."
-    return BadValue(
-        f"The {type(model).__name__} made no attention call through clearhead.{loaded}", rule, hint
-    )
+    gave = f"The {type(model).__name__} made no attention call through clearhead.{loaded}"
+    return BadValue(gave, rule, hint)
 
 
 def ran_in_other_thread(model: nn.Module, rule: str) -> BadValue:
     """Return the error for a model that ran only in threads that did not open the block."""
-    return BadValue(
-        f"The {type(model).__name__} ran in another thread.",
-        rule,
-        "run it in the thread of the with block, or open the block in the other thread.",
-    )
+    hint = "run it in the thread of the with block, or open the block in the other thread."
+    return BadValue(f"The {type(model).__name__} ran in another thread.", rule, hint)
 
 
 # torch adds a hook before it notes that the hook takes keywords: a thread that runs the model in

@@ -24,9 +24,8 @@ def no_random_numbers(model: nn.Module) -> Iterator[None]:
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:
-            raise _not_repeatable(
-                model, f"in training mode {name} normalises by the batch, and stores its statistics"
-            )
+            why = f"in training mode {name} normalises by the batch, and stores its statistics"
+            raise _not_repeatable(model, why)
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     before = _states(devices)
     yield
@@ -39,11 +38,9 @@ def _states(devices: list[int]) -> list[Tensor]:
 
 
 def _not_repeatable(model: nn.Module, why: str) -> BadValue:
-    return BadValue(
-        f"Two runs of the {type(model).__name__} differ: {why}.",
-        "only what is equal in every run of a model can be compared or split.",
-        "call model.eval(); if it still draws random numbers, pass them as an input.",
-    )
+    rule = "only what is equal in every run of a model can be compared or split."
+    hint = "call model.eval(); if it still draws random numbers, pass them as an input."
+    return BadValue(f"Two runs of the {type(model).__name__} differ: {why}.", rule, hint)
 
 
 def heads_must_be_whole(name: str, module: nn.Module) -> None:
@@ -52,12 +49,10 @@ def heads_must_be_whole(name: str, module: nn.Module) -> None:
     Its matrices are then divided while it runs. Those that FSDP divides are whole while it runs.
     """
     if _is_divided(module):
-        raise BadValue(
-            f"The heads of {name or 'the model'} are divided over ranks by tensor parallelism.",
-            "heads are numbered in the whole layer, and this rank computes only some of them.",
-            "load the model without tensor parallelism; distributed.sharded divides a long text "
-            "over ranks.",
-        )
+        gave = f"The heads of {name or 'the model'} are divided over ranks by tensor parallelism."
+        rule = "heads are numbered in the whole layer, and this rank computes only some of them."
+        hint = "divide nothing; distributed.sharded divides a long text over ranks."
+        raise BadValue(gave, rule, hint)
 
 
 def weights_must_be_whole(call: str, model: nn.Module) -> None:
@@ -67,13 +62,10 @@ def weights_must_be_whole(call: str, model: nn.Module) -> None:
     """
     meta = next((name for name, x in model.named_parameters() if x.is_meta), None)
     if meta is not None:
-        raise BadValue(
-            f"{call} got a {type(model).__name__} whose weight {meta} is on the meta device.",
-            "it reads the weights outside of the modules; offloaded ones are loaded only while "
-            "their module runs.",
-            "load the model without offloading, on one device; watch and effects accept it as it "
-            "is.",
-        )
+        gave = f"{call} got a {type(model).__name__} whose weight {meta} is on the meta device."
+        rule = "it reads weights without a run, and offloaded ones are loaded only in a run."
+        hint = "load the model on one device without offloading; watch and effects accept it so."
+        raise BadValue(gave, rule, hint)
     if _is_divided(model):
         gave = f"{call} got a {type(model).__name__} whose weights are divided over ranks."
         raise BadValue(gave, "it reads the complete weights.", "load the model on one rank.")

@@ -149,8 +149,6 @@ class RecordedRun(ModelFollower, ABC):
 
 
 def _not_projected(module: str, projection: str) -> BadValue:
-    return BadValue(
-        f"{module or 'The model'} called attention, and {projection} did not run after it.",
-        "an output projection runs after each attention call.",
-        "pass a model whose modules call attention once, and then their output projection.",
-    )
+    gave = f"{module or 'The model'} called attention, and {projection} did not run after it."
+    hint = "pass a model whose modules call attention once, and then their output projection."
+    return BadValue(gave, "an output projection runs after each attention call.", hint)

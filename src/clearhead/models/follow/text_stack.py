@@ -147,13 +147,9 @@ class TextStack:
             return positions
         # A checkpoint reruns a part of the model, without the modules around it.
         if len(known) > 1:
-            raise BadValue(
-                f"{name or 'The model'} was run on texts with different padding, and a checkpoint "
-                "recomputes one of these calls.",
-                "a checkpoint does not reveal which call it recomputes, so the first columns of "
-                "its texts are unknown.",
-                "open a with block for each run, and call backward() in it.",
-            )
+            gave = f"A checkpoint recomputes {name or 'the model'}, run with different padding."
+            rule = "a checkpoint does not reveal which call, so where its texts begin is unknown."
+            raise BadValue(gave, rule, "open a with block for each run, and call backward() in it.")
         return next(iter(known)) if known else self._positions(problem, crosses)
 
     def _positions(self, problem: Problem, crosses: bool) -> Positions:

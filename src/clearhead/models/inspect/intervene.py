@@ -180,14 +180,9 @@ class Intervention:
             rule += "ran in a graph that was compiled before."
             hint = "run it inside the block: with clearhead.intervene(model, edits): model(x)."
         elif not layers.names:
-            rule = (
-                f"edits apply to attention calls that go through clearhead, in this thread and "
-                f"outside compiled graphs; the {name} made none."
-            )
-            hint = (
-                f"{THROUGH_CLEARHEAD}; some transformers models always compute attention "
-                "themselves."
-            )
+            rule = "edits apply to calls through clearhead in this thread, and outside compiled "
+            rule += f"graphs; the {name} made none."
+            hint = f"{THROUGH_CLEARHEAD}; some transformers models cannot."
         else:
             last = len(layers.names) - 1
             rule = f"an edit applies in its layers and positions; the {name} has "
@@ -256,15 +251,12 @@ class _Editor(Editor):
             }
             if len(read) > 1:
                 layers = sorted({site.layer for site in candidates})
-                raise BadValue(
-                    f"{edit!r} treats {sum(self._calls[layer] for layer in layers)} calls of "
-                    f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} differently, "
-                    "and a checkpoint recomputes one of them.",
-                    "a checkpoint does not reveal which call it recomputes, so an edit must treat "
-                    "all candidates alike.",
-                    "do not checkpoint modules that run several times, and open a with block for "
-                    "each run; or pass an edit of all these layers that reads one recorded call.",
-                )
+                count = sum(self._calls[layer] for layer in layers)
+                gave = f"{edit!r} treats the {count} calls of {layers=} differently."
+                rule = "a checkpoint recomputes one of them, and does not reveal which one."
+                hint = "checkpoint no module that runs twice, and open a with block for each run; "
+                hint += "or pass an edit of all these layers that reads one recorded call."
+                raise BadValue(gave, rule, hint)
         return candidates[-1] if candidates else None
 
     def edit_again(self, problem: Problem, inputs: Inputs) -> EditedCall:

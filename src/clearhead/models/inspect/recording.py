@@ -83,13 +83,10 @@ class Call:
         self.must_have_all_heads("a tensor under a hook name has all heads.")
         reason = "it was recorded by another version" if self.site is None else self.site.reason
         if self.site is None or reason:
-            raise BadValue(
-                f"{self.module or 'The model'} has no name in TransformerLens: {reason}.",
-                "its names are blocks.N.attn, encoder_blocks.N.attn, decoder_blocks.N.self_attn "
-                "and decoder_blocks.N.cross_attn, for block N of a list.",
-                "read the tensors of the calls, or record only other modules: "
-                'layers=["*.layers.*"].',
-            )
+            gave = f"{self.module or 'The model'} has no name in TransformerLens: {reason}."
+            rule = "names are [encoder_]blocks.N.attn, decoder_blocks.N.self_attn or .cross_attn."
+            hint = 'read the tensors of the calls, or record other modules: layers=["*.layers.*"].'
+            raise BadValue(gave, rule, hint)
         tensors: dict[str, Tensor] = {}
         if self.queries is not None:
             tensors["hook_pattern"] = self._pattern(self.site.Tq)
@@ -97,13 +94,10 @@ class Call:
             tensors["hook_z"] = self.output
         if self.query is not None and self.key is not None and self.value is not None:
             if self.site.rotation is None or not self.site.projected or self._has_cached_keys():
-                raise BadValue(
-                    f"{self.module} was recorded with inputs, and their names are uncertain.",
-                    "hook_rot_q and hook_rot_k are rotated, hook_q, hook_k and hook_v are outputs "
-                    "of projections, and none is from a cache; other changes, and code outside "
-                    "torch, transformers and clearhead, are unknown.",
-                    "record without inputs=True, or read .query, .key and .value of the calls.",
-                )
+                gave = f"{self.module} was recorded with inputs, and their names are uncertain."
+                rule = "hook_q/k/v are uncached projections, and hook_rot_q/k are then rotated."
+                hint = "record without inputs=True, or read .query, .key and .value of the calls."
+                raise BadValue(gave, rule, hint)
             tensors[f"hook_{self.site.rotation}q"] = self.query
             tensors[f"hook_{self.site.rotation}k"] = self.key
             tensors["hook_v"] = self.value
@@ -121,12 +115,9 @@ class Call:
         columns = self.at.rows(self.queries or (), Tq)
         recorded = (columns.unsqueeze(-1) == torch.arange(Tq)).any(1)
         if missing := int((self.at.is_real(Tq)[:, 0] & ~recorded).sum(-1).max()):
-            raise BadValue(
-                f"Layer {self.layer} was recorded without {missing} of {Tq} queries.",
-                "hook_pattern has the weights of all queries.",
-                f"record watch(model, exact_rows=range({Tq})), or of the longest text if texts are "
-                "padded; or record without exact_rows=.",
-            )
+            gave = f"Layer {self.layer} was recorded without {missing} of {Tq} queries."
+            hint = f"use exact_rows=range({Tq}), the longest text if padded; or no exact_rows=."
+            raise BadValue(gave, "hook_pattern has the weights of all queries.", hint)
         return rows_in_columns(rows, columns, Tq)
 
     def _where(self) -> str:
@@ -206,12 +197,10 @@ class Recording(ShownInNotebook, Savable):
             if call.module == which:
                 return call
         names = list(dict.fromkeys(call.module for call in self.calls))
-        raise BadValue(
-            f"No call of {which!r} was recorded.",
-            "a module is recorded when it calls attention inside the with block: "
-            + (", ".join(names) if names else "none did") + ".",
-            "use one of these, or extend layers=.",
-        )  # fmt: skip
+        called = ", ".join(names) if names else "none did"
+        rule = f"a module is recorded when it calls attention inside the with block: {called}."
+        hint = "use one of these, or extend layers=."
+        raise BadValue(f"No call of {which!r} was recorded.", rule, hint)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -304,12 +293,10 @@ class Recording(ShownInNotebook, Savable):
 
     def _must_be_in_memory(self) -> None:
         if self.written:
-            raise BadValue(
-                f"The calls are in {len(self.written)} files in {str(self.written[0].parent)!r}.",
-                "watch(to=...) writes calls to files and does not keep them in memory.",
-                f"open one with safetensors.torch.load_file({str(self.written[0])!r}), which "
-                "index.jsonl beside it describes; or record without to=.",
-            )
+            gave = f"The calls are in {len(self.written)} files in {str(self.written[0].parent)!r}."
+            rule = "watch(to=...) writes calls to files, listed in index.jsonl, and keeps none."
+            hint = f"call safetensors.torch.load_file({str(self.written[0])!r}), or leave out to=."
+            raise BadValue(gave, rule, hint)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "written": [str(path) for path in self.written]}

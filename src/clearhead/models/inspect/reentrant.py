@@ -70,12 +70,9 @@ class ReentrantCheckpoints:
 
     def _must_be_open(self, use_reentrant: str) -> None:
         if not self.open:
-            raise BadValue(
-                f"A checkpoint with use_reentrant={use_reentrant} recomputes layers after the with "
-                "block of intervene, in which they ran.",
-                "a layer is edited when it is recomputed, too.",
-                "call backward() inside the block.",
-            )
+            gave = f"A checkpoint with {use_reentrant=} recomputes layers after the with block."
+            rule = "a layer is edited when it is recomputed, too."
+            raise BadValue(gave, rule, "call backward() inside the block.")
 
 
 def _frame_of_checkpoint() -> Any:

@@ -81,11 +81,9 @@ def _layers(
     as_number("rollout got residual", residual, rule, hint, lambda fraction: 0 <= fraction <= 1)
     calls = list({call.layer: call for call in recording}.values())
     if not calls:
-        raise BadValue(
-            "rollout got a recording without calls.",
-            "rollout combines weights that watch recorded in memory.",
-            "run the model inside watch(model, exact_rows=range(T)), without to=.",
-        )
+        rule = "rollout combines weights that watch recorded in memory."
+        hint = "run the model inside watch(model, exact_rows=range(T)), without to=."
+        raise BadValue("rollout got a recording without calls.", rule, hint)
     layers = [_layer(call) for call in calls]
     T, last = layers[0].weights.shape[-1], calls[-1]
     named = last.queries or () if rows is None else _checked(rows, last.at, T)
@@ -97,13 +95,11 @@ def _layers(
             recorded = call.at.rows(call.queries or (), T).unsqueeze(-1) == torch.arange(T)
             missing = needed & ~recorded.any(1)
         if size != T or bool(missing.any()):
-            raise BadValue(
-                f"Layer {call.layer} was recorded for {size} keys and {len(call.queries or ())} "
-                f"queries; {int(missing.any(0).sum())} required queries are missing.",
-                f"rollout needs self-attention over the same {T} tokens in every layer, with all "
-                "rows of every layer but the last.",
-                "record watch(model, exact_rows=range(T)), with layers= to leave out others.",
-            )
+            absent = int(missing.any(0).sum())
+            gave = f"Layer {call.layer} was recorded for {size} keys, without {absent} queries."
+            rule = f"rollout needs self-attention of {T} tokens, all rows but in the last layer."
+            hint = "record watch(model, exact_rows=range(T)), with layers= to leave out others."
+            raise BadValue(gave, rule, hint)
         needed = call.at.is_real(T)[:, 0]
     return layers, requested
 

@@ -266,13 +266,11 @@ class Watcher(ModelFollower):
             warn_if_compiled(self.model, stacklevel=5)
         if self.running.ran and (missing := never_called(self.layers, self.running.names)):
             layers, last = list(self.layers or ()), len(self.running.names) - 1
-            raise MissingLayer(
-                f"watch got layers={layers!r}; {missing[0]!r} called no attention.",
-                f"a layer is an attention call of a module; the {type(self.model).__name__} has "
-                + (f"layers 0 to {last}." if last else "only layer 0."),
-                "use these numbers, or the names of modules that call attention: "
-                f"{', '.join(dict.fromkeys(self.running.names))}.",
-            )
+            own = f"layers 0 to {last}" if last else "only layer 0"
+            rule = f"a layer is an attention call; the {type(self.model).__name__} has {own}."
+            hint = f"use these, or the modules {', '.join(dict.fromkeys(self.running.names))}."
+            gave = f"watch got {layers=}; {missing[0]!r} called no attention."
+            raise MissingLayer(gave, rule, hint)
 
 
 def without_padding(problem: Problem, at: Positions) -> Problem:
@@ -302,12 +300,9 @@ def _with_norms(
     named = dict.fromkeys(map(_norm_of, statistics))  # in the same order on all ranks
     dropped = per_text(lambda key: max(key, 0), at.first_key)
     if RELATIVE_VALUE in named and dropped != 0:
-        raise BadValue(
-            f"A statistic has by={RELATIVE_VALUE!r}, and the cache has dropped the first tokens of "
-            "a text.",
-            "values are relative to that of the text's first token.",
-            'run the text without a cache, or pass by="value".',
-        )
+        gave = f"A statistic has by={RELATIVE_VALUE!r}, and the cache has dropped the first tokens."
+        rule = "values are relative to that of the text's first token."
+        raise BadValue(gave, rule, 'run the text without a cache, or pass by="value".')
     first = per_text(lambda key: min(max(-key, 0), p.Tk - 1), at.first_key)
     numbers = {
         norm: of_all_tokens(norms(root, p, inputs, first if norm == RELATIVE_VALUE else None))
@@ -336,13 +331,10 @@ class _RefusedGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise BadValue(
-            f"A loss uses a statistic that watch recorded in {ctx.name or 'the model'}.",
-            "statistics are computed in the forward pass, where a checkpoint with "
-            "use_reentrant=True, or a reversible layer, records no gradients.",
-            "pass use_reentrant=False (in transformers, "
-            'gradient_checkpointing_kwargs={"use_reentrant": False}), or detach the statistic.',
-        )
+        gave = f"A loss uses a statistic that watch recorded in {ctx.name or 'the model'}."
+        rule = "a checkpoint with use_reentrant=True, or a reversible layer, records no gradients."
+        hint = "pass use_reentrant=False (gradient_checkpointing_kwargs), or detach the statistic."
+        raise BadValue(gave, rule, hint)
 
 
 def _columns(rows: Tensor) -> Tensor:

@@ -62,12 +62,10 @@ def qk_clip(model: nn.Module, limit: float = LARGEST_LOGIT) -> list[Clipped]:
     limit = as_number("limit", limit, rule, "pass limit=100.", lambda x: 0 < x < math.inf)
     monitor = MONITORS.get(id(model))
     if monitor is None or not monitor.largest:
-        raise BadValue(
-            f"qk_clip does not know the largest logits of the {type(model).__name__}.",
-            "they are those of the step that monitor logged last, and each step is clipped once.",
-            'use ch.monitor(model, every=1, stats=["max"]), and call qk_clip(model) after '
-            "monitor.step().",
-        )
+        gave = f"qk_clip does not know the largest logits of the {type(model).__name__}."
+        rule = "they are those of the step that monitor logged last, and each step is clipped once."
+        hint = 'use monitor(model, every=1, stats=["max"]), and qk_clip(model) after its step().'
+        raise BadValue(gave, rule, hint)
     clipped = [
         Clipped(layer, head, monitor.layers[layer].name, value, limit / value)
         for layer, values in monitor.largest.items()
@@ -76,13 +74,11 @@ def qk_clip(model: nn.Module, limit: float = LARGEST_LOGIT) -> list[Clipped]:
     ]
     for head in clipped:
         if obstacle := monitor.layers[head.layer].obstacle:
-            raise BadValue(
-                f"L{head.layer}H{head.head} has a logit of {head.largest:.4g}, and cannot be "
-                f"clipped: {obstacle}.",
-                "the logits of a head must be proportional to its rows of W_Q and W_K.",
-                "exclude the layer from the monitor by layers=; QK-norm and a soft cap bound "
-                "logits themselves.",
-            )
+            name = f"L{head.layer}H{head.head}"
+            gave = f"{name} has a logit of {head.largest:.4g}, and cannot be clipped: {obstacle}."
+            rule = "the logits of a head must be proportional to its rows of W_Q and W_K."
+            hint = "leave out the layer by layers=; QK-norm and a soft cap bound logits themselves."
+            raise BadValue(gave, rule, hint)
     for module in dict.fromkeys(head.module for head in clipped):
         own = [head for head in clipped if head.module == module]
         _, rows, H, _ = monitor.layers[own[0].layer]

@@ -225,12 +225,10 @@ class Monitor(AbstractContextManager["Monitor"]):
             part = rows.query if metric == "grad_q" else rows.key
             of_rows = part.squared_gradient()
             if of_rows is None:
-                raise BadValue(
-                    f"The weights of {name} have no gradient at step {self.next_step - 1}.",
-                    "grad_q and grad_k are norms of the gradients of the step.",
-                    "call monitor.step() after backward and before zero_grad; or leave them out "
-                    "of stats.",
-                )
+                gave = f"The weights of {name} have no gradient at step {self.next_step - 1}."
+                rule = "grad_q and grad_k are norms of the gradients of the step."
+                hint = "call monitor.step() before zero_grad, or leave them out of stats."
+                raise BadValue(gave, rule, hint)
             copies = 1 if hasattr(part.weight, "device_mesh") else self._world
             columns[:, SUMS.index(metric)] = of_rows.repeat_interleave(H // len(of_rows)) / copies
         return sums._replace(sums=columns)
@@ -259,12 +257,9 @@ class Monitor(AbstractContextManager["Monitor"]):
         dist.all_gather(gathered, own, self.group)
         of_ranks, heads = torch.stack(gathered).cpu(), [*self._heads.values()]
         if bool(of_ranks[:, -1].any()):
-            raise BadValue(
-                f"At step {self.next_step - 1}, some layer has run on a part of the ranks alone, "
-                "or for the first time.",
-                "over ranks, the layers are those of the first logged step, on every rank.",
-                "pass layers= with the layers that always run.",
-            )
+            gave = f"At step {self.next_step - 1}, a layer ran on some ranks or for the first time."
+            rule = "over ranks, the layers are those of the first logged step, on every rank."
+            raise BadValue(gave, rule, "pass layers= with the layers that always run.")
         largest, total = of_ranks[:, :-1, 0].amax(0), of_ranks[:, :-1, 1:].sum(0)
         merged = zip(self._heads, largest.split(heads), total.split(heads), strict=True)
         return {layer: HeadSums(*x) for layer, *x in merged}
@@ -319,10 +314,6 @@ def _group_of(model: nn.Module) -> "dist.ProcessGroup | None":
     )
     if len(meshes) == 1 and next(iter(meshes)).size() == dist.get_world_size():
         return dist.group.WORLD
-    raise BadValue(
-        f"monitor got a {type(model).__name__}, and torch.distributed has "
-        f"{dist.get_world_size()} ranks.",
-        "the numbers of a step are those of all batches of the step; whose they are is known for "
-        "DistributedDataParallel and FSDP2 alone.",
-        "pass the wrapped model, or group=torch.distributed.group.WORLD.",
-    )
+    gave = f"monitor got a {type(model).__name__}, and torch has {dist.get_world_size()} ranks."
+    rule = "whose batches a step has is known for DistributedDataParallel and FSDP2 alone."
+    raise BadValue(gave, rule, "pass the wrapped model, or group=torch.distributed.group.WORLD.")

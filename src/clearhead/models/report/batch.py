@@ -101,11 +101,9 @@ def _read(
     if isinstance(model, Checkpoint):
         listed: list[str] = list(texts) if isinstance(texts, (list, tuple)) else []
         if not listed or not all(isinstance(text, str) for text in listed):
-            raise BadType(
-                f"report_batch got {kind_of(texts)} for a checkpoint.",
-                "a checkpoint reads one or more texts.",
-                "pass a list of strings; for one text, use report(checkpoint, text).",
-            )
+            rule = "a checkpoint reads one or more texts."
+            hint = "pass a list of strings; for one text, use report(checkpoint, text)."
+            raise BadType(f"report_batch got {kind_of(texts)} for a checkpoint.", rule, hint)
         read = [model.tokens_and_inputs(text) for text in listed]
         longest = max(len(own) for own, _ in read)
         rows = [x["input_ids"] for _, x in read]

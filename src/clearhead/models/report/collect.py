@@ -220,10 +220,8 @@ class Collector:
 
 def _must_be_one_text(problem: Problem) -> None:
     if problem.B != 1:
-        rule = "a report describes one text."
-        hint = (
-            "pass B = 1, or use report_batch; windows (Swin) and crops of an image have no report."
-        )
+        rule = "a report describes one text, and not windows (Swin) or crops of an image."
+        hint = "pass B = 1, or use report_batch."
         raise BadValue(f"The model was run on a batch of {problem.B}.", rule, hint)
     if not problem.Tq or not problem.Tk:
         gave = f"The model was run on {problem.Tq} queries and {problem.Tk} keys."

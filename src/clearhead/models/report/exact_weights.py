@@ -119,17 +119,13 @@ def _positions(part: slice | range, size: int, name: str) -> range:
     stop = size if part.stop is None else part.stop
     if step != 1 or not 0 <= start < stop <= size:
         wanted = f"{name} {start} to {stop - 1}" if start < stop else f"no {name}"
-        raise BadValue(
-            f"tile got {wanted}.",
-            f"{name} are one or more consecutive positions from 0 to {size - 1:,}.",
-            f"pass for example {name} 0 to {min(size, 64) - 1}.",
-        )
+        rule = f"{name} are one or more consecutive positions from 0 to {size - 1:,}."
+        hint = f"pass for example {name} 0 to {min(size, 64) - 1}."
+        raise BadValue(f"tile got {wanted}.", rule, hint)
     return range(start, stop)
 
 
 def _absent(what: str, number: int, count: int) -> BadValue:
-    return BadValue(
-        f"tile got {what} {number}.",
-        f"{what}s are numbered from 0, and there are {count}.",
-        f"pass a number below {count}." if count else "pass a model that calls clearhead.",
-    )
+    rule = f"{what}s are numbered from 0, and there are {count}."
+    hint = f"pass a number below {count}." if count else "pass a model that calls clearhead."
+    return BadValue(f"tile got {what} {number}.", rule, hint)

@@ -41,11 +41,9 @@ def find_next_token(
     with without_followers():
         parts = logit_attribution(model, inputs, target, center=True)
         if parts.heads.shape[:2] != (len(layers), len(layers[0].heads)):
-            raise BadValue(
-                f"{len(layers)} attention calls are reported, and {len(parts.heads)} write logits.",
-                "the heads of a report are those that write the logits.",
-                "call logit_attribution for a part of the calls.",
-            )
+            gave = f"{len(layers)} attention calls are reported; {len(parts.heads)} write logits."
+            rule = "the heads of a report are those that write the logits."
+            raise BadValue(gave, rule, "call logit_attribution for a part of the calls.")
         probability = float(logits.float().softmax(-1)[target])
         writers = {(x.layer, x.head): x for x in _writers(parts)}
         clear = [x for x in writers.values() if _is_clear(x, parts, layers, words[target])]

@@ -57,12 +57,9 @@ def report_weights(
     every: Sequence[Any] = layers if isinstance(layers, list | tuple) else [layers]
     missing = [number for number, weights in enumerate(every) if weights is None]
     if missing or not every:
-        raise BadType(
-            f"report_weights got no weights of layer {missing[0] if missing else 0}.",
-            "it takes the attention weights of each layer.",
-            'load the model with attn_implementation="eager", and call it with '
-            "output_attentions=True.",
-        )
+        gave = f"report_weights got no weights of layer {missing[0] if missing else 0}."
+        hint = 'load the model with attn_implementation="eager", and pass output_attentions=True.'
+        raise BadType(gave, "it takes the attention weights of each layer.", hint)
     traces = [_trace(number, x, tokens, key_tokens) for number, x in enumerate(every)]
     collector = Collector(_Texts(tokens, key_tokens))
     for trace in traces:
@@ -96,19 +93,13 @@ def _trace(
         raise type(error)(f"Layer {number}: {error.gave}", error.rule, error.hint) from None
     shape = trace.step("weights").shape
     if (trace.size("b") or 1) > 1:
-        raise BadValue(
-            f"Layer {number} has the shape {shape}, a batch of {shape[0]}.",
-            "a report describes one text.",
-            "pass [weights[:1] for weights in layers] for the first text of a batch; if the first "
-            "dimension of a tensor has the layers, pass list(tensor).",
-        )
+        gave = f"Layer {number} has the shape {shape}, a batch of {shape[0]}."
+        hint = "pass [weights[:1] for weights in layers]; if layers is one tensor, list(layers)."
+        raise BadValue(gave, "a report describes one text.", hint)
     if 0 in shape or (shape[-1] != shape[-2] and key_tokens is None):
-        raise BadValue(
-            f"Layer {number} has the shape {shape}.",
-            "a report describes one token or more, with as many keys as queries, or with "
-            "key_tokens=.",
-            "for keys of another text, pass their tokens as key_tokens=.",
-        )
+        rule = "a report has one token or more, and as many keys as queries, or key_tokens=."
+        hint = "for keys of another text, pass their tokens as key_tokens=."
+        raise BadValue(f"Layer {number} has the shape {shape}.", rule, hint)
     return trace
 
 

@@ -99,11 +99,10 @@ class Report(ShownInNotebook, Savable):
         own = self.layers[layer]
         picture, maps = own.picture, own.pooled
         if picture is None or maps.shape[-1] != own.queries:
-            raise BadValue(
-                f"Layer {layer} has {'no image' if picture is None else f'{own.queries} tokens'}.",
-                "its queries and keys are the patches of one image, at most 600 tokens.",
-                "pass the report of a vision model; heads of a text are drawn by plot.head.",
-            )
+            has = "no image" if picture is None else f"{own.queries} tokens"
+            rule = "its queries and keys are the patches of one image, at most 600 tokens."
+            hint = "pass the report of a vision model; heads of a text are drawn by plot.head."
+            raise BadValue(f"Layer {layer} has {has}.", rule, hint)
         of_queries = maps.mean(0) if head is None else maps[head]
         return of_queries[:, picture.patches].unflatten(1, (picture.rows, picture.columns))
 

@@ -231,11 +231,10 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
 
 def _module_run(model: nn.Module, text: object) -> ModelRun:
     if isinstance(text, str | list | tuple):
-        raise BadType(
-            f"report got {kind_of(text)} for the module {type(model).__name__}.",
-            "a module has no tokenizer, and runs on a tensor or a dict of tensors, a batch of 1.",
-            "pass for example torch.tensor([ids]) and tokens=; or a checkpoint folder and a text.",
-        )
+        gave = f"report got {kind_of(text)} for the module {type(model).__name__}."
+        rule = "a module has no tokenizer, and runs on a tensor or a dict of tensors, a batch of 1."
+        hint = "pass for example torch.tensor([ids]), tokens=; or a checkpoint folder and a text."
+        raise BadType(gave, rule, hint)
     inputs = as_batch(text)
     start = partial(run_with_known_ids, model, inputs)
     return ModelRun(model, model, inputs, type(model).__name__, None, start, depth_of(model))

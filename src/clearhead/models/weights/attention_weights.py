@@ -232,13 +232,9 @@ class _Run(RecordedRun):
             return None
         parent = ran.name.rpartition(".")[0]
         if parent and not module.startswith(f"{parent}."):
-            raise BadValue(
-                f"{module or 'The model'} reads the output of the norm {ran.name} of another "
-                "block.",
-                "the residual stream must be a sum of the outputs of heads, without a norm after "
-                "the sum.",
-                "pass a model whose blocks begin with a norm.",
-            )
+            gave = f"{module or 'The model'} reads the norm {ran.name} of another block."
+            rule = "the residual stream must be a sum of outputs, without a norm after the sum."
+            raise BadValue(gave, rule, "pass a model whose blocks begin with a norm.")
         return _norm_of(ran)
 
     def _norm_with_output(self, x: Tensor) -> ModuleRun | None:
@@ -360,12 +356,10 @@ def _proportional(a: Tensor, b: Tensor, wanted_eps: torch.dtype) -> bool:
 
 
 def _not_linear(module: str, what: str, rest: str) -> BadValue:
-    return BadValue(
-        f"The {what} of {module or 'the model'} are not the product {rest}.",
-        "queries, keys and values must be the layer's input times W_Q, W_K and W_V, perhaps with a "
-        "norm and a rotation.",
-        "pass a model without latent attention (MLA), adapters and convolutions before attention.",
-    )
+    gave = f"The {what} of {module or 'the model'} are not the product {rest}."
+    rule = "they must be the layer's input times W_Q, W_K and W_V, perhaps normed and rotated."
+    hint = "pass a model without latent attention (MLA), adapters or convolutions before it."
+    return BadValue(gave, rule, hint)
 
 
 def _is_inside(name: str, module: str) -> bool:

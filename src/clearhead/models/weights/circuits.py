@@ -120,12 +120,10 @@ class Circuits:
         "A Mathematical Framework for Transformer Circuits".
         """
         if self.W_E is None or self.W_U is None:
-            raise BadValue(
-                "copying() got a model without logits, or whose tokens do not write the rows of a "
-                "table into the stream.",
-                "a head copies if it raises the logit of the token that it reads.",
-                "pass the model with its head for the next token, and merge adapters into weights.",
-            )
+            gave = "copying() got a model without logits, or whose tokens write no rows of a table."
+            rule = "a head copies if it raises the logit of the token that it reads."
+            hint = "pass the model with its head for the next token, and merge its adapters."
+            raise BadValue(gave, rule, hint)
         back = self.W_U @ self.W_E  # (d, d): from the stream to words, and to the stream
         inner = (self.W_O @ back @ self.W_V).double()
         values = torch.linalg.eigvals(inner)

@@ -82,11 +82,9 @@ def logit_attribution(
     if not paths.heads:
         raise no_attention_call(model, "logit_attribution splits attention calls by head.")
     if logits.shape[:2] != (1, len(text)):
-        raise BadValue(
-            f"The {type(model).__name__} gave logits {tuple(logits.shape)} for {len(text)} ids.",
-            "logit_attribution needs the logits of all positions, (1, T, words).",
-            "leave out logits_to_keep=.",
-        )
+        gave = f"The {type(model).__name__} gave logits {tuple(logits.shape)} for {len(text)} ids."
+        rule = "logit_attribution needs the logits of all positions, (1, T, words)."
+        raise BadValue(gave, rule, "leave out logits_to_keep=.")
     if bool(logits.isnan().any()):
         gave = f"The {type(model).__name__} gave logits with NaN."
         hint = "check the weights for NaN, or load the model in float32."
@@ -200,13 +198,10 @@ def _check_reached(
     if not missing or encodes:
         return
     norms = f" The norm {paths.unknown_norms[0]!r} is not known." if paths.unknown_norms else ""
-    raise BadValue(
-        f"In the {type(model).__name__} the output of the heads of {missing[0]} does not reach the "
-        f"logits along the residual stream.{norms}",
-        "only norms may be between the stream and the unembedding, and no transform, as in the "
-        "head of BERT.",
-        "pass a model whose logits are the unembedding of its normed residual stream.",
-    )
+    gave = f"The heads of {missing[0]} do not reach the logits along the residual stream.{norms}"
+    rule = "only norms may be between them, and no transform, as in the head of BERT."
+    hint = "pass a model whose logits are the unembedding of its normed residual stream."
+    raise BadValue(gave, rule, hint)
 
 
 def _check_sum(model: nn.Module, attribution: LogitAttribution, paths: DirectPaths) -> None:
@@ -216,13 +211,9 @@ def _check_sum(model: nn.Module, attribution: LogitAttribution, paths: DirectPat
     residue = attribution.check()
     if residue <= tolerance:
         return
-    raise BadValue(
-        f"In the {type(model).__name__} the parts miss the logit by {residue:.1g} of their "
-        "absolute sum.",
-        "the residual stream must be the sum of outputs of heads, other modules and biases, and "
-        "pass only through norms.",
-        "load the model in float32; if it is, its logits cannot be split.",
-    )
+    gave = f"In the {type(model).__name__} the parts miss the logit by {residue:.1g} of their sum."
+    rule = "the stream must be a sum of outputs of modules and biases, and pass only norms."
+    raise BadValue(gave, rule, "load the model in float32; if it is, its logits cannot be split.")
 
 
 def _layers_by_block(

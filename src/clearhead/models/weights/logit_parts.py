@@ -128,12 +128,9 @@ class LogitAttribution:
         missed = (sums - self.heads[layer, head, queries]).abs()
         tolerance = max(1e-3, 8 * torch.finfo(self._sources[layer].inputs.v.dtype).eps)
         if (missed > tolerance * sizes + 1e-6).any():
-            raise BadValue(
-                f"The sources of head {head} in layer {layer} miss its part by "
-                f"{float(missed.max()):.3g}.",
-                "sources are weights times values, without an edit of the output.",
-                "call logit_attribution without edits of outputs.",
-            )
+            gave = f"The sources of L{layer}H{head} miss its part by {float(missed.max()):.3g}."
+            rule = "sources are weights times values, without an edit of the output."
+            raise BadValue(gave, rule, "call logit_attribution without edits of outputs.")
 
     def _parts(self, layer: int, queries: slice) -> Tensor:
         """Compute the parts of a layer's heads at some queries, by source token, (H, n, Tk)."""

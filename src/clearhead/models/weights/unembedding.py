@@ -36,12 +36,11 @@ def find_unembedding(model: nn.Module, last: ModuleRun | None, logits: Tensor) -
         if (scale := _scale(model, raw, logits[0])) is not None:
             x = last.inputs[0][0]
             return Unembedding(matrix.T, bias, x.to(wide_dtype(x)), raw, scale)
-    raise BadValue(
-        f"The {type(model).__name__} gave logits that are not those of its last linear module"
-        + (f", {last.name}." if last is not None else "."),
-        "logits are the output of a linear module, times a number, perhaps with a soft cap.",
-        "pass a model with a head for the next token, such as one of AutoModelForCausalLM.",
-    )
+    name = f", {last.name}" if last is not None else ""
+    gave = f"Logits of the {type(model).__name__} are not those of its last linear module{name}."
+    rule = "logits are the output of a linear module, times a number, perhaps with a soft cap."
+    hint = "pass a model with a head for the next token, such as one of AutoModelForCausalLM."
+    raise BadValue(gave, rule, hint)
 
 
 def _scale(model: nn.Module, raw: Tensor, logits: Tensor) -> float | None:

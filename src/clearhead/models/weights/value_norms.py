@@ -87,11 +87,9 @@ class ValueNorms:
     def must_be_verified(self) -> None:
         """Raise `BadValue` if an output projection that was found did not run."""
         for name in self._unverified:
-            raise BadValue(
-                f"The output projection {name} did not run after the attention call it belongs to.",
-                "the norms of values are those of the projection that reads the heads.",
-                "call the projection as a module, or leave out statistics of values.",
-            )
+            gave = f"The output projection {name} did not run after its attention call."
+            rule = "the norms of values are those of the projection that reads the heads."
+            raise BadValue(gave, rule, "call it as a module, or leave out statistics of values.")
 
 
 def _root(gram: Tensor, projection: OutputProjection) -> Tensor:

@@ -194,12 +194,10 @@ class ScoreRun:
             step = nonlinear_step(x, self.leaves) if is_part else "a cache, or a graph that ends"
             if step is None:
                 continue
-            raise BadValue(
-                f"In the {type(self.model).__name__}, {step} is between the stream and the {of} of "
-                f"{self.modules[self.layer]}.",
-                "only sums, products with constants, norms, linear modules and rotations may be.",
-                "no other score is a sum of parts; choose a layer without it, and pass no cache.",
-            )
+            gave = f"In {self.modules[self.layer]}, {step} is between the stream and the {of}."
+            rule = "only sums, products with constants, norms, linear modules and rotations may be."
+            hint = "no other score is a sum of parts; choose a layer without it, and pass no cache."
+            raise BadValue(gave, rule, hint)
 
     def _component(self, part: Part) -> Component:
         module = self.model.get_submodule(part.module)

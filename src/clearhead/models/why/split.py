@@ -178,14 +178,11 @@ class Split:
         missed = (parts.sum(0) - products.sum(-1)).abs() / sizes
         worst = float(missed.max())
         if not worst <= max(TOLERANCE, 8 * torch.finfo(self.run.problem.dtype).eps):
-            raise BadValue(
-                f"In the {type(self.run.model).__name__} the parts of the "
-                f"{'keys' if side == 'key' else 'queries'} miss a score by "
-                f"{worst:.1g} of their absolute sum.",
-                "the stream must be a sum of what modules with weights write, position by "
-                "position, without a cache.",
-                "load the model in float32; if it is, its scores cannot be split.",
-            )
+            what = "keys" if side == "key" else "queries"
+            gave = f"The parts of the {what} miss a score by {worst:.1g} of their absolute sum."
+            rule = "the stream must be a sum of what modules write, position by position, uncached."
+            hint = "load the model in float32; if it is, its scores cannot be split."
+            raise BadValue(gave, rule, hint)
 
     def sources(self, side: Side, layer: int) -> Tensor:
         """Split the parts of an earlier layer's heads by the token that they read from, (H, T)."""
@@ -258,12 +255,10 @@ def _contrasts(
     if query is not None and not bool(both):
         keys = rows.visible[0].nonzero().flatten().tolist()
         some = f"{', '.join(map(str, keys[:8]))}{', ...' if len(keys) > 8 else ''}"
-        raise BadValue(
-            f"Query {query} looks at {len(keys)} keys ({some}), and why got key={key!r} and "
-            f"against={against!r}.",
-            "it must look at the key, and at something else to compare with.",
-            'pass keys that it looks at, or against="nothing" for the score itself.',
-        )
+        gave = f"Query {query} looks at {len(keys)} keys ({some}); why got {key=} and {against=}."
+        rule = "it must look at the key, and at something else to compare with."
+        hint = 'pass keys that it looks at, or against="nothing" for the score itself.'
+        raise BadValue(gave, rule, hint)
     e = e * (both.double() / of_e).nan_to_num().unsqueeze(-1)
     if against == "nothing":
         return e, e, both

@@ -89,12 +89,9 @@ def why(
     inputs = as_batch(inputs)
     one_query = query is not None
     if over not in (None, "rows") or one_query == (over == "rows") or (check and not one_query):
-        raise BadValue(
-            f"why got query={query!r}, over={over!r} and check={check!r}.",
-            'it splits one query, whose weight a check measures, or with over="rows" the mean over '
-            "the queries of the text.",
-            'pass a query, or over="rows" without a check.',
-        )
+        rule = 'it splits one query, whose weight a check measures, or with over="rows" their mean.'
+        hint = 'pass a query, or over="rows" without a check.'
+        raise BadValue(f"why got {query=}, {over=} and {check=}.", rule, hint)
     (run,) = record_scores(model, inputs, layer)
     p = run.problem
     layer = run.layer
@@ -109,11 +106,8 @@ def why(
         rule = _AGAINST.format(f"a key from 0 to {p.Tk - 1}")
         against = as_index("A contrast with key", against, p.Tk, rule, "pass a position.")
     elif against not in AGAINST or (key is None and against == "weights"):
-        raise BadValue(
-            f"why got against={against!r} and key={key!r}.",
-            _AGAINST.format("a key") + ' Without a key, "weights" are compared with themselves.',
-            'pass against="others".',
-        )
+        rule = _AGAINST.format("a key") + ' Without a key, "weights" are compared with themselves.'
+        raise BadValue(f"why got {against=} and {key=}.", rule, 'pass against="others".')
     if tokens is not None and len(tokens) != p.Tk:
         gave = f"why got {len(tokens)} tokens for {p.Tk} keys."
         hint = "pass the tokens of the text that the keys are from, or leave tokens out."

@@ -101,9 +101,7 @@ def image(
     picture = own.picture
     assert picture is not None
     first, T, columns = len(picture.before), own.queries, picture.columns
-    rule = (
-        f"a query is one of {T} tokens, {first} of them before {picture.rows} x {columns} patches."
-    )
+    rule = f"a query is one of {T} tokens, {first} before {picture.rows} x {columns} patches."
     at = None if query is None else as_index("Query", query, T, rule, "pass for example query=0.")
     weights = (maps.mean(0) if at is None else maps[at]).double().cpu().numpy()
     cells = [divmod(x.token - first, columns) for x in report.registers_of(own)]

@@ -39,12 +39,9 @@ def effects(results: Effects, tokens: Sequence[str] | None = None) -> "Figure":
     if len(axes_of_grid) != 2:
         grid = np.zeros((0, 0))
     if not grid.size and not pairs:
-        raise BadValue(
-            f"These {len(results)} effects cannot be drawn.",
-            "the figure shows effects of heads or positions by layer, and estimates over exact "
-            "effects.",
-            "print them: print(effects.table()).",
-        )
+        rule = "it shows effects of heads or positions by layer, and estimates over exact effects."
+        hint = "print them: print(effects.table())."
+        raise BadValue(f"These {len(results)} effects cannot be drawn.", rule, hint)
     if tokens is not None and results.axes[1:] == ("position",) and len(tokens) < grid.shape[1]:
         rule = f"there is one for each of {grid.shape[1]} positions."
         hint = "pass the tokens of the text, or None for numbers."

@@ -27,13 +27,9 @@ def answer(reader: Reader, path: str, request: Any, on_progress: OnProgress) -> 
     except AttentionError as error:
         return error_for_page(error)
     except Exception as error:  # a model may raise anything, and the server must continue
-        return error_for_page(
-            BadValue(
-                f"The model failed: {type(error).__name__}: {str(error)[:500]}.",
-                "a model runs on every text that its tokenizer reads.",
-                "try another text or fewer edits.",
-            )
-        )
+        gave = f"The model failed: {type(error).__name__}: {str(error)[:500]}."
+        rule = "a model runs on every text that its tokenizer reads."
+        return error_for_page(BadValue(gave, rule, "try another text or fewer edits."))
 
 
 def error_for_page(error: AttentionError) -> Answer:

@@ -61,12 +61,10 @@ def _mask(notation: object) -> list[edit.Edit]:
     if notation is None:
         return []
     if not isinstance(notation, str) or len(notation) > MOST_MASK_LETTERS:
-        raise BadValue(
-            f"The mask is {kind_of(notation)}"
-            + (f" of {len(notation):,} letters." if isinstance(notation, str) else "."),
-            f"a mask has at most {MOST_MASK_LETTERS:,} letters, such as 'causal & window(3, 0)'.",
-            "write a shorter one; in Python, a mask can have any size.",
-        )
+        size = f" of {len(notation):,} letters" if isinstance(notation, str) else ""
+        rule = f"a mask has at most {MOST_MASK_LETTERS:,} letters, such as 'causal & window(3, 0)'."
+        hint = "write a shorter one; in Python, a mask can have any size."
+        raise BadValue(f"The mask is {kind_of(notation)}{size}.", rule, hint)
     return [edit.keep_only(masks.parse(notation))]
 
 
@@ -98,12 +96,9 @@ def _off(heads_off: object) -> list[edit.Edit]:
     """Return an edit for each layer with heads that are off."""
     pairs = [] if heads_off is None else heads_off
     if not isinstance(pairs, list) or len(pairs) > MOST_HEADS_OFF:
-        raise BadValue(
-            f"off is {kind_of(pairs)}"
-            + (f" of {len(pairs):,}." if isinstance(pairs, list) else "."),
-            f"off is a list of at most {MOST_HEADS_OFF:,} pairs.",
-            "send for example [[0, 7]].",
-        )
+        size = f" of {len(pairs):,}" if isinstance(pairs, list) else ""
+        rule = f"off is a list of at most {MOST_HEADS_OFF:,} pairs."
+        raise BadValue(f"off is {kind_of(pairs)}{size}.", rule, "send for example [[0, 7]].")
     heads: dict[int, set[int]] = {}
     rule, hint = "a head that is off is [layer, head], numbered from 0.", "send for example [0, 7]."
     for pair in pairs:

@@ -132,21 +132,16 @@ class Guard:
 
 
 def _not_ours(gave: str) -> BadValue:
-    return BadValue(
-        f"{gave}.",
-        "the server responds only to the address that clearhead serve printed.",
-        "open that address; it changes with every start.",
-    )
+    rule = "the server responds only to the address that clearhead serve printed."
+    return BadValue(f"{gave}.", rule, "open that address; it changes with every start.")
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     """Respond to an unknown path or method."""
     assert isinstance(error, HTTPException)
-    refused = BadValue(
-        f"The server has no {request.method[:20]} at this path.",
-        "a browser loads the page with GET, and the page sends POST to compute.",
-        "open the address that clearhead serve printed.",
-    )
+    gave = f"The server has no {request.method[:20]} at this path."
+    rule = "a browser loads the page with GET, and the page sends POST to compute."
+    refused = BadValue(gave, rule, "open the address that clearhead serve printed.")
     response = refusal(refused, error.status_code, request.method)
     response.headers.update(error.headers or {})
     return response
@@ -197,11 +192,8 @@ async def _response(request: Request, model: _Model, reader: Reader, path: str) 
     except ClientDisconnect:
         return Response(status_code=400)  # nobody receives it
     if model.requests >= MOST_REQUESTS:
-        busy = BadValue(
-            f"{model.requests} requests wait for the model.",
-            "the model runs on one text at a time.",
-            "wait until it is done, and try again.",
-        )
+        gave = f"{model.requests} requests wait for the model."
+        busy = BadValue(gave, "the model runs on one text at a time.", "wait, and try again.")
         return refusal(busy, 503, request.method)
     run = _Run(model, partial(answer, reader, path, body))
     # If a client disconnects at once, `lines` never starts, and cannot end the run.

@@ -67,12 +67,9 @@ def _read(folder: Path) -> tuple[np.ndarray, int, int]:
         if not np.isfinite(numbers).all():
             raise ValueError("some numbers are not finite")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadValue(
-            f"{str(folder)!r} could not be read ({type(error).__name__}: {why_failed(error)}).",
-            "a pattern of DuoAttention has the files full_attention_heads.tsv, a table of numbers, "
-            "and config.json, with sink_size and recent_size.",
-            "pass the folder with both files.",
-        ) from error
+        gave = f"{str(folder)!r} could not be read ({type(error).__name__}: {why_failed(error)})."
+        rule = "it needs full_attention_heads.tsv, and config.json with sink_size and recent_size."
+        raise BadValue(gave, rule, "pass the folder with both files.") from error
     rule, hint = "config.json has the sizes of sinks and window in tokens.", "correct config.json."
     sinks, recent = (
         as_count(name, size, rule, hint, least)
@@ -88,32 +85,24 @@ def _group(model: nn.Module, shape: tuple[int, ...]) -> int:
     heads = getattr(config, "num_attention_heads", None)
     layers = getattr(config, "num_hidden_layers", None)
     if heads is None or layers is None:
-        raise BadType(
-            f"from_duo_attention got a {type(model).__name__} without a config that has its heads.",
-            "the config of a model of transformers has num_attention_heads and num_hidden_layers.",
-            "pass the model of transformers itself; of a Checkpoint, its module.",
-        )
+        gave = f"from_duo_attention got a {type(model).__name__} without a config of its heads."
+        rule = "the config of transformers has num_attention_heads and num_hidden_layers."
+        raise BadType(gave, rule, "pass the transformers model; of a Checkpoint, its module.")
     if types := getattr(config, "layer_types", None):
         layers = sum("attention" in x and "linear" not in x for x in types)
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     if shape != (layers, key_heads):
-        raise BadValue(
-            f"The pattern has {shape[0]} x {shape[1]} key heads, and {type(model).__name__} "
-            f"{layers} x {key_heads}.",
-            "a pattern has a row for each attention layer and a column for each key head.",
-            "pass the pattern of this model.",
-        )
+        gave = f"The pattern has {shape[0]} x {shape[1]} key heads, not {layers} x {key_heads}."
+        rule = "a pattern has a row for each attention layer and a column for each key head."
+        raise BadValue(gave, rule, "pass the pattern of this model.")
     return int(heads // key_heads)
 
 
 def _streaming(numbers: np.ndarray, sparsity: float | None, threshold: float | None) -> np.ndarray:
     """Return which KV heads stream, (layers, G)."""
     if (sparsity is None) == (threshold is None):
-        raise BadValue(
-            f"from_duo_attention got sparsity={sparsity!r} and threshold={threshold!r}.",
-            "one of them decides which heads stream.",
-            "pass for example sparsity=0.5.",
-        )
+        gave = f"from_duo_attention got {sparsity=} and {threshold=}."
+        raise BadValue(gave, "one of them decides which heads stream.", "set one: sparsity=0.5.")
     name, number = ("sparsity", sparsity) if threshold is None else ("threshold", threshold)
     rule, hint = f"{name} is a number from 0 to 1.", f"pass for example {name}=0.5."
     value = as_number(name, number, rule, hint, lambda x: 0 <= x <= 1)

@@ -201,12 +201,9 @@ class Edit:
         return real_positions(site.at.start, *site.at.real_queries(problem.Tq))
 
     def _unknown_position(self, problem: Problem) -> BadValue:
-        return BadValue(
-            f"{self!r} was applied to one query and {problem.Tk} keys.",
-            "positions count in the text, and without a causal mask the position of a single query "
-            "is unknown.",
-            "count from the end, positions=[-1], or leave positions out.",
-        )
+        gave = f"{self!r} was applied to one query and {problem.Tk} keys."
+        rule = "without a causal mask, the position of a single query in the text is unknown."
+        return BadValue(gave, rule, "count from the end, positions=[-1], or leave positions out.")
 
     def factors(self, factor: float, problem: Problem, site: EditSite) -> Tensor:
         """Return `factor` for the selected queries and 1 for the others, (B|1, H|1, Tq|1) in the
@@ -257,12 +254,9 @@ def replaced(
     try:
         value = value.to(out.device, out.dtype).expand(wanted)
     except RuntimeError:
-        raise BadValue(
-            f"{edit!r} has a tensor of shape {tuple(value.shape)}; the layer has {wanted}.",
-            "a replacement broadcasts to (B, heads, Tq, Dv).",
-            "use the size or 1 in each dimension, with texts and heads in the order of batch= and "
-            "heads=.",
-        ) from None
+        gave = f"{edit!r} has a tensor of shape {tuple(value.shape)}; the layer has {wanted}."
+        rule = "a replacement broadcasts to (B, heads, Tq, Dv), in the order of batch= and heads=."
+        raise BadValue(gave, rule, "use the size or 1 in each dimension.") from None
     text, number = (queries >= 0).nonzero(as_tuple=True)
     target = torch.tensor(batch)[text, None], torch.tensor(heads), queries[text, number, None]
     text, number = text.to(out.device), number.to(out.device)

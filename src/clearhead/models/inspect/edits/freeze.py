@@ -105,12 +105,10 @@ class freeze(FromRecording):
             assert where is not None
             missing = where.any(1).cpu() & ~exists[:, :Tq]
             if bool(missing.any()):
-                raise BadValue(
-                    f"{self!r} selects queries {missing.any(0).nonzero().flatten().tolist()}, "
-                    "whose rows were not recorded.",
-                    f"frozen weights are exact rows of another run, which has {call.queries}.",
-                    "record these rows too: watch(model, exact_rows=[...]).",
-                )
+                absent = missing.any(0).nonzero().flatten().tolist()
+                gave = f"{self!r} selects queries {absent}, whose rows were not recorded."
+                rule = f"frozen weights are exact rows of another run, which has {call.queries}."
+                raise BadValue(gave, rule, "record these rows too: watch(model, exact_rows=[...]).")
         return weights, queries
 
 

@@ -123,9 +123,7 @@ class patch(FromRecording):
         now, was = (x[texts if len(x) > 1 else [0]].any(1) for x in (now, was))
         if bool((missing := now & ~was).any()):
             what = "keys" if self.of_keys else "queries"
-            raise BadValue(
-                f"{self!r} selects {what} {missing.any(0).nonzero().flatten().tolist()}, where "
-                "a recorded text has padding or ends.",
-                f"the {self.of} of a token is replaced by the {self.of} of a token.",
-                "select positions that both runs have, or record texts of the same length.",
-            )
+            what += f" {missing.any(0).nonzero().flatten().tolist()}"
+            gave = f"{self!r} selects {what}, where a recorded text has padding or ends."
+            rule = f"the {self.of} of a token is replaced by the {self.of} of a token."
+            raise BadValue(gave, rule, "select positions of both, or record texts of one length.")

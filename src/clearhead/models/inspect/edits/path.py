@@ -57,11 +57,9 @@ class _WithoutModule(Edit):
             raise self._refused(f"it ran {runs.count(0)} times before the receiver")
 
     def _refused(self, why: str) -> BadValue:
-        return BadValue(
-            f"path got the sender {self.module!r}, and {why}.",
-            "a sender that is a module runs once, before the call of the receiver.",
-            "pass for example 'model.layers.0.mlp', and a receiver in a later layer.",
-        )
+        rule = "a sender that is a module runs once, before the call of the receiver."
+        hint = "pass for example 'model.layers.0.mlp', and a receiver in a later layer."
+        return BadValue(f"path got the sender {self.module!r}, and {why}.", rule, hint)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,20 +115,16 @@ class path(Edit):
 
     def __post_init__(self) -> None:
         if not isinstance(self.sender, Edit | str) or self.sending.needs_runs:
-            raise BadType(
-                f"path got {kind_of(self.sender)} as its sender.",
-                "the sender is an edit, which is not itself a path, or the name of a module.",
-                "pass for example clearhead.edits.ablate(layers=[0], heads=[7]).",
-            )
+            rule = "the sender is an edit, which is not itself a path, or the name of a module."
+            hint = "pass for example clearhead.edits.ablate(layers=[0], heads=[7])."
+            raise BadType(f"path got {kind_of(self.sender)} as its sender.", rule, hint)
         receivers = self.receivers or ()
         sending = [layer for layer in self.sending.layers or () if isinstance(layer, int)]
         for layer, _ in receivers:
             if sending and layer <= min(sending):
-                raise BadValue(
-                    f"path got a sender in layer {min(sending)} and a receiver in layer {layer}.",
-                    "a head reads what heads of earlier layers write.",
-                    "pass a receiver in a later layer.",
-                )
+                gave = f"path got a sender in layer {min(sending)} and a receiver in layer {layer}."
+                rule = "a head reads what heads of earlier layers write."
+                raise BadValue(gave, rule, "pass a receiver in a later layer.")
         rule = 'the receiver reads with its "query", "key" or "value".'
         hint = "pass one of them; a list of three paths changes all."
         must_be_among(("query", "key", "value"), "path got of", self.of, rule, hint)

@@ -22,11 +22,9 @@ def check_recording(edit: Edit, name: str, recording: Any) -> None:
     must_be_of(Recording, f"{type(edit).__name__} with {name}=", recording, rule, hint)
     if not recording.calls:
         state = "keeps its calls in files" if recording.written else "holds no calls"
-        raise BadValue(
-            f"{type(edit).__name__} got a recording that {state}.",
-            "an edit reads a recording from memory.",
-            "run the model inside watch(model, ...) first, without to=.",
-        )
+        gave = f"{type(edit).__name__} got a recording that {state}."
+        hint = "run the model inside watch(model, ...) first, without to=."
+        raise BadValue(gave, "an edit reads a recording from memory.", hint)
 
 
 def calls_of(edit: Edit, recording: Recording | None, site: EditSite) -> list[Call]:
@@ -92,13 +90,10 @@ def texts_in(edit: FromRecording, call: Call, problem: Problem, recorded: Tensor
         return recorded
     missing = [b for b in texts if b >= count]
     if missing or (edit.batch is None and count != problem.B):
-        raise BadValue(
-            f"{edit!r} has a recording of {count} texts in layer {call.layer}; the batch has "
-            f"{problem.B}.",
-            "text b reads row b of the recording, and every text reads a recording of one.",
-            f"select the recorded texts, for example batch=range({min(count, problem.B)}), or "
-            "record this batch.",
-        )
+        gave = f"{edit!r} has a recording of {count} texts in layer {call.layer}, not {problem.B}."
+        rule = "text b reads row b of the recording, and every text reads a recording of one."
+        hint = f"pass for example batch=range({min(count, problem.B)}), or record this batch."
+        raise BadValue(gave, rule, hint)
     return recorded[texts]
 
 
@@ -111,12 +106,9 @@ def check_columns(edit: Edit, call: Call, problem: Problem, site: EditSite) -> N
     for b in edit.batch_of(problem):
         was, now = (x[b if len(x) > 1 else 0] for x in (recorded, current))
         if was[edit.of_keys :] != now[edit.of_keys :]:
-            raise BadValue(
-                f"{edit!r} changes text {b}, whose first query and key are in columns {now}; in "
-                f"the recording they were in {was}.",
-                "a text has the same padding in both runs.",
-                "record a batch with the same padding.",
-            )
+            gave = f"{edit!r} has text {b} with first query and key in columns {now}, not {was}."
+            rule = "a text has the same padding in both runs."
+            raise BadValue(gave, rule, "record a batch with the same padding.")
 
 
 def _first_columns(at: Positions, problem: Problem) -> list[tuple[int, int]]:
@@ -161,9 +153,6 @@ def recorded_part(edit: Edit, call: Call, part: str) -> Tensor:
 def other_sizes(
     edit: Edit, letters: str, recorded: Sequence[int], sizes: Sequence[int]
 ) -> BadValue:
-    return BadValue(
-        f"{edit!r} was recorded with ({letters}) = {tuple(recorded)}; this call has "
-        f"{tuple(sizes)}.",
-        "the recorded call has the same sizes as this one.",
-        "record a text of the same length, in the same steps.",
-    )
+    gave = f"{edit!r} was recorded with ({letters}) = {tuple(recorded)}, not {tuple(sizes)}."
+    rule = "the recorded call has the same sizes as this one."
+    return BadValue(gave, rule, "record a text of the same length, in the same steps.")

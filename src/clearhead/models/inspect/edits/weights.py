@@ -240,8 +240,5 @@ def _refuse_positions(edit: Edit, what: str) -> None:
 
 
 def _cannot_differ(edit: Edit, what: str, parts: str, hint: str) -> BadValue:
-    return BadValue(
-        f"{edit!r} was applied to a layer with {what}.",
-        f"in one call, {what} cannot differ between {parts}.",
-        hint,
-    )
+    gave = f"{edit!r} was applied to a layer with {what}."
+    return BadValue(gave, f"in one call, {what} cannot differ between {parts}.", hint)
