@@ -63,11 +63,8 @@ class EffectsFile:
         text = [json.dumps(self._header), *lines]
         self._write("".join(f"{line}\n" for line in text), "w")
         if self._unknown:
-            warnings.warn(
-                f"effects measures anew, and does not read {str(self.path)!r}, for "
-                f"{self._unknown[0]}, which cannot be compared with an earlier one.",
-                stacklevel=3,
-            )
+            what = f"{self._unknown[0]}, which cannot be compared with an earlier one."
+            warnings.warn(f"effects does not read {str(self.path)!r}, for {what}", stacklevel=3)
 
     def _digest(self, what: str, value: object) -> str | None:
         try:

@@ -54,7 +54,7 @@ class _RecordedCall(EditedCall):
         grad = self.recorder.grad
         if grad and not torch.is_grad_enabled():
             gave = f"Layer {self.site.layer} computes attention without gradients."
-            rule = "an estimate needs them: no no_grad, and no checkpoint with use_reentrant=True."
+            rule = "estimates need them; no_grad and use_reentrant=True of a checkpoint have none."
             raise BadValue(gave, rule, "pass estimate=False, or use_reentrant=False to checkpoint.")
         detached = Inputs(*(x.detach() for x in inputs)) if grad else inputs
         zeros = torch.zeros_like(out, requires_grad=True) if grad else None

@@ -18,6 +18,7 @@ from ...hf.inspect_model import names_of
 from .refused_models import heads_must_be_whole
 from .text_stack import TextStack
 
+SOME_NEVER_DO = "some transformers models always compute attention themselves"
 _LIBRARIES = ("torch.nn.modules.", "transformers.")
 
 
@@ -27,7 +28,7 @@ def no_attention_call(model: nn.Module, rule: str, hint: str | None = None) -> B
     None for `hint` lists all ways to call clearhead.
     """
     if hint is None:
-        hint = f"{THROUGH_CLEARHEAD}; do not compile it; some transformers models cannot."
+        hint = f"{THROUGH_CLEARHEAD}; pass a model that is not compiled; {SOME_NEVER_DO}."
     used = getattr(getattr(model, "config", None), "_attn_implementation", None)  # transformers
     loaded = "" if used in (None, "clearhead") else f" Its attn_implementation is {used!r}."
     gave = f"The {type(model).__name__} made no attention call through clearhead.{loaded}"
@@ -60,10 +61,9 @@ def refuse_compiled(model: nn.Module) -> None:
 def warn_if_compiled(model: nn.Module, stacklevel: int) -> None:
     """Warn if a part of the model is compiled, because attention in a graph is not recorded."""
     if compiled := compiled_parts(model):
+        text = f"{compiled[0] or f'the {type(model).__name__}'} is compiled"
         warnings.warn(
-            f"{compiled[0] or f'the {type(model).__name__}'} is compiled: attention calls in its "
-            "graph are not recorded",
-            stacklevel=stacklevel,
+            f"{text}: attention calls in its graph are not recorded", stacklevel=stacklevel
         )
 
 

@@ -51,7 +51,7 @@ def heads_must_be_whole(name: str, module: nn.Module) -> None:
     if _is_divided(module):
         gave = f"The heads of {name or 'the model'} are divided over ranks by tensor parallelism."
         rule = "heads are numbered in the whole layer, and this rank computes only some of them."
-        hint = "divide nothing; distributed.sharded divides a long text over ranks."
+        hint = "do not use tensor parallelism; distributed.sharded divides a long text."
         raise BadValue(gave, rule, hint)
 
 

@@ -18,6 +18,7 @@ from ...core.problem.problem import Inputs, Problem
 from ...core.torch_state import in_autograd_function, in_backward
 from ..follow.coverage import left_out, warn_if_missed
 from ..follow.layers import (
+    SOME_NEVER_DO,
     Layers,
     check_layers,
     is_selected,
@@ -156,11 +157,8 @@ class Intervention:
         """Warn of each edit that removed no visible edge in any call."""
         for number, edit in enumerate(self.edits):
             if 0 < self.without_edges[number] == self.times(number):
-                warnings.warn(
-                    f"{edit!r} removed no visible edge, so it changed nothing: the edges it "
-                    "removes were already masked",
-                    stacklevel=4,
-                )
+                text = f"{edit!r} removed no visible edge: what it removes was already masked"
+                warnings.warn(text, stacklevel=4)
 
     def must_have_applied(self, model: nn.Module, layers: Layers) -> None:
         idle = [f"{edit!r} never applied" for i, edit in enumerate(self.edits) if not self.times(i)]
@@ -176,13 +174,12 @@ class Intervention:
         if not layers.ran and layers.ran_in_other_thread:
             raise ran_in_other_thread(model, "edits apply in the thread of the with block.")
         if not layers.ran:
-            rule = f"edits apply while the {name} runs, and it did not run in the with block, or "
-            rule += "ran in a graph that was compiled before."
+            rule = f"the {name} did not run in the with block, or was compiled before."
             hint = "run it inside the block: with clearhead.intervene(model, edits): model(x)."
         elif not layers.names:
             rule = "edits apply to calls through clearhead in this thread, and outside compiled "
             rule += f"graphs; the {name} made none."
-            hint = f"{THROUGH_CLEARHEAD}; some transformers models cannot."
+            hint = f"{THROUGH_CLEARHEAD}; {SOME_NEVER_DO}."
         else:
             last = len(layers.names) - 1
             rule = f"an edit applies in its layers and positions; the {name} has "

@@ -68,9 +68,9 @@ class ReentrantCheckpoints:
 
         frame.recompute_fn = guarded
 
-    def _must_be_open(self, use_reentrant: str) -> None:
+    def _must_be_open(self, mode: str) -> None:
         if not self.open:
-            gave = f"A checkpoint with {use_reentrant=} recomputes layers after the with block."
+            gave = f"A checkpoint with use_reentrant={mode} recomputes layers after the with block."
             rule = "a layer is edited when it is recomputed, too."
             raise BadValue(gave, rule, "call backward() inside the block.")
 

@@ -96,7 +96,7 @@ def _layers(
             missing = needed & ~recorded.any(1)
         if size != T or bool(missing.any()):
             absent = int(missing.any(0).sum())
-            gave = f"Layer {call.layer} was recorded for {size} keys, without {absent} queries."
+            gave = f"Layer {call.layer} has {size} keys, and {absent} required queries are missing."
             rule = f"rollout needs self-attention of {T} tokens, all rows but in the last layer."
             hint = "record watch(model, exact_rows=range(T)), with layers= to leave out others."
             raise BadValue(gave, rule, hint)

@@ -249,18 +249,14 @@ class Watcher(ModelFollower):
             self.values.must_be_verified()
         running = self.running
         if not running.names:
-            rule = "watch records attention calls that go through clearhead, in the thread of its "
-            rule += "with block and outside compiled graphs."
+            rule = "watch records calls through clearhead in its thread, outside compiled graphs."
             if running.ran:
                 raise no_attention_call(self.model, rule)
             if running.ran_in_other_thread:
                 raise ran_in_other_thread(self.model, rule)
             if not running.texts.missed:
-                warnings.warn(
-                    f"watch recorded nothing: the {type(self.model).__name__} did not run in the "
-                    "with block, or it ran in a graph that was compiled before",
-                    stacklevel=4,
-                )
+                text = f"the {type(self.model).__name__} did not run in the block, or was compiled"
+                warnings.warn(f"watch recorded nothing: {text}", stacklevel=4)
         warn_if_missed("watch", running.texts.missed, self.layers or (None,), stacklevel=4)
         if running.ran:
             warn_if_compiled(self.model, stacklevel=5)

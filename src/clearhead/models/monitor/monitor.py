@@ -150,11 +150,9 @@ class Monitor(AbstractContextManager["Monitor"]):
             self._open.close()
             if not self._sums:
                 self._watcher.check_recorded()
-                warnings.warn(
-                    f"monitor counted no forward pass at step {number}: a pass counts if the model "
-                    "is in training mode and autograd records it",
-                    stacklevel=2,
-                )
+                text = "a pass counts if the model is in training mode and autograd records it"
+                text = f"monitor counted no forward pass at step {number}: {text}"
+                warnings.warn(text, stacklevel=2)
             row = self._logged(number)
         self._begin()
         return row

@@ -143,12 +143,10 @@ class Edit:
         kind, count, rule = "heads", H, f"the layer has {H} query heads, numbered from 0"
         if self.of_keys and G < H:
             kind, count = "key heads", G
-            rule = f"the layer has {G} key heads, numbered from 0, and each is read by {H // G} of "
-            rule += f"its {H} query heads"
+            rule = f"the layer has {G} key heads, numbered from 0, each for {H // G} query heads"
             rule += f"; query head {h} reads key head {h // (H // G)}" if 0 <= h < H else ""
-        return BadValue(
-            f"{self!r} names head {h}.", f"{rule}.", f"use {kind} from 0 to {count - 1}."
-        )
+        hint = f"use {kind} from 0 to {count - 1}."
+        return BadValue(f"{self!r} names head {h}.", f"{rule}.", hint)
 
     def batch_of(self, problem: Problem) -> list[int]:
         """Return the selected rows of the batch, in the order of the range, without rows beyond
