@@ -22,10 +22,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3600,
+    "views": 3580,
     "corpus": 4340,
     "demo": 370,
-    "models": 9240,
+    "models": 9020,
     "hf": 1995,
     "distributed": 2520,
     "nn": 1110,
