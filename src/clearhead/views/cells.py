@@ -206,8 +206,7 @@ def still(report: Report) -> str:
 
 def _runs(row: Tensor) -> list[list[int]]:
     """Return the first and the end column of each run of ones in a row of zeros and ones."""
-    padded = torch.nn.functional.pad(row, (1, 1))
-    return padded.diff().nonzero().reshape(-1, 2).tolist()
+    return torch.nn.functional.pad(row, (1, 1)).diff().nonzero().reshape(-1, 2).tolist()
 
 
 def _picture(values: Tensor, name: str) -> str:

@@ -154,8 +154,7 @@ def compare_caches(
     rule = "a cache is a format, or the edits cache, keep_only and knock_out."
     hint = f"pass a list of formats ({', '.join(BITS)}) and edits, or a dict of names and these."
     several = [caches] if isinstance(caches, str | Edit) else caches
-    allowed = (cache, keep_only, knock_out)
-    groups = named_edits("compare_caches", several, allowed, rule, hint)
+    groups = named_edits("compare_caches", several, (cache, keep_only, knock_out), rule, hint)
     recorder = Recorder(grad=False)
     hooks = module_hooks(model, recorder.layers.enter, recorder.layers.leave)
     with torch.no_grad(), editing(recorder), no_random_numbers(model), hooks:

@@ -150,8 +150,7 @@ class EditedRuns:
         try:
             inputs = repeated(self.inputs, B, count)
             edits = without_paths(edits, self.model, inputs)
-            sizes_noted = listening(lambda call: sizes.add(call.problem.B))
-            with sizes_noted, intervene(self.model, edits):
+            with listening(lambda call: sizes.add(call.problem.B)), intervene(self.model, edits):
                 output = run(self.model, inputs)
         except Exception as error:  # the model may not accept so many rows, or run out of memory
             first, *_ = str(error).splitlines() or [""]

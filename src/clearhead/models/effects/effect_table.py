@@ -51,8 +51,7 @@ class Effect:
         """
         if self.exact is None or self.estimate is None:
             return None
-        larger = max(abs(self.exact), abs(self.estimate))
-        return abs(self.exact - self.estimate) <= larger / 2
+        return abs(self.exact - self.estimate) <= max(abs(self.exact), abs(self.estimate)) / 2
 
     @property
     def size(self) -> float:

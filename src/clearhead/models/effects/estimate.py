@@ -58,8 +58,7 @@ class _RecordedCall(EditedCall):
             raise BadValue(gave, rule, "pass estimate=False, or use_reentrant=False to checkpoint.")
         detached = Inputs(*(x.detach() for x in inputs)) if grad else inputs
         zeros = torch.zeros_like(out, requires_grad=True) if grad else None
-        call = UneditedCall(self.site, problem, detached, out.detach(), zeros)
-        self.recorder.calls.append(call)
+        self.recorder.calls.append(UneditedCall(self.site, problem, detached, out.detach(), zeros))
         return out if zeros is None else out + zeros
 
 

@@ -117,8 +117,7 @@ class RecordedRun(ModelFollower, ABC):
         super().enter(name, *ran)
         _, args, *keywords = ran  # `NO_KEYWORDS` are left out
         passed = (*args, *(x for kwargs in keywords for x in kwargs.values()))
-        inputs = [x for x in passed if isinstance(x, Tensor)]
-        self._running.append((name, inputs, self.state()))
+        self._running.append((name, [x for x in passed if isinstance(x, Tensor)], self.state()))
 
     def receive(self, call: FollowedCall) -> None:
         if not self.running.inside:

@@ -242,8 +242,7 @@ class Recording(ShownInNotebook, Savable):
         for number, call in enumerate(self.calls):
             for head, name, values in call.values_of_heads():
                 site = {"call": number, "layer": call.layer, "module": call.module, "head": head}
-                row = rows.setdefault((number, head), site)
-                row[name] = _scalar(name, values)
+                rows.setdefault((number, head), site)[name] = _scalar(name, values)
         return data_frame([*rows.values()])
 
     def to_hook_names(self) -> dict[str, Tensor]:

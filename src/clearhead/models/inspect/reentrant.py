@@ -80,8 +80,7 @@ def _frame_of_checkpoint() -> Any:
 
     It packs saved tensors by functions that hold it.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) or ()
-    for hook in hooks:
+    for hook in torch._C._autograd._top_saved_tensors_default_hooks(True) or ():
         code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None)
         variables = dict(zip(code.co_freevars, cells, strict=True)) if code and cells else {}
         frame = variables["frame"].cell_contents if "frame" in variables else None

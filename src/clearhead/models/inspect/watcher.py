@@ -184,8 +184,7 @@ class Watcher(ModelFollower):
                 computed = {**computed, varying.name: of_all_tokens(share)}
             results = {n: computed[n] for n in begun.names}
             if rows is not None:
-                exact = cast(Tensor, results["exact_rows"])
-                results["exact_rows"] = _rows_of_texts(exact, rows)
+                results["exact_rows"] = _rows_of_texts(cast(Tensor, results["exact_rows"]), rows)
         if "topk" in results:
             top = cast(TopWeights, results["topk"])
             results["topk"] = TopWeights(top.weights, _keys_of_texts(top.keys, at))
@@ -204,8 +203,7 @@ class Watcher(ModelFollower):
                 n: map_tensors(result, lambda x: x[:, picked]) for n, result in results.items()
             }
             masked = masked[:, picked] if masked is not None and masked.shape[1] > 1 else masked
-            of_heads = ("output", "query")
-            vectors |= {n: x[:, picked] for n, x in vectors.items() if n in of_heads}
+            vectors |= {n: x[:, picked] for n, x in vectors.items() if n in ("output", "query")}
             heads = tuple(picked)
         if self.grad_enabled and not torch.is_grad_enabled() and in_autograd_function():
             refuse = partial(_refuse_gradient, name)

@@ -115,8 +115,7 @@ class Collector:
             first = _first_key(site)
             groups = {**_near(real, site), "first": prefix(first + 1) & ~prefix(first)}
             requested.append(value_weighted(groups, by=norms.norms[None]))
-        statistics = parse_stats(requested, real.grid)
-        return BegunCall(problem, inputs, site, real, statistics, norms)
+        return BegunCall(problem, inputs, site, real, parse_stats(requested, real.grid), norms)
 
     def add_layer(self, begun: BegunCall, numbers: dict[str, Result] | None = None) -> None:
         """Add the layer of a call. `numbers` are its statistics; None computes them."""
@@ -322,8 +321,7 @@ def _trace(
     For a short text these are all heads; for a longer one, the head with the clearest label; for a
     long one, none.
     """
-    longest = max(problem.Tq, problem.Tk)
-    if longest > MOST_TRACED_TOKENS or ambient().ranks is not None:
+    if max(problem.Tq, problem.Tk) > MOST_TRACED_TOKENS or ambient().ranks is not None:
         return None, ()
     trace = explain_problem(problem, inputs, site.query_tokens, site.key_tokens)
     if problem.H * problem.Tq * problem.Tk <= MOST_TRACED_CELLS:

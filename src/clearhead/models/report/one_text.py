@@ -135,8 +135,7 @@ def _bias(p: Problem, text: int, queries: slice, keys: slice) -> Bias | None:
 
 def _offset(align: object, grid: Grid, text: int, queries: slice, keys: slice) -> int:
     """Return the position of the first of `queries` among `keys`."""
-    offset = int(offset_of_batch(align, grid, torch.tensor(text)))
-    return offset + queries.start - keys.start
+    return int(offset_of_batch(align, grid, torch.tensor(text))) + queries.start - keys.start
 
 
 def _int(x: PerText) -> int:

@@ -63,8 +63,7 @@ def report_weights(
     traces = [_trace(number, x, tokens, key_tokens) for number, x in enumerate(every)]
     collector = Collector(_Texts(tokens, key_tokens))
     for trace in traces:
-        call = _as_problem(trace["weights"])
-        collector.add_layer(collector.begin(*call, norms=NO_VALUES))
+        collector.add_layer(collector.begin(*_as_problem(trace["weights"]), norms=NO_VALUES))
     report = collector.report(name)
     return replace(report, layers=tuple(map(_of_weights, report.layers, traces)))
 

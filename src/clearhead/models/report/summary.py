@@ -95,8 +95,7 @@ def _best_of_roles(report: Report, width: int) -> list[str]:
     rows = [("role", "head", "weight", "over")]
     for label, head in best_heads(report).items():
         role = max((x for x in head.roles if x.label == label), key=lambda x: x.mass)
-        over = f"{role.queries} tokens"
-        rows.append((label, _named(report, head), f"{role.mass:.2f}", over))
+        rows.append((label, _named(report, head), f"{role.mass:.2f}", f"{role.queries} tokens"))
     heading = (
         "The best head of each role: the fraction of its weight on the keys of the role, over the "
         "tokens that may look at such keys and at others."

@@ -177,8 +177,7 @@ class RoleKeys:
 
         They may look at a key of the role, and also have enough other keys.
         """
-        vote = self.voted[name].any(-1) & (self.chance[name] <= MOST_CHANCE)
-        return vote.nonzero().flatten()
+        return (self.voted[name].any(-1) & (self.chance[name] <= MOST_CHANCE)).nonzero().flatten()
 
     def _words_among(self, cells: Tensor) -> Tensor:
         """Count the different words among the keys of each query, (n,)."""

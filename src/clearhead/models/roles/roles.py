@@ -252,8 +252,7 @@ def _tested(
     mass: Tensor, words: Tensor, uniform: Tensor, probability: Tensor, level: float, hit: Tensor
 ) -> _Tested:
     mean, half = interval(mass, words)
-    least = max(MIN_MASS, TIMES_UNIFORM * float(uniform.mean()))
-    is_large = mean >= least
+    is_large = mean >= max(MIN_MASS, TIMES_UNIFORM * float(uniform.mean()))
     holds = is_large & (probability <= level)
     by_word = torch.zeros(len(mass), int(words.max()) + 1).index_add_(1, words, hit.float())
     hits, different = hit.sum(-1), (by_word > 0).sum(-1)

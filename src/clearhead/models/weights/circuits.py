@@ -125,8 +125,7 @@ class Circuits:
             hint = "pass the model with its head for the next token, and merge its adapters."
             raise BadValue(gave, rule, hint)
         back = self.W_U @ self.W_E  # (d, d): from the stream to words, and to the stream
-        inner = (self.W_O @ back @ self.W_V).double()
-        values = torch.linalg.eigvals(inner)
+        values = torch.linalg.eigvals((self.W_O @ back @ self.W_V).double())
         scores = values.real.sum(-1) / values.abs().sum(-1).clamp(min=1e-30)
         return scores.to(self.W_Q.dtype)
 
@@ -240,8 +239,7 @@ def circuits(model: nn.Module) -> Circuits:
 
 def _folded(model: nn.Module, weights: ModelWeights) -> Circuits:
     layers = weights.layers
-    shapes = {tuple(x.shape for x in layer[1:5]) for layer in layers}
-    if len(shapes) > 1:
+    if len({tuple(x.shape for x in layer[1:5]) for layer in layers}) > 1:
         gave = f"The layers of the {type(model).__name__} have heads of different shapes."
         rule = "the matrices of all layers are one tensor, (L, H, d, D)."
         raise BadValue(gave, rule, "pass a model whose layers are alike.")

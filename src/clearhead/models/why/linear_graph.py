@@ -44,8 +44,7 @@ def nonlinear_step(x: Tensor, leaves: Sequence[Tensor]) -> str | None:
         if node is None or node in reaches:
             continue
         depends = [n is not None and reaches[n] for n in inputs]
-        is_leaf = id(getattr(node, "variable", None)) in wanted
-        reaches[node] = is_leaf or any(depends)
+        reaches[node] = id(getattr(node, "variable", None)) in wanted or any(depends)
         if any(depends):
             kind = re.sub(r"^.*::|Backward\d*$", "", node.name())
             if kind in _PRODUCTS:

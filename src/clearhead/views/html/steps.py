@@ -119,8 +119,7 @@ def trace_data(trace: Trace) -> Layer:
 
 def steps_withheld(trace: Trace) -> schema.LayerOrigin:
     """Return why a trace of weights alone has no other step."""
-    only_weights = trace.names == ("weights",)
-    return {"steps_withheld": trace.step("weights").why} if only_weights else {}
+    return {"steps_withheld": trace.step("weights").why} if trace.names == ("weights",) else {}
 
 
 def _labels(trace: Trace, letter: str, size: int) -> list[str]:

@@ -115,8 +115,7 @@ def steps(
     # In a single row, widths are proportional to columns, so that all cells have one height.
     columns = drawn[0].values.shape[1]
     ratios = [min(max(panel.values.shape[1], 2, columns / 5), 2 * columns) for panel in drawn]
-    widths = ratios if down == 1 else None
-    grid = figure.subplots(down, across, squeeze=False, width_ratios=widths)
+    grid = figure.subplots(down, across, squeeze=False, width_ratios=ratios if down == 1 else None)
     axes = grid.ravel().tolist()
     for i, (subplot, name, panel) in enumerate(zip(axes, chain, drawn, strict=False)):
         # In two rows, a matrix of another shape has cells of another height: label its rows.

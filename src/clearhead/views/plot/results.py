@@ -142,15 +142,13 @@ def why(reasons: Why) -> "Figure":
     for ax, of in zip(figure.subplots(1, 2), ("key", "query"), strict=True):
         bars = [(drawable(str(component)), part) for component, part in reasons.largest(of, DRAWN)]
         if others > 0:
-            rest = reasons.contrast - sum(part for _, part in bars)
-            bars.append((f"{others} others", rest))
+            bars.append((f"{others} others", reasons.contrast - sum(part for _, part in bars)))
         names, parts = zip(*bars, strict=True)
         ax.barh(range(len(parts)), parts, color=ACCENT, tick_label=names)
         ax.invert_yaxis()
         ax.axvline(0, color="0.6", linewidth=1)
         ax.set(xlabel="part of the contrast", title=f"what wrote the {of}")
-    title = wrap_title(drawable(reasons.sentence()), figure, points=10)
-    figure.suptitle(title, fontsize="medium")
+    figure.suptitle(wrap_title(drawable(reasons.sentence()), figure, points=10), fontsize="medium")
     return figure
 
 

@@ -51,8 +51,7 @@ def _tile(reader: Reader, request: Request, on_progress: OnProgress) -> Answer:
     layer, head = _layer_and_head(request, "a tile has a layer and a head, numbered from 0.")
     queries, keys = (_span(name, request.get(name)) for name in ("queries", "keys"))
     text, edits = request.get("text"), request.get("edits")
-    trace = reader.tile(text, layer, head, queries, keys, edits, on_progress)
-    return {"layer": trace_data(trace)}
+    return {"layer": trace_data(reader.tile(text, layer, head, queries, keys, edits, on_progress))}
 
 
 def _steps(reader: Reader, request: Request, on_progress: OnProgress) -> Answer:

@@ -116,8 +116,7 @@ class Reader:
         """Return why a head of the edited model looks from a query at a key: `clearhead.why` with
         these options."""
         with self._reading(text, edits, on_progress):
-            inputs = self.model.tokens_and_inputs(text)[1]
-            return why(self.model.module, inputs, **options)
+            return why(self.model.module, self.model.tokens_and_inputs(text)[1], **options)
 
     def vectors(
         self, layer: int, head: int, on_progress: OnProgress = no_progress

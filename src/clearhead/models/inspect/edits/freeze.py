@@ -46,8 +46,7 @@ class freeze(FromRecording):
         heads = torch.tensor(self.heads_of(problem), device=v.device)
         v = v[:, heads // (problem.H // problem.G)].to(problem.wide)
         weights = weights.to(v.device, v.dtype)
-        value = weighted_sum(weights, v, weights != 0)
-        return replaced(self, out, value, problem, site, queries)
+        return replaced(self, out, weighted_sum(weights, v, weights != 0), problem, site, queries)
 
     def visible_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
         """Return a problem with the frozen weights as a bias, since softmax(log w) = w.

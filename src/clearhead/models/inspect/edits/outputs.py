@@ -139,8 +139,7 @@ class scale(Edit):
         return [f"{self.factor:g}"]
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
-        scaled = out * self.factors(self.factor, problem, site).unsqueeze(-1)
-        return scaled.to(out.dtype)
+        return (out * self.factors(self.factor, problem, site).unsqueeze(-1)).to(out.dtype)
 
 
 def _printed(by: str | Tensor) -> str:

@@ -128,8 +128,7 @@ def heads_in(edit: Edit, call: Call, problem: Problem, recorded: Tensor) -> list
     wanted, count = edit.heads_of(problem), edit.head_count(problem)
     if call.heads is None or edit.of_keys:
         if recorded.shape[1] != count:
-            letters = "G," if edit.of_keys else "H,"
-            raise other_sizes(edit, letters, recorded.shape[1:2], (count,))
+            raise other_sizes(edit, "G," if edit.of_keys else "H,", recorded.shape[1:2], (count,))
         return wanted
     missing = sorted(set(wanted) - set(call.heads))
     if missing:
