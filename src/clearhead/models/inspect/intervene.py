@@ -174,7 +174,7 @@ class Intervention:
         if not layers.ran and layers.ran_in_other_thread:
             raise ran_in_other_thread(model, "edits apply in the thread of the with block.")
         if not layers.ran:
-            rule = f"the {name} did not run in the with block, or was compiled before."
+            rule = f"the {name} did not run in the with block, or ran in a graph compiled before."
             hint = "run it inside the block: with clearhead.intervene(model, edits): model(x)."
         elif not layers.names:
             rule = "edits apply to calls through clearhead in this thread, and outside compiled "

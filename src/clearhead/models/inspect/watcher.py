@@ -253,7 +253,7 @@ class Watcher(ModelFollower):
             if running.ran_in_other_thread:
                 raise ran_in_other_thread(self.model, rule)
             if not running.texts.missed:
-                text = f"the {type(self.model).__name__} did not run in the block, or was compiled"
+                text = f"the {type(self.model).__name__} did not run, or ran in a compiled graph"
                 warnings.warn(f"watch recorded nothing: {text}", stacklevel=4)
         warn_if_missed("watch", running.texts.missed, self.layers or (None,), stacklevel=4)
         if running.ran:
