@@ -304,7 +304,7 @@ def test_an_edited_output_has_no_sources():
     assert float(found.heads[1, 2].abs().max()) == 0 and found.check() < 1e-5
     with pytest.raises(BadValue, match="an edit of the output"):
         found.sources(1, 2, -1)
-    with pytest.raises(BadValue, match=r"head 2 in layer 1(.|\n)*an edit of the output"):
+    with pytest.raises(BadValue, match=r"L1H2 miss(.|\n)*an edit of the output"):
         found.largest_sources(2)
     assert torch.allclose(found.sources(1, 1, -1).sum(), found.heads[1, 1, -1], atol=1e-5)
 

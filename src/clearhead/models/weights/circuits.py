@@ -122,7 +122,7 @@ class Circuits:
         if self.W_E is None or self.W_U is None:
             gave = "copying() got a model without logits, or whose tokens write no rows of a table."
             rule = "a head copies if it raises the logit of the token that it reads."
-            hint = "pass the model with its head for the next token, and merge its adapters."
+            hint = "pass the model with its head for the next token; merge adapters into it."
             raise BadValue(gave, rule, hint)
         back = self.W_U @ self.W_E  # (d, d): from the stream to words, and to the stream
         values = torch.linalg.eigvals((self.W_O @ back @ self.W_V).double())
