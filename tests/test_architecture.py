@@ -22,10 +22,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3580,
+    "views": 3570,
     "corpus": 4340,
     "demo": 370,
-    "models": 9020,
+    "models": 9000,
     "hf": 1995,
     "distributed": 2520,
     "nn": 1110,
