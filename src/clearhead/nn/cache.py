@@ -80,12 +80,10 @@ class KVCache:
         if torch.compiler.is_compiling():  # the graph would have a guard on the layer's identity
             return
         if self.length and self._owner not in (None, id(layer)):
-            raise BadValue(
-                f"{type(layer).__name__} got a {self!r} that another layer has filled.",
-                "each layer computes its own keys and values, so it needs its own cache.",
-                "make one per layer, for example caches = [KVCache() for _ in blocks]; if you copy "
-                "a layer, also copy.deepcopy its cache.",
-            )
+            gave = f"{type(layer).__name__} got a {self!r} that another layer has filled."
+            rule = "each layer computes its own keys and values, so it needs its own cache."
+            hint = "make one per layer; if you copy a layer, also copy.deepcopy its cache."
+            raise BadValue(gave, rule, hint)
         self._owner = id(layer)
 
     def __getstate__(self) -> dict[str, object]:
@@ -151,11 +149,9 @@ class KVCache:
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         if in_backward():
-            raise BadValue(
-                "KVCache got tokens in a backward pass, in which a checkpoint recomputes a layer.",
-                "a cache stores every token once, and recomputation would add it twice.",
-                "checkpoint only layers without a cache.",
-            )
+            gave = "KVCache got tokens in a backward pass, where a checkpoint recomputes a layer."
+            rule = "a cache stores every token once, and recomputation would add it twice."
+            raise BadValue(gave, rule, "checkpoint only layers without a cache.")
         check_type("KVCache", "k", k, Tensor)
         check_type("KVCache", "v", v, Tensor)
         if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:
@@ -166,19 +162,15 @@ class KVCache:
         must_continue("KVCache", (k, self.keys), (v, self.values), hint)
         bounded = self.max_length is not None or self.dtype is not None
         if bounded and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            raise BadValue(
-                f"{self!r} got keys or values that need a gradient.",
-                "new tokens overwrite memory that gradients may need, and rounded ones have none.",
-                "decode in torch.no_grad(), or use KVCache() without max_length and dtype.",
-            )
+            rule = "new tokens overwrite memory that gradients need, and rounded ones have none."
+            hint = "decode in torch.no_grad(), or use KVCache() without max_length and dtype."
+            raise BadValue(f"{self!r} got keys or values that need a gradient.", rule, hint)
         if self.max_length is None:
             return
         if self._k is not None and inference_ended(self._k):
-            raise BadValue(
-                f"KVCache(max_length={self.max_length}) was allocated in torch.inference_mode.",
-                "new tokens are written to this memory, which torch allows only in that mode.",
-                "continue in torch.inference_mode(), or begin in torch.no_grad().",
-            )
+            gave = f"KVCache(max_length={self.max_length}) was allocated in torch.inference_mode."
+            rule = "new tokens are written to this memory, which torch allows only in that mode."
+            raise BadValue(gave, rule, "continue in this mode, or begin in torch.no_grad().")
         if self.length + k.shape[-2] > self.max_length:
             gave = f"KVCache got {k.shape[-2]} tokens, and stores {self.length}."
             rule = f"it stores at most max_length={self.max_length} tokens."
@@ -200,12 +192,9 @@ def must_continue(cache: str, keys: Appended, values: Appended, hint: str) -> No
     """Raise `BadValue` if new tokens differ from the stored ones in more than their number."""
     for name, (new, stored) in (("keys", keys), ("values", values)):
         if stored is not None and layout(new) != layout(stored):
-            raise BadValue(
-                f"{cache} got {name} of shape {tuple(new.shape)}, {new.dtype} on {new.device}; "
-                f"it stores {tuple(stored.shape)}, {stored.dtype} on {stored.device}.",
-                "new tokens continue the same sequences, so only the length may differ.",
-                hint,
-            )
+            got, old = (f"{tuple(x.shape)}, {x.dtype} on {x.device}" for x in (new, stored))
+            rule = "new tokens continue the same sequences, so only the length may differ."
+            raise BadValue(f"{cache} got {name} of shape {got}; it stores {old}.", rule, hint)
 
 
 def layout(x: Tensor) -> tuple[object, ...]:

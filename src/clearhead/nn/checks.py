@@ -12,10 +12,8 @@ from ..core.torch_state import is_autocast
 
 def check_size(layer: str, name: str, value: object) -> int:
     """Return `value` as an int, 1 or more."""
-    hint = f"pass {name} as an int, for example 4."
-    return as_count(
-        f"{layer} got {name}", value, f"{name} is a whole number, 1 or more.", hint, least=1
-    )
+    rule, hint = f"{name} is a whole number, 1 or more.", f"pass {name} as an int, for example 4."
+    return as_count(f"{layer} got {name}", value, rule, hint, least=1)
 
 
 def check_dropout(layer: str, value: object) -> float:
@@ -56,18 +54,13 @@ def check_sequence(
     size = "d" if width is None else width
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         kind = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else kind_of(x)
-        raise BadType(
-            f"{layer} got {kind} as {name}.",
-            f"{name} has one vector per token: a floating tensor (B, T, {size}) or (T, {size}).",
-            "pass vectors as torch.tensor(x, dtype=torch.float32); convert ids to vectors, for "
-            "example with TokenEmbedding.",
-        )
+        rule = f"{name} has one vector per token: a floating tensor (B, T, {size}) or (T, {size})."
+        hint = "pass torch.tensor(x, dtype=torch.float32); turn ids into vectors by TokenEmbedding."
+        raise BadType(f"{layer} got {kind} as {name}.", rule, hint)
     if x.dim() not in (2, 3):
-        raise BadValue(
-            f"{layer} got {name} of shape {tuple(x.shape)}.",
-            f"{name} is (B, T, {size}), or (T, {size}) for one sequence.",
-            "add or merge leading dimensions, for example with x.unsqueeze(0) or x.flatten(0, -3).",
-        )
+        rule = f"{name} is (B, T, {size}), or (T, {size}) for one sequence."
+        hint = "add or merge leading dimensions, such as by x.unsqueeze(0) or x.flatten(0, -3)."
+        raise BadValue(f"{layer} got {name} of shape {tuple(x.shape)}.", rule, hint)
     if width is not None and x.shape[-1] != width:
         rule = f"this layer was built for {width} features, the last dimension of {name}."
         hint = f"pass vectors of {width} features, or build the layer for {x.shape[-1]}."

@@ -108,11 +108,9 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.head_size = check_size("RotaryPositions", "head_size", head_size)
         if head_size % 2:
-            raise BadValue(
-                f"RotaryPositions got head_size={head_size}.",
-                "features are rotated in pairs, so the head size is even.",
-                f"use heads of {head_size + 1} features.",
-            )
+            rule = "features are rotated in pairs, so the head size is even."
+            hint = f"use heads of {head_size + 1} features."
+            raise BadValue(f"RotaryPositions got head_size={head_size}.", rule, hint)
         self.base = check_base("RotaryPositions", base)
         rule = "'half' pairs feature i with i + D/2, 'interleaved' pairs 2i with 2i + 1."
         hint = "pass pairs='half' for weights from Hugging Face."

@@ -50,17 +50,11 @@ def explain_text(
     seed = _between("seed", seed, 0, MOST_SEED)
     size = _between("size", size, 1, MOST_LESSON_FEATURES)
     if (count := whole_number(heads)) is None or count < 1 or size % count:
-        raise BadValue(
-            f"size={size} and heads={heads}.",
-            "each head has size / heads features, so the number of heads divides the size.",
-            "pass another number of heads, or another size.",
-        )
+        rule = "each head has size / heads features, so the number of heads divides the size."
+        raise BadValue(f"size={size} and heads={heads}.", rule, "pass another number of either.")
     if len(tokens) > MOST_LESSON_TOKENS:
-        raise BadValue(
-            f"The text has {len(tokens)} tokens.",
-            f"explain_text holds every matrix, for at most {MOST_LESSON_TOKENS} tokens.",
-            "pass a shorter text.",
-        )
+        rule = f"explain_text holds every matrix, for at most {MOST_LESSON_TOKENS} tokens."
+        raise BadValue(f"The text has {len(tokens)} tokens.", rule, "pass a shorter text.")
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         ids = torch.tensor([vocabulary[token] for token in tokens])

@@ -73,19 +73,13 @@ class MultiHeadAttention(nn.Module):
         self.d, self.heads = d, heads = check_size(name, "d", d), check_size(name, "heads", heads)
         self.kv_heads = check_size(name, "kv_heads", heads if kv_heads is None else kv_heads)
         if d % heads:
-            raise BadValue(
-                f"MultiHeadAttention got d={d} and heads={heads}.",
-                "each head has d / heads features, so heads divides d.",
-                f"pass another number of heads, for example {_nearest_divisor(d, heads)}, or "
-                "another d.",
-            )
+            rule = "each head has d / heads features, so heads divides d."
+            hint = f"pass for example heads={_nearest_divisor(d, heads)}, or another d."
+            raise BadValue(f"{name} got d={d} and heads={heads}.", rule, hint)
         if heads % self.kv_heads:
-            raise BadValue(
-                f"MultiHeadAttention got heads={heads} and kv_heads={kv_heads}.",
-                "heads / kv_heads query heads read each key head, so kv_heads divides heads.",
-                f"pass another number of key heads, for example "
-                f"{_nearest_divisor(heads, self.kv_heads)}.",
-            )
+            rule = "heads / kv_heads query heads read each key head, so kv_heads divides heads."
+            hint = f"pass for example kv_heads={_nearest_divisor(heads, self.kv_heads)}."
+            raise BadValue(f"{name} got heads={heads} and kv_heads={kv_heads}.", rule, hint)
         self.head_size = d // heads
         check_type(name, "rotary", rotary, RotaryPositions, type(None))
         check_type(name, "relative", relative, RelativePositions, type(None))
@@ -126,25 +120,20 @@ class MultiHeadAttention(nn.Module):
         hint = "pass that module, for example the self_attn of a TransformerEncoderLayer."
         must_be_of(nn.MultiheadAttention, "from_torch", module, rule, hint)
         if type(module).forward is not nn.MultiheadAttention.forward:
-            raise BadType(
-                f"from_torch got a {type(module).__module__}.{type(module).__name__}.",
-                "this subclass has its own forward, which may use other weights.",
-                "pass a plain torch.nn.MultiheadAttention.",
-            )
+            gave = f"from_torch got a {type(module).__module__}.{type(module).__name__}."
+            rule = "this subclass has its own forward, which may use other weights."
+            raise BadType(gave, rule, "pass a plain torch.nn.MultiheadAttention.")
         computed = [n for n, _ in module.named_parameters() if n.endswith("_orig")]
         if computed:
-            raise BadValue(
-                f"from_torch got a module that computes its weights from {', '.join(computed)}.",
-                "torch.nn.utils.prune computes weights only before each forward.",
-                "call torch.nn.utils.prune.remove(module, name) first.",
-            )
+            gave = f"from_torch got a module that computes its weights from {', '.join(computed)}."
+            rule = "torch.nn.utils.prune computes weights only before each forward."
+            raise BadValue(gave, rule, "call torch.nn.utils.prune.remove(module, name) first.")
         extra = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
         if any(extra.values()):
-            raise BadValue(
-                f"from_torch got a module with {' and '.join(n for n, on in extra.items() if on)}.",
-                "these add a key without a token, which MultiHeadAttention does not support.",
-                "train without them, or keep torch's module.",
-            )
+            names = " and ".join(name for name, on in extra.items() if on)
+            rule = "these add a key without a token, which MultiHeadAttention does not support."
+            hint = "train without them, or keep torch's module."
+            raise BadValue(f"from_torch got a module with {names}.", rule, hint)
         state = {"out_proj.weight": module.out_proj.weight}
         if module.in_proj_weight is not None:
             weights = module.in_proj_weight.chunk(3)
@@ -261,18 +250,14 @@ class MultiHeadAttention(nn.Module):
     ) -> Projection:
         """Check and project the inputs, and append the new keys and values to the cache."""
         if context is None and values is not None:
-            raise BadValue(
-                "MultiHeadAttention got values= without context=.",
-                "every value belongs to a key, and keys are projected from the context.",
-                "pass context= too, or leave out both for self-attention.",
-            )
+            rule = "every value belongs to a key, and keys are projected from the context."
+            hint = "pass context= too, or leave out both for self-attention."
+            raise BadValue("MultiHeadAttention got values= without context=.", rule, hint)
         has_positions = self.rotary is not None or self.relative is not None
         if context is not None and (cache is not None or has_positions):
-            raise BadValue(
-                f"MultiHeadAttention got context= and {'a cache' if cache else 'has positions'}.",
-                "caches and positions are for self-attention; a context is another sequence.",
-                "use a layer without a cache and positions for cross-attention.",
-            )
+            gave = f"MultiHeadAttention got context= and {'a cache' if cache else 'has positions'}."
+            rule = "caches and positions are for self-attention; a context is another sequence."
+            raise BadValue(gave, rule, "use a layer without either for cross-attention.")
         name = "MultiHeadAttention"
         context = x if context is None else context
         values = context if values is None else values
@@ -280,12 +265,10 @@ class MultiHeadAttention(nn.Module):
         context = check_sequence(name, "context", context, self.d_context, self.W_key)
         values = check_sequence(name, "values", values, self.d_values, self.W_value)
         if self.causal and cache is None and x.shape[-2] != context.shape[-2]:
-            raise BadValue(
-                f"MultiHeadAttention(causal=True) got {x.shape[-2]} tokens and a context of "
-                f"{context.shape[-2]}.",
-                "without a cache, a causal layer has as many keys as queries.",
-                "build it with causal=False, and pass mask=Causal(align=...) for this context.",
-            )
+            gave = f"A causal {name} got {x.shape[-2]} tokens and {context.shape[-2]} of context."
+            rule = "without a cache, a causal layer has as many keys as queries."
+            hint = "build it with causal=False, and pass mask=Causal(align=...) for this context."
+            raise BadValue(gave, rule, hint)
         q = _split_heads(self.W_query(x), self.head_size)
         k = _split_heads(self.W_key(context), self.head_size)
         v = _split_heads(self.W_value(values), self.head_size)

@@ -64,18 +64,13 @@ def _cannot_run(model: nn.Module, inputs: Any, error: Exception) -> BadValue:
     passed = sorted(inputs) if isinstance(inputs, Mapping) else ["input_ids"]
     decodes = any(key.startswith("decoder_input") or key == "labels" for key in passed)
     if getattr(config, "is_encoder_decoder", False) and not decodes:
-        return BadValue(
-            f"The {name} got {', '.join(passed)}, and nothing for its decoder.",
-            "an encoder-decoder reads two texts.",
-            'pass a dict with "input_ids" and "decoder_input_ids", or model.get_encoder() to run '
-            "the encoder alone.",
-        )
+        gave = f"The {name} got {', '.join(passed)}, and nothing for its decoder."
+        hint = 'pass a dict of "input_ids" and "decoder_input_ids", or use model.get_encoder().'
+        return BadValue(gave, "an encoder-decoder reads two texts.", hint)
     why = " ".join(str(error).split())
-    return BadValue(
-        f"The {name} raised {type(error).__name__} on {', '.join(passed)}: {why}",
-        "a model is called as model(inputs), or as model(**inputs) for a dict.",
-        "pass inputs with which this call returns.",
-    )
+    gave = f"The {name} raised {type(error).__name__} on {', '.join(passed)}: {why}"
+    rule = "a model is called as model(inputs), or as model(**inputs) for a dict."
+    return BadValue(gave, rule, "pass inputs with which this call returns.")
 
 
 def _tables(model: nn.Module) -> Iterator[nn.Module]:
@@ -101,9 +96,6 @@ def _check(name: str, table: nn.Embedding, arguments: tuple[Any, ...]) -> None:
     (ids, *_), size = arguments, table.num_embeddings
     unknown = ids[(ids < 0) | (ids >= size)]
     if unknown.numel():
-        raise BadValue(
-            f"{name} got the id {int(unknown[0])}.",
-            f"it has {size} embeddings, for the ids 0 to {size - 1}.",
-            "use the tokenizer of the model and a shorter text; after adding tokens, call "
-            "model.resize_token_embeddings(len(tokenizer)).",
-        )
+        rule = f"it has {size} embeddings, for the ids 0 to {size - 1}."
+        hint = "use its tokenizer and a shorter text, or for added tokens resize_token_embeddings."
+        raise BadValue(f"{name} got the id {int(unknown[0])}.", rule, hint)

@@ -383,12 +383,9 @@ def define_operator(
         return tuple(by_argument)
 
     def no_second(ctx: Any, *gradients: Any) -> None:
-        raise BadValue(
-            "A second derivative of attention was requested.",
-            f"{kernels} has only first derivatives.",
-            "pass engine='tiled' (or 'steps', for short inputs), which torch can differentiate any "
-            "number of times; or use float64, which also works in layers of clearhead.nn.",
-        )
+        rule = f"{kernels} has only first derivatives."
+        hint = "pass engine='tiled' (short inputs: 'steps'), or use float64, in clearhead.nn too."
+        raise BadValue("A second derivative of attention was requested.", rule, hint)
 
     class Eager(torch.autograd.Function):
         @staticmethod

@@ -74,10 +74,8 @@ class Sdpa(Engine):
         declined = backends_decline(p, gpu, _needs_matrix(p))
         if not all(declined.values()) or _weights_bytes(p) <= CUDA.weights_bytes:
             return []
-        return [
-            f"none of torch's fused kernels can compute it ({listed(declined)}), and without one "
-            f"torch would store weights of {_weights_bytes(p) / 1e9:.1f} GB"
-        ]
+        stored = f"without one torch would store weights of {_weights_bytes(p) / 1e9:.1f} GB"
+        return [f"none of torch's fused kernels can compute it ({listed(declined)}), and {stored}"]
 
     def caption_of(self, problem: Problem) -> str:
         if not _on_gpu(problem):
@@ -168,12 +166,10 @@ def _call_fused(p: Problem, call: Callable[[], Tensor]) -> Tensor:
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
-        raise BadValue(
-            f"None of torch's fused kernels ({', '.join(enabled)}) can compute {p.describe()}.",
-            f"without one torch would store weights of {_weights_bytes(p) / 1e9:.1f} GB; torch's "
-            "warnings list what each kernel requires.",
-            "pass engine='triton' or engine='tiled', or enable torch's other kernels.",
-        ) from error
+        gave = f"None of torch's fused kernels ({', '.join(enabled)}) can compute {p.describe()}."
+        rule = f"without one torch would store weights of {_weights_bytes(p) / 1e9:.1f} GB."
+        hint = "read torch's warnings, pass engine='triton' or 'tiled', or enable other kernels."
+        raise BadValue(gave, rule, hint) from error
 
 
 def _weights_bytes(p: Problem) -> int:

@@ -26,12 +26,10 @@ class Step:
 
     def __post_init__(self) -> None:
         if len(self.axes.split()) != self.tensor.dim():
-            raise BadValue(
-                f"Step {self.name!r} has axes {self.axes!r} and a tensor of shape "
-                f"{tuple(self.tensor.shape)}.",
-                "a step names every dimension of its tensor by one letter.",
-                "name all dimensions, for example axes='b h q k'.",
-            )
+            shape = tuple(self.tensor.shape)
+            gave = f"Step {self.name!r} has axes {self.axes!r} and a tensor of shape {shape}."
+            rule = "a step names every dimension of its tensor by one letter."
+            raise BadValue(gave, rule, "name all dimensions, for example axes='b h q k'.")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -125,10 +125,7 @@ def refuse_keywords(call: Callable[..., object], unknown: Mapping[str, object]) 
     rule = f"{verb} takes {', '.join(others)} and {last}."
     hint = did_you_mean(name, [*others, last]) or f"see help(clearhead.{verb})."
     if name in ("attn_mask", "is_causal", "dropout_p", "enable_gqa"):
-        rule = (
-            "this is a keyword of torch's function; clearhead has mask=, bias= and dropout=, and "
-            "groups heads without a flag."
-        )
+        rule = "it is torch's; clearhead has mask=, bias=, dropout=, and groups heads by itself."
         hint = "pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call "
         hint += "clearhead.compat.scaled_dot_product_attention, which takes torch's keywords."
     raise BadType(f"{verb} got {name}={value}.", rule, hint)
@@ -140,13 +137,10 @@ def must_be_strided(name: str, x: torch.Tensor, rule: str = "", if_nested: str =
     `rule` replaces the rule, and `if_nested` the hint for a nested tensor.
     """
     if x.is_nested or x.layout is not torch.strided:
-        raise BadType(
-            f"{name} is {'nested' if x.is_nested else f'of layout {x.layout}'}.",
-            rule or f"{name} is a dense tensor with strides.",
-            if_nested or f"pad it: {name}.to_padded_tensor(0)."
-            if x.is_nested
-            else f"pass {name}.to_dense().",
-        )
+        gave, hint = f"{name} is of layout {x.layout}.", f"pass {name}.to_dense()."
+        if x.is_nested:
+            gave, hint = f"{name} is nested.", if_nested or f"pad it: {name}.to_padded_tensor(0)."
+        raise BadType(gave, rule or f"{name} is a dense tensor with strides.", hint)
 
 
 def whole_number(value: object) -> int | None:

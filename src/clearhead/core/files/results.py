@@ -64,12 +64,10 @@ def load(path: str | Path) -> Any:
             raise KeyError(f"format {metadata[VERSION_KEY]}")
         return _decode(json.loads(metadata[KEY]), tensors)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise BadValue(
-            f"{str(path)!r} is missing." if missing else f"{str(path)!r} cannot be read: {error}.",
-            "load reads files that the save method of a result wrote in this version of clearhead.",
-            "check the path; safetensors.torch.load_file reads the tensors of any such file.",
-        ) from error
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        rule = "load reads files that a result's save method wrote in this version of clearhead."
+        hint = "check the path; safetensors.torch.load_file reads the tensors of any such file."
+        raise BadValue(f"{str(path)!r} {why}.", rule, hint) from error
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -244,12 +244,11 @@ def attend_over_ranks(
 
 
 def _in_other_thread() -> BadValue:
-    return BadValue(
-        f"Attention was called in the thread {threading.current_thread().name!r}, outside the open "
-        "block of distributed.sharded.",
-        "the ranks compute the calls of the thread that entered the block.",
-        "run the model there, or run another thread in contextvars.copy_context() of that thread.",
-    )
+    thread = threading.current_thread().name
+    gave = f"Thread {thread!r} called attention outside the open block of distributed.sharded."
+    rule = "the ranks compute the calls of the thread that entered the block."
+    hint = "run the model there, or in a thread inside contextvars.copy_context() of that thread."
+    return BadValue(gave, rule, hint)
 
 
 # Blocks may end in any order, so each one removes only what it set.
@@ -359,11 +358,9 @@ def capture_call(
 def must_not_be_sharded(verb: str) -> None:
     """Raise `BadValue` inside `distributed.sharded`, because `verb` needs the full sequence."""
     if ambient().ranks is not None:
-        raise BadValue(
-            f"{verb} was called inside distributed.sharded.",
-            "in the block each rank has a part of the text, and only attention combines the parts.",
-            f"call {verb} outside the block; distributed.look computes statistics of shards.",
-        )
+        rule = "each rank has a part of the text there, and only attention combines the parts."
+        hint = f"call {verb} outside the block; distributed.look computes statistics of shards."
+        raise BadValue(f"{verb} was called inside distributed.sharded.", rule, hint)
 
 
 @eagerly_over_ranks

@@ -75,13 +75,10 @@ def scaled_dot_product_attention(
         four = _four_dimensions(attn_mask, (*lead, heads[0], q.shape[2], k.shape[2])[-rank:])
         four = four if dtype is None else _cast(four, dtype)
         if four.dtype not in (torch.bool, torch.float32, query.dtype):
-            raise BadType(
-                f"attn_mask has dtype {four.dtype} and query {query.dtype}.",
-                "a mask is boolean (True means may look), or has the dtype of query or float32 and "
-                "is added to the scores.",
-                "pass attn_mask.bool() if 1 means may look, or attn_mask.to(query.dtype) to add "
-                "it.",
-            )
+            gave = f"attn_mask has dtype {four.dtype} and query {query.dtype}."
+            rule = "a mask is boolean (True: may look), or is added, in query's dtype or float32."
+            hint = "pass attn_mask.bool() if 1 may look, or attn_mask.to(query.dtype) to add it."
+            raise BadType(gave, rule, hint)
         if four.dtype == torch.bool:
             mask = intersect(mask, dense(keep=four))
         else:

@@ -49,10 +49,9 @@ def not_in_graph(kind: type[Exception], *args: object) -> BadValue:
     It is of a `kind` that the compiler understands too; it would wrap others.
     """
     of_both = type("NotInGraph", (BadValue, kind), {})
-    error = of_both(
-        "Attention over ranks, or with a mask from outside the graph, was called in torch.compile.",
-        "a graph holds neither messages between ranks nor the masks of transformers.",
-        "compile without fullgraph=True, so that the graph breaks at this call.",
-    )
+    gave = "Attention over ranks or with a mask from outside the graph was called in torch.compile."
+    rule = "a graph holds neither messages between ranks nor the masks of transformers."
+    hint = "compile without fullgraph=True, so that the graph breaks at this call."
+    error = of_both(gave, rule, hint)
     kind.__init__(error, *args)
     return error

@@ -80,19 +80,13 @@ def explain_problem(
     must_have_values(problem, "explain")
     named = None if engine in ("auto", "steps") else choose(problem, engine)
     if named is not None and problem.dropout and problem.seed is None:
-        raise BadValue(
-            f"explain got dropout={problem.dropout} without a seed, and engine={engine!r}.",
-            "without a seed each engine draws for itself, so the output would not match the shown "
-            "weights.",
-            "pass a seed=, or leave engine= out.",
-        )
+        gave = f"explain got dropout={problem.dropout} without a seed, and engine={engine!r}."
+        rule = "without a seed each engine draws anew, so output and weights would not match."
+        raise BadValue(gave, rule, "pass a seed=, or leave engine= out.")
     if reasons := reference.too_large(problem):
-        raise BadValue(
-            f"explain got {problem.describe()}: it {reasons[0]}.",
-            "explain holds every matrix it shows.",
-            "explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds "
-            "only the requested rows.",
-        )
+        rule = "explain holds every matrix it shows."
+        hint = "explain fewer tokens, heads or batches, or hold few rows: matrix(q, k).rows([...])."
+        raise BadValue(f"explain got {problem.describe()}: it {reasons[0]}.", rule, hint)
     queries, keys = labels_of(problem.Tq, problem.Tk, tokens, key_tokens)
     if engine == "auto" and problem.dropout and problem.seed is None and not CORE.why_not(problem):
         problem = replace(problem, seed=int(draw_seed()))  # as the core does
@@ -126,11 +120,8 @@ def _note_on_sums(problem: Problem, weights: Tensor) -> str:
 
 def wrong_count(name: str, count: int, size: int) -> BadValue:
     """Return the error for `count` labels of `size` positions."""
-    return BadValue(
-        f"{name} has {count} entries for {size} positions.",
-        "every position has one token as its label.",
-        f"pass {size} tokens, or none.",
-    )
+    gave = f"{name} has {count} entries for {size} positions."
+    return BadValue(gave, "every position has one token as label.", f"pass {size} tokens, or none.")
 
 
 def labels_of(
@@ -216,13 +207,11 @@ def explain_weights(
 def _as_tensor(weights: object) -> Tensor:
     """Return the weights as a tensor. Raises `BadType` for anything but an array of numbers."""
     if weights is None or isinstance(weights, list | tuple):
-        raise BadType(
-            f"The weights are {kind_of(weights)}.",
-            "the weights of a layer are a tensor, or an array that NumPy reads.",
-            'transformers returns None unless the model has attn_implementation="eager".'
-            if weights is None
-            else "pass the element of one layer, or all layers to report_weights.",
-        )
+        rule = "the weights of a layer are a tensor, or an array that NumPy reads."
+        hint = "pass the element of one layer, or all layers to report_weights."
+        if weights is None:
+            hint = 'transformers returns None unless the model has attn_implementation="eager".'
+        raise BadType(f"The weights are {kind_of(weights)}.", rule, hint)
     try:
         tensor = weights if isinstance(weights, Tensor) else torch.from_numpy(np.array(weights))
     except TypeError:  # a dtype that torch does not have
@@ -243,20 +232,14 @@ def _checked_sums(weights: Tensor) -> str:
         return ""
     least, largest = (float(x) for x in weights.aminmax())
     if not (least >= 0 and largest < float("inf")):  # NaN compares as False
-        raise BadValue(
-            f"The weights are between {least:g} and {largest:g}.",
-            "weights are the output of a softmax: finite, and 0 or more.",
-            "pass the weights and not the scores; for NaN in the rows of masked queries, pass "
-            "weights.nan_to_num(0).",
-        )
+        rule = "weights are the output of a softmax: finite, and 0 or more."
+        hint = "pass weights, not scores; if masked queries have NaN, pass weights.nan_to_num(0)."
+        raise BadValue(f"The weights are between {least:g} and {largest:g}.", rule, hint)
     sums = weights.sum(-1, dtype=torch.float64)
     if float(sums.max()) > 1 + ROUNDING:
-        raise BadValue(
-            f"A row of the weights sums to {float(sums.max()):.4g}.",
-            "the weights of a query on all keys sum to at most 1.",
-            "queries are the rows, and keys the columns. If the weights had dropout, compute them "
-            "again with model.eval().",
-        )
+        rule = "the weights of a query on all keys sum to at most 1."
+        hint = "queries are rows and keys are columns; if there was dropout, use model.eval()."
+        raise BadValue(f"A row of the weights sums to {float(sums.max()):.4g}.", rule, hint)
     rest = sums[(sums > 0) & (sums < 1 - ROUNDING)]
     if not rest.numel():
         return ""

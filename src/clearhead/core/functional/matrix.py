@@ -161,11 +161,10 @@ class Matrix(ShownInNotebook):
         rule = "most is the largest number of cells that to_dense writes."
         most = as_count("to_dense got most", most, rule, f"pass for example most={cells}.")
         if cells > most:
-            raise BadValue(
-                f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32).",
-                f"to_dense writes at most {most:,} cells, its argument most=.",
-                f"compute rows, cols, a block or a product, or call to_dense(most={cells}).",
-            )
+            gave = f"The matrix has {cells:,} cells ({4 * cells / 1e9:.1f} GB in fp32)."
+            rule = f"to_dense writes at most {most:,} cells, its argument most=."
+            hint = f"compute rows, cols, a block or a product, or call to_dense(most={cells})."
+            raise BadValue(gave, rule, hint)
         return self._weights(ALL, ALL)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray[Any, Any]":
@@ -304,11 +303,9 @@ class Matrix(ShownInNotebook):
             B, heads = as_4d(x).shape[:2]
             fits = B in (1, p.B) and heads in (1, p.G, p.H)
         if not fits:
-            raise BadValue(
-                f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}.",
-                f"x has as many dimensions as q, and one row for each of the {length} {what}.",
-                f"pass x with the second-to-last size {length}.",
-            )
+            gave = f"{call} got x of shape {tuple(x.shape)} for a matrix {self.shape}."
+            rule = f"x has as many dimensions as q, and one row for each of the {length} {what}."
+            raise BadValue(gave, rule, f"pass x with the second-to-last size {length}.")
         return repeat_heads(as_4d(x).to(p.wide), p.H).expand(p.B, -1, -1, -1)
 
 

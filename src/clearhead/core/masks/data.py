@@ -56,12 +56,10 @@ class documents(CachedRanges):
     def check(self, grid: Grid) -> None:
         q, k = self.ids_of_both()
         if (q.shape[1], k.shape[1]) != (grid.Tq, grid.Tk):
-            raise BadValue(
-                f"documents has ids for {q.shape[1]} queries and {k.shape[1]} keys; "
-                f"there are Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
-                "every key and every query belongs to one document.",
-                "pass documents(ids_of_keys, queries=ids_of_queries).",
-            )
+            ids = f"documents has ids for {q.shape[1]} queries and {k.shape[1]} keys"
+            rule = "every key and every query belongs to one document."
+            hint = "pass documents(ids_of_keys, queries=ids_of_queries)."
+            raise BadValue(f"{ids}; the call has Tq={grid.Tq} and Tk={grid.Tk}.", rule, hint)
         for ids in (q, k):
             check_batch(self, ids, grid)
 
@@ -193,12 +191,10 @@ def dense(
         hint = "pass dense(keep=...) if True means may look, dense(drop=...) if it means must not."
         raise BadType(f"dense got {kind_of(bare)} without a keyword.", rule, hint)
     if (keep is None) == (drop is None):
-        raise BadValue(
-            "dense got "
-            + ("neither keep= nor drop=." if keep is None else "both keep= and drop=."),
-            "a dense mask takes one of the two, which defines its True.",
-            "pass keep= (True = may look) or drop= (True = must not look).",
-        )
+        gave = "neither keep= nor drop=" if keep is None else "both keep= and drop="
+        rule = "a dense mask takes one of the two, which defines its True."
+        hint = "pass keep= (True = may look) or drop= (True = must not look)."
+        raise BadValue(f"dense got {gave}.", rule, hint)
     name, cells = ("drop", drop) if keep is None else ("keep", keep)
     try:
         bits = cells if isinstance(cells, Tensor) else torch.as_tensor(cells, device="cpu")
@@ -209,12 +205,9 @@ def dense(
         hint = f"pass a boolean tensor as {name}=."
         raise BadType(f"dense got {name}={cells!r}.", rule, hint) from error
     if bits.dtype != torch.bool:
-        raise BadType(
-            f"dense got {name}= with dtype {bits.dtype}.",
-            "a dense mask holds booleans.",
-            f"pass {name}=tensor.bool() for a mask of 0 and 1; pass an additive mask (0 and -inf) "
-            "as bias=.",
-        )
+        gave, rule = f"dense got {name}= with dtype {bits.dtype}.", "a dense mask holds booleans."
+        hint = f"pass {name}=tensor.bool() for 0 and 1, or an additive mask (0 and -inf) as bias=."
+        raise BadType(gave, rule, hint)
     must_be_strided(name, bits)
     if shape is not None:
         try:

@@ -406,12 +406,9 @@ def tensors_of(x: object) -> Iterator[Tensor]:
 def _check_mask(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
-    raise BadType(
-        f"A mask was composed by {sign} with {type(other).__name__}.",
-        "masks compose only with masks.",
-        "wrap a boolean tensor first: dense(keep=tensor) if True means may look, "
-        "dense(drop=tensor) if it means must not.",
-    )
+    gave = f"A mask was composed by {sign} with {type(other).__name__}."
+    hint = "wrap booleans: dense(keep=tensor) if True means may look, else dense(drop=tensor)."
+    raise BadType(gave, "masks compose only with masks.", hint)
 
 
 def _equal(a: object, b: object, read: bool) -> bool:

@@ -34,12 +34,10 @@ def parse(text: str) -> Mask:
         raise
     except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise BadValue(
-            f"The mask {text if len(text) < 80 else text[:80] + '…'!r} cannot be read: {why}.",
-            f"a mask consists of {', '.join([*NAMES, *(f'{c}(...)' for c in CALLS)])}, "
-            "joined by &, | and ~.",
-            "write for example 'causal' or 'causal & window(before=3, after=0)'.",
-        ) from error
+        gave = f"The mask {text if len(text) < 80 else text[:80] + '…'!r} cannot be read: {why}."
+        rule = f"it joins {', '.join([*NAMES, *(f'{c}(...)' for c in CALLS)])} by &, | and ~."
+        hint = "write for example 'causal' or 'causal & window(before=3, after=0)'."
+        raise BadValue(gave, rule, hint) from error
 
 
 def _mask(node: ast.expr) -> Mask:

@@ -229,12 +229,12 @@ def _both_sides(
     """Return the two sides of a window that were passed without keywords."""
     if len(sides) == 2 and before is after is None:
         return sides
-    raise BadType(
-        f"window got {', '.join(map(repr, sides))} without a keyword.",
-        "a window takes both sides, or keywords; a side without a keyword has no limit.",
-        f"pass window(before={sides[0]!r}, after=0) to look only back, or window(before="
-        f"{sides[0]!r}) to also look ahead without a limit.",
+    gave = f"window got {', '.join(map(repr, sides))} without a keyword."
+    rule = "a window takes both sides, or keywords; a side without a keyword has no limit."
+    hint = (
+        f"pass before={sides[0]!r}, after=0 to look only back, or only before= to look ahead too."
     )
+    raise BadType(gave, rule, hint)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -349,12 +349,10 @@ class lengths(OneRange):
             self._find_largest()
         for name, most, size in zip(("queries", "keys"), self._largest, grid[:2], strict=True):
             if most is not None and most > size:
-                raise BadValue(
-                    f"{self!r} counts {most} {name}, and there are {size}.",
-                    "a length is the number of real keys or queries, at most those of the call.",
-                    f"pass the lengths of these texts, cut as the texts are, or prefix({most}) to "
-                    f"allow up to {most} keys.",
-                )
+                gave = f"{self!r} counts {most} {name}, and there are {size}."
+                rule = "a length counts real keys or queries, at most those of the call."
+                hint = f"cut the lengths as the texts are, or allow more keys by prefix({most})."
+                raise BadValue(gave, rule, hint)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         allowed = (q >= 0) & (k >= 0)

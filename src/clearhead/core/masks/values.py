@@ -53,11 +53,8 @@ def as_integers(value: object, rule: str, name: str) -> Tensor:
         or numbers.is_complex()
     ):
         what = f"={value!r}" if numbers is None else f" with dtype {numbers.dtype}"
-        raise BadType(
-            f"{rule} got {name}{what}.",
-            f"{name} holds counts of positions or ids of documents, which are whole numbers.",
-            "pass integers.",
-        )
+        why = f"{name} holds counts of positions or ids of documents, which are whole numbers."
+        raise BadType(f"{rule} got {name}{what}.", why, "pass integers.")
     numbers = numbers.long()
     if not empty and has_values(numbers):
         for extreme in (int(numbers.min()), int(numbers.max())):
@@ -107,11 +104,8 @@ def as_counts(
         least = int(numbers.min()) if has_values(numbers) and numbers.numel() else 0
         counts = numbers
     if least < 0:
-        raise BadValue(
-            f"{rule} got {name}={least}.",
-            f"{name} is a count, so it is 0 or more.",
-            "pass a number that is not negative.",
-        )
+        gave, why = f"{rule} got {name}={least}.", f"{name} is a count, so it is 0 or more."
+        raise BadValue(gave, why, "pass a number that is not negative.")
     return counts
 
 
@@ -142,12 +136,9 @@ def as_align(value: object) -> str | int | Tensor | None:
     if isinstance(value, str):
         if value in ("start", "end"):
             return value
-        raise BadValue(
-            f"align={value!r} is unknown.",
-            "align is 'start' (query 0 is at key 0), 'end' (the last query is at the last key), or "
-            "the position of query 0.",
-            "pass align='start', align='end' or a whole number.",
-        )
+        rule = "align is 'start' (query 0 at key 0), 'end' (last query at last key) or a position."
+        hint = "pass align='start', align='end' or a whole number."
+        raise BadValue(f"align={value!r} is unknown.", rule, hint)
     numbers = as_integers(value, "a mask", "align")
     single = numbers.dim() == 0 and has_values(numbers)
     return int(numbers) if single else numbers.reshape(-1)
@@ -205,12 +196,9 @@ def to_device(x: Tensor, device: torch.device | None) -> Tensor:
     captured in a graph. Raises `BadValue` if `x` is a meta tensor and `device` is another one.
     """
     if x.device.type == "meta" and (device is None or device.type != "meta"):
-        raise BadValue(
-            f"A mask holds a meta tensor of shape {tuple(x.shape)}.",
-            "a meta tensor has a shape but no numbers.",
-            "make the mask of tensors with numbers, or pass meta tensors to attention(...), for "
-            "which the shape of the mask is enough.",
-        )
+        rule = "a meta tensor has a shape but no numbers."
+        hint = "make the mask of tensors with numbers, or pass only meta tensors to attention(...)."
+        raise BadValue(f"A mask holds a meta tensor of shape {tuple(x.shape)}.", rule, hint)
     # torch does not count changes of an inference tensor, so a stored copy could be outdated.
     if device is None or x.device == device or not is_plain(x) or x.is_inference():
         return x.to(device)
@@ -259,11 +247,9 @@ def as_4d(x: Tensor) -> Tensor:
 def check_broadcasts(x: Tensor, grid: Grid, gave: str, what: str, example: str) -> None:
     wanted = (grid.B, grid.H, grid.Tq, grid.Tk)
     if any(s != 1 and s != w for s, w in zip(as_4d(x).shape, wanted, strict=True)):
-        raise BadValue(
-            f"{gave} shape {tuple(x.shape)}; the call has (B, H, Tq, Tk) = {wanted}.",
-            f"{what} broadcasts to (B, H, Tq, Tk).",
-            f"make each dimension that size or 1; {example}.",
-        )
+        gave = f"{gave} shape {tuple(x.shape)}; the call has (B, H, Tq, Tk) = {wanted}."
+        hint = f"make each dimension that size or 1; {example}."
+        raise BadValue(gave, f"{what} broadcasts to (B, H, Tq, Tk).", hint)
 
 
 def check_batch(rule: object, value: object, grid: Grid) -> None:
@@ -281,10 +267,8 @@ def check_align(rule: object, align: object, grid: Grid, name: str) -> None:
     """
     if align is None and grid.Tq != grid.Tk:
         numbers = repr(rule)[len(name) + 1 : -1]
-        call = f"{name}({numbers}{', ' if numbers else ''}align={{}})"
-        raise BadValue(
-            f"{rule!r} got Tq={grid.Tq} queries and Tk={grid.Tk} keys.",
-            "if the numbers differ, align= must give the position of the queries.",
-            f"use {call.format(repr('end'))} if the last query is at the last key (a cache), or "
-            f"{call.format(repr('start'))} if query 0 is at key 0 (torch's is_causal).",
-        )
+        call = f"{name}({numbers}{', ' if numbers else ''}align="
+        why = "if the numbers differ, align= must give the position of the queries."
+        end = f"{call}'end') if the last query is at the last key (a cache)"
+        hint = f"use {end}, or {call}'start') if query 0 is at key 0 (torch's is_causal)."
+        raise BadValue(f"{rule!r} got Tq={grid.Tq} queries and Tk={grid.Tk} keys.", why, hint)

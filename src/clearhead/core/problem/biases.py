@@ -159,20 +159,14 @@ def bias(tensor: Tensor) -> TensorBias:
     for booleans, whose True is not defined here, and for other dtypes, including float8.
     """
     if tensor is alibi:
-        raise BadType(
-            "bias got the function alibi.", "the function returns a bias.", "call it: bias=alibi()."
-        )
+        raise BadType("bias got the function alibi.", "it returns a bias.", "call it: alibi().")
     rule = "a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores."
     if isinstance(tensor, Mask):
         raise BadType(f"bias got the mask {tensor!r}.", rule, "pass a mask as mask=.")
     if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise BadType(
-            f"bias got {kind}.",
-            rule,
-            "pass tensor.float(), or torch.tensor(...) of numbers; pass booleans as "
-            "mask=dense(keep=...) or mask=dense(drop=...).",
-        )
+        hint = "pass tensor.float(), or booleans as mask=dense(keep=...) or mask=dense(drop=...)."
+        raise BadType(f"bias got {kind}.", rule, hint)
     must_be_strided("bias", tensor)
     if tensor.dim() > 4:
         gave = f"bias got a tensor with {tensor.dim()} dimensions."
@@ -200,12 +194,9 @@ def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Al
         if not numbers.dim():
             raise TypeError("one number")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadType(
-            f"alibi got slopes={slopes!r}.",
-            "slopes are numbers, one per query head.",
-            "pass a floating tensor or a list of floats; alibi() has the slopes of the paper for "
-            "any number of heads.",
-        ) from error
+        gave, rule = f"alibi got slopes={slopes!r}.", "slopes are numbers, one per query head."
+        hint = "pass a tensor or list of floats; alibi() has the paper's, for any number of heads."
+        raise BadType(gave, rule, hint) from error
     must_be_strided("slopes", numbers)
     if numbers.is_complex() or numbers.dtype == torch.bool:
         rule = "slopes are real numbers, one per query head."

@@ -140,12 +140,9 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
         )
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
-        raise BadValue(
-            f"The shapes are {shapes}.",
-            "q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may "
-            "be missing, from all three alike.",
-            "pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.",
-        )
+        rule = "q is (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv); all may omit B, or B and H."
+        hint = "pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one."
+        raise BadValue(f"The shapes are {shapes}.", rule, hint)
     if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in DTYPES:
         rule = "queries, keys and values are all float16, all bfloat16, all float32 or all float64."
         hint = "convert them, for example with .float() or .to(q.dtype)."
@@ -161,12 +158,10 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
         rule = "a score is a dot product, so queries and keys have the same head size D."
         raise BadValue(gave, rule, "project both to the same size; check that k is not transposed.")
     if k.shape[1:3] != v.shape[1:3]:
-        raise BadValue(
-            f"Keys have (G, Tk) = {tuple(k.shape[1:3])} and values {tuple(v.shape[1:3])} "
-            f"({shapes}).",
-            "every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv).",
-            "pass both with the same heads and the same length.",
-        )
+        of_k, of_v = tuple(k.shape[1:3]), tuple(v.shape[1:3])
+        gave = f"Keys have (G, Tk) = {of_k} and values {of_v} ({shapes})."
+        rule = "every key has one value: k is (B, G, Tk, D) and v is (B, G, Tk, Dv)."
+        raise BadValue(gave, rule, "pass both with the same heads and the same length.")
     H, G = q.shape[1], k.shape[1]
     if (G == 0 and H != 0) or (G and H % G):
         rule = "H is a multiple of G, and query head i reads key head i // (H // G)."
@@ -202,16 +197,11 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
         kind = "a boolean tensor" if isinstance(mask, Tensor) else "an array of booleans"
         what = f"{kind} of shape {tuple(mask.shape)}"  # type: ignore[attr-defined]  # as its dtype
         rule = "a boolean mask must state what True means, because libraries disagree."
-        hint = (
-            "pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not."
-        )
+        hint = "pass dense(keep=mask) if True means may look, and otherwise dense(drop=mask)."
     elif isinstance(mask, Tensor):
         what = f"a tensor of dtype {mask.dtype}"
         rule = "a mask is a rule, and numbers that are added to scores are a bias."
-        hint = (
-            "pass mask=dense(keep=mask.bool()) if 1 means may look; pass an additive mask (0 and "
-            "-inf) as bias=."
-        )
+        hint = "pass dense(keep=mask.bool()) if 1 means may look, or 0 and -inf as bias=."
     elif callable(mask) or hasattr(mask, "mask_mod"):
         what = kind_of(mask)
         rule = "a mask is an object of clearhead, not a function as in FlexAttention."
@@ -277,12 +267,9 @@ def _checked_softcap(softcap: object) -> float | None:
 
 def _must_not_need_gradient(name: str, value: object) -> None:
     if isinstance(value, Tensor) and value.requires_grad:
-        raise BadType(
-            f"{name} is a tensor that requires a gradient.",
-            f"{name} is a constant, which gets no gradient.",
-            f"pass {name}=float({name}), or multiply the queries by a learned temperature: "
-            "attention(temperature * q, k, v, scale=1).",
-        )
+        gave, rule = f"{name} requires a gradient.", f"{name} is a constant, and gets no gradient."
+        hint = f"pass {name}=float({name}), or learn t in attention(t * q, k, v, scale=1)."
+        raise BadType(gave, rule, hint)
 
 
 def checked_dropout(p: object) -> float:

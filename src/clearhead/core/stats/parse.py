@@ -32,32 +32,23 @@ def parse_stats(entries: "Iterable[str | Statistic]", grid: Grid | None = None) 
     """
     listed = type(entries) in (list, tuple)  # the test of an abstract class takes longer
     if not listed and (isinstance(entries, (str, Statistic)) or not is_iterable(entries)):
-        raise BadType(
-            f"stats is {entries!r}.",
-            "stats is a list of statistics.",
-            'request at least one, for example stats=["entropy"].'
-            if entries is None
-            else f"put it in a list: stats=[{entries!r}].",
-        )
+        hint = f"put it in a list: stats=[{entries!r}]."
+        if entries is None:
+            hint = 'request at least one, for example stats=["entropy"].'
+        raise BadType(f"stats is {entries!r}.", "stats is a list of statistics.", hint)
     by_name: dict[str, Statistic] = {}
     for entry in entries:
         statistic = BY_NAME.get(entry) if type(entry) is str else _statistic(entry)
         if statistic is None:
             name = str(getattr(entry, "name", entry))
-            raise BadValue(
-                f"stats contains {entry!r}.",
-                f"the statistics are {ALL_NAMES}.",
-                f"call it with its arguments, for example {EXAMPLES[name]}."
-                if name in EXAMPLES
-                else did_you_mean(entry, [*BY_NAME, *EXAMPLES]) or "request one of these.",
-            )
+            hint = did_you_mean(entry, [*BY_NAME, *EXAMPLES]) or "request one of these."
+            if name in EXAMPLES:
+                hint = f"call it with its arguments, for example {EXAMPLES[name]}."
+            raise BadValue(f"stats contains {entry!r}.", f"the statistics are {ALL_NAMES}.", hint)
         if statistic.name in by_name:
-            raise BadValue(
-                f"stats contains {statistic.name} twice.",
-                "each statistic is an attribute of the result, under its name.",
-                "request it once: topk with the larger n, mass with all groups, or exact_rows with "
-                "all queries.",
-            )
+            rule = "each statistic is an attribute of the result, under its name."
+            hint = "request it once, with the larger n, all groups or all queries."
+            raise BadValue(f"stats contains {statistic.name} twice.", rule, hint)
         if grid is not None:
             statistic.check(grid)
         by_name[statistic.name] = statistic

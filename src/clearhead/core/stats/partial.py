@@ -139,12 +139,9 @@ class Partial:
         return Partial(self.problem, self.statistics, queries, self.keys, rows, sums)
 
     def _refused(self, other: "Partial", why: str) -> BadValue:
-        return BadValue(
-            f"merge got a {self!r} and a {other!r}: {why}.",
-            "partials merge if they have the same statistics and sweep, equal queries or keys, and "
-            "no common pair; or the two sweeps of the same pairs.",
-            "merge the key shards of each chunk of queries first, then the chunks.",
-        )
+        rule = "partials differ only in queries or in keys, without overlap, or only in the sweep."
+        hint = "merge the key shards of each chunk of queries first, then the chunks."
+        return BadValue(f"merge got a {self!r} and a {other!r}: {why}.", rule, hint)
 
 
 def finished_lse(problem: Problem, lse: Tensor) -> dict[str, Result]:

@@ -37,23 +37,17 @@ class PerKey:
             self.norm = numbers
             return
         if not isinstance(numbers, Tensor) or numbers.dtype.is_complex:
-            raise BadType(
-                f"{argument} got {kind_of(numbers)}.",
-                "by= is a tensor with one real number for every key.",
-                'pass a tensor of shape (Tk,), (H, Tk) or (B, H, Tk); in watch also "value" or '
-                '"relative_value".',
-            )
+            rule = "by= is a tensor with one real number for every key."
+            hint = 'pass (Tk,), (H, Tk) or (B, H, Tk); in watch also "value" or "relative_value".'
+            raise BadType(f"{argument} got {kind_of(numbers)}.", rule, hint)
         if not 1 <= numbers.dim() <= 3:
             rule = "by= has one number for every key: (Tk,), (H, Tk) or (B, H, Tk)."
             hint = "drop the other dimensions."
             raise BadValue(f"{argument} got a tensor of shape {tuple(numbers.shape)}.", rule, hint)
         if positive and not torch.compiler.is_compiling() and not has_values(numbers):
-            raise BadValue(
-                f"{argument} got numbers that cannot be read now.",
-                "they are checked for negative numbers and NaN, which needs their values; meta "
-                "tensors, torch.func.vmap and the capture of a CUDA graph have none.",
-                "make the statistic before, from a tensor that has values.",
-            )
+            rule = "meta tensors, vmap and the capture of a CUDA graph have no values to check."
+            hint = "make the statistic before, from a tensor that has values."
+            raise BadValue(f"{argument} got numbers that cannot be read now.", rule, hint)
         if positive and bool((numbers < 0).any()):
             rule = "this statistic needs numbers of 0 or more."
             hint = "pass absolute values, for example norms."
@@ -79,11 +73,10 @@ class PerKey:
         numbers = self.numbers.to(device=p.device, dtype=p.wide)
         for size, want, name in zip(numbers.shape, (p.B, p.H), "BH", strict=False):
             if size not in (1, want):
-                raise BadValue(
-                    f"{self.argument} got a tensor of shape {tuple(numbers.shape)}.",
-                    f"the call has {name} = {want}: the numbers are (Tk,), (H, Tk) or (B, H, Tk).",
-                    "pass numbers for its query heads and batch, or the same for all.",
-                )
+                gave = f"{self.argument} got a tensor of shape {tuple(numbers.shape)}."
+                rule = f"the call has {name} = {want}: numbers are (Tk,), (H, Tk) or (B, H, Tk)."
+                hint = "pass numbers for its query heads and batch, or the same for all."
+                raise BadValue(gave, rule, hint)
         return numbers.expand(p.B, p.H, -1)
 
     def __eq__(self, other: Any) -> bool:

@@ -118,13 +118,9 @@ class topk(RowStatistic):
 
     def must_fit(self, grid: Grid) -> None:
         if self.n > grid.Tk:
-            raise BadValue(
-                f"topk got n={self.n}, and there are {grid.Tk} keys.",
-                "n is at most the number of keys.",
-                f"pass an n up to {grid.Tk}."
-                if grid.Tk
-                else "request topk only if there are keys.",
-            )
+            gave = f"topk got n={self.n}, and there are {grid.Tk} keys."
+            hint = f"pass an n up to {grid.Tk}." if grid.Tk else "request topk only with keys."
+            raise BadValue(gave, "n is at most the number of keys.", hint)
         super().must_fit(grid)
 
     def least_keys(self, p: Problem) -> int:

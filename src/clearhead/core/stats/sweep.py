@@ -86,21 +86,17 @@ def sweep(
         gave, rule = f"sweep got {apart[0]!r}.", "it has a pass of its own, over all keys."
         raise BadValue(gave, rule, "compute it with look, in one call.")
     of_queries, of_keys = _range(queries, problem.Tq, "queries"), _range(keys, problem.Tk, "keys")
-    if lse is not None and tuple(lse.shape) != (problem.B, problem.H, len(of_queries)):
-        raise BadValue(
-            f"sweep got an lse of shape {tuple(lse.shape)}.",
-            f"lse has one number for each query: (B, H, q) = "
-            f"{(problem.B, problem.H, len(of_queries))}.",
-            "pass the `lse` of the merged first sweep for the same queries.",
-        )
+    wanted = (problem.B, problem.H, len(of_queries))
+    if lse is not None and tuple(lse.shape) != wanted:
+        rule = f"lse has one number for each query: (B, H, q) = {wanted}."
+        hint = "pass the `lse` of the merged first sweep for the same queries."
+        raise BadValue(f"sweep got an lse of shape {tuple(lse.shape)}.", rule, hint)
     in_place = [s.name for s in parsed if s.name == "topk" or s.sweep == "second"]
     if in_place and problem.records_grad and in_functionalize():
-        raise BadValue(
-            f"The gradient of {', '.join(in_place)} was requested through "
-            "torch.func.functionalize.",
-            "torch does not differentiate these statistics there, which accumulate in place.",
-            "call torch.func.grad inside functionalize, not around it.",
-        )
+        gave = f"The gradient of {', '.join(in_place)} was requested in torch.func.functionalize."
+        rule = "torch does not differentiate these statistics there, which accumulate in place."
+        hint = "call torch.func.grad inside functionalize, not around it."
+        raise BadValue(gave, rule, hint)
     if in_place and is_batched(inputs.q, inputs.k):
         rule = "vmap cannot batch these statistics, which accumulate in place."
         hint = "pass the examples as the batch of q, k and v instead: (B, H, T, D)."

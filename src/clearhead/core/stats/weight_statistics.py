@@ -189,13 +189,10 @@ class exact_rows(WeightStatistic):
     def check(self, grid: Grid) -> None:
         for i in self.queries:
             if not -grid.Tq <= i < grid.Tq:
-                raise BadValue(
-                    f"exact_rows got query {i}, and there are {grid.Tq}.",
-                    "positions count from 0 and stay below the size; -1 is the last.",
-                    f"pass queries from {-grid.Tq} to {grid.Tq - 1}."
-                    if grid.Tq
-                    else "request no rows, exact_rows([]).",
-                )
+                gave = f"exact_rows got query {i}, and there are {grid.Tq}."
+                rule = "positions count from 0 and stay below the size; -1 is the last."
+                hint = f"pass {-grid.Tq} to {grid.Tq - 1}." if grid.Tq else "pass exact_rows([])."
+                raise BadValue(gave, rule, hint)
 
     def positions(self, grid: Grid) -> list[int]:
         return [i % grid.Tq for i in self.queries]

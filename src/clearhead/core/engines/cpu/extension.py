@@ -21,11 +21,8 @@ except ModuleNotFoundError as error:  # a missing core is allowed; a broken one 
 def must_be_of_this_version(differ: bool, what: str) -> None:
     """Raise `ImportError` if the compiled core and the Python code `differ` in `what`."""
     if differ:
-        raise ImportError(
-            "clearhead's compiled core and its Python code are of different versions: they differ "
-            f"in {what}. Install clearhead again, in its checkout: pip install --force-reinstall "
-            "--no-deps ."
-        )
+        again = "reinstall it in its checkout: pip install --force-reinstall --no-deps ."
+        raise ImportError(f"clearhead's core and its Python code differ in {what}; {again}")
 
 
 def must_have_fields(arguments: type[NamedTuple]) -> None:
@@ -48,10 +45,8 @@ _reads: bool = core is not None and core.take_tensors(
     Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled, Tensor.new_empty
 )
 if core is not None and not _reads:
-    raise ImportError(
-        f"torch {torch.__version__} has no DLPack exchange API of version 1, by which clearhead's "
-        "core reads tensors. Install torch 2.10 or later."
-    )
+    _old = f"torch {torch.__version__} has no DLPack exchange API of version 1"
+    raise ImportError(f"{_old}, by which the core reads tensors. Install torch 2.10 or later.")
 
 # A copy, so that code under a tracer does not call the core.
 _level: str = core.level() if core else ""
@@ -65,10 +60,8 @@ def level() -> str:
 def status() -> str:
     """Describe the core's instruction set and threads, or why the core is missing."""
     if core is None:
-        return (
-            "the C++ core is missing: clearhead was installed without a C++ compiler, or the build "
-            "failed (see pip install -v); torch computes instead, several times slower"
-        )
+        why = "there was no C++ compiler, or the build failed (see pip install -v)"
+        return f"the C++ core is missing: {why}; torch computes instead, several times slower"
     if not _level:
         return level_error()
     instructions = {name: text for name, text, _ in core.levels()}[_level]
@@ -83,10 +76,8 @@ def amx_note() -> str:
     """
     if core is None or not core.has_amx():
         return ""
-    return (
-        "for bfloat16 torch uses matrix tiles (AMX), which the core does not; compare them by "
-        "`clearhead bench prefill`, and pass engine='sdpa' to use torch"
-    )
+    advice = "compare them by `clearhead bench prefill`, and pass engine='sdpa' to use torch"
+    return f"for bfloat16 torch uses matrix tiles (AMX), which the core does not; {advice}"
 
 
 def use_level(name: str = "") -> str:

@@ -129,12 +129,10 @@ def kernel_for(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Kernel:
             return FOR_GPU[name]
     for name in names:
         accepts[name](of, True)
-    raise BadValue(
-        f"None of torch's fused kernels ({', '.join(names)}) accepts this call: q "
-        f"{tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, {q.dtype}.",
-        "torch's warnings list what each kernel requires.",
-        "pass engine='triton' or engine='tiled'.",
-    )
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, {q.dtype}"
+    gave = f"None of torch's fused kernels ({', '.join(names)}) accepts {shapes}."
+    rule = "torch's warnings list what each kernel requires."
+    raise BadValue(gave, rule, "pass engine='triton' or engine='tiled'.")
 
 
 def _no_seed(q: Tensor) -> tuple[Tensor, Tensor]:
