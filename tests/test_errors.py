@@ -27,13 +27,13 @@ VALUES = {
     "different numbers of dimensions": (
         lambda: call(q=Q[0]),
         """The shapes are q (6, 5, 4), k (2, 3, 7, 4), v (2, 3, 7, 8).
-  Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
+  Rule: q is (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv); all may omit B, or B and H.
   Hint: pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.""",
     ),
     "one dimension": (
         lambda: call(*(torch.zeros(3),) * 3),
         """The shapes are q (3,), k (3,), v (3,).
-  Rule: q is (B, H, Tq, D), k is (B, G, Tk, D), v is (B, G, Tk, Dv); leading dimensions may be missing, from all three alike.
+  Rule: q is (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv); all may omit B, or B and H.
   Hint: pass all three with the same number of dimensions, 2 to 4; unsqueeze(0) adds one.""",
     ),
     "different head sizes": (
@@ -88,7 +88,7 @@ VALUES = {
         lambda: call(mask=ch.dense(keep=torch.ones(5, 7, dtype=torch.bool, device="meta"))),
         """A mask holds a meta tensor of shape (5, 7).
   Rule: a meta tensor has a shape but no numbers.
-  Hint: make the mask of tensors with numbers, or pass meta tensors to attention(...), for which the shape of the mask is enough.""",
+  Hint: make the mask of tensors with numbers, or pass only meta tensors to attention(...).""",
     ),
     "alibi with other heads": (
         lambda: call(bias=ch.alibi([0.5, 0.25], align=0)),
@@ -165,14 +165,14 @@ VALUES = {
     "tokens of another number": (
         lambda: ch.explain(Q, K, V, tokens=["the", "cat"]),
         """tokens has 2 entries for 5 positions.
-  Rule: every position has one token as its label.
+  Rule: every position has one token as label.
   Hint: pass 5 tokens, or none.""",
     ),
     "an explanation too large": (
         lambda: ch.explain(*(torch.zeros(1, 1, 1, 1).expand(1, 9, 9000, 1),) * 3),
         """explain got B=1 H=9 Tq=9000 Tk=9000 D=1, float32 on cpu: it would hold about 6 matrices of 1x9x9000x9000 (17.5 GB, more than 4.3 GB).
   Rule: explain holds every matrix it shows.
-  Hint: explain fewer tokens, heads or batches, or use matrix(q, k).rows([...]), which holds only the requested rows.""",
+  Hint: explain fewer tokens, heads or batches, or hold few rows: matrix(q, k).rows([...]).""",
     ),
     "explain by an unknown engine": (
         lambda: ch.explain(Q, K, V, engine="warp"),
@@ -216,7 +216,7 @@ TYPES = {
     "a keyword of torch's function": (
         lambda: call(is_causal=True),
         """attention got is_causal=True.
-  Rule: this is a keyword of torch's function; clearhead has mask=, bias= and dropout=, and groups heads without a flag.
+  Rule: it is torch's; clearhead has mask=, bias=, dropout=, and groups heads by itself.
   Hint: pass mask=clearhead.causal or mask=clearhead.dense(keep=...), or call clearhead.compat.scaled_dot_product_attention, which takes torch's keywords.""",
     ),
     "an unknown keyword of a call that takes more": (
@@ -253,13 +253,13 @@ TYPES = {
         lambda: call(mask=torch.ones(5, 7).bool()),
         """mask is a boolean tensor of shape (5, 7).
   Rule: a boolean mask must state what True means, because libraries disagree.
-  Hint: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
+  Hint: pass dense(keep=mask) if True means may look, and otherwise dense(drop=mask).""",
     ),
     "an additive mask": (
         lambda: call(mask=torch.zeros(5, 7)),
         """mask is a tensor of dtype torch.float32.
   Rule: a mask is a rule, and numbers that are added to scores are a bias.
-  Hint: pass mask=dense(keep=mask.bool()) if 1 means may look; pass an additive mask (0 and -inf) as bias=.""",
+  Hint: pass dense(keep=mask.bool()) if 1 means may look, or 0 and -inf as bias=.""",
     ),
     "a mask by its name": (
         lambda: call(mask="causal"),
@@ -271,7 +271,7 @@ TYPES = {
         lambda: call(mask=np.ones((5, 7), bool)),
         """mask is an array of booleans of shape (5, 7).
   Rule: a boolean mask must state what True means, because libraries disagree.
-  Hint: pass dense(keep=mask) if True means may look, dense(drop=mask) if it means must not.""",
+  Hint: pass dense(keep=mask) if True means may look, and otherwise dense(drop=mask).""",
     ),
     "dense without a word": (
         lambda: ch.dense(torch.ones(5, 7).bool()),
@@ -295,13 +295,13 @@ TYPES = {
         lambda: call(bias=torch.ones(5, 7).bool()),
         """bias got torch.bool.
   Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
-  Hint: pass tensor.float(), or torch.tensor(...) of numbers; pass booleans as mask=dense(keep=...) or mask=dense(drop=...).""",
+  Hint: pass tensor.float(), or booleans as mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a bias of float8": (
         lambda: call(bias=torch.ones(5, 7).to(torch.float8_e4m3fn)),
         """bias got torch.float8_e4m3fn.
   Rule: a bias is a tensor of fp16, bf16, fp32 or fp64 that is added to the scores.
-  Hint: pass tensor.float(), or torch.tensor(...) of numbers; pass booleans as mask=dense(keep=...) or mask=dense(drop=...).""",
+  Hint: pass tensor.float(), or booleans as mask=dense(keep=...) or mask=dense(drop=...).""",
     ),
     "a mask as bias": (
         lambda: call(bias=ch.causal),
@@ -319,7 +319,7 @@ TYPES = {
         lambda: ch.alibi(["steep"]),
         """alibi got slopes=['steep'].
   Rule: slopes are numbers, one per query head.
-  Hint: pass a floating tensor or a list of floats; alibi() has the slopes of the paper for any number of heads.""",
+  Hint: pass a tensor or list of floats; alibi() has the paper's, for any number of heads.""",
     ),
     "a mask_mod of FlexAttention": (
         lambda: call(mask=lambda b, h, q, k: q >= k),
@@ -331,7 +331,7 @@ TYPES = {
         lambda: ch.alibi(8),
         """alibi got slopes=8.
   Rule: slopes are numbers, one per query head.
-  Hint: pass a floating tensor or a list of floats; alibi() has the slopes of the paper for any number of heads.""",
+  Hint: pass a tensor or list of floats; alibi() has the paper's, for any number of heads.""",
     ),
     "nested queries": (
         lambda: call(*(torch.nested.nested_tensor([Q[0], Q[1]]) for _ in range(3))),
@@ -385,7 +385,7 @@ TYPES = {
         lambda: torch.ones(5, 5, dtype=torch.bool) & ch.causal,
         """A mask was composed by & with Tensor.
   Rule: masks compose only with masks.
-  Hint: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
+  Hint: wrap booleans: dense(keep=tensor) if True means may look, else dense(drop=tensor).""",
     ),
     "a layer of another dtype": (
         lambda: ch.nn.SelfAttention(4, 4)(torch.ones(5, 4).half()),
@@ -407,9 +407,9 @@ TYPES = {
     ),
     "a scale that would learn": (
         lambda: call(scale=torch.tensor(0.5, requires_grad=True)),
-        """scale is a tensor that requires a gradient.
-  Rule: scale is a constant, which gets no gradient.
-  Hint: pass scale=float(scale), or multiply the queries by a learned temperature: attention(temperature * q, k, v, scale=1).""",
+        """scale requires a gradient.
+  Rule: scale is a constant, and gets no gradient.
+  Hint: pass scale=float(scale), or learn t in attention(t * q, k, v, scale=1).""",
     ),
     "tokens in one string": (
         lambda: ch.explain(Q, K, V, tokens="the cat sat on it"),

@@ -315,9 +315,9 @@ def test_dropout_and_seed_are_reproducible(run):
      "counted from 0.\n  Hint: pass one of these."),
 
     (["explain", "a b", "--mask", "causl"], "The mask 'causl' cannot be read: no mask is called "
-     "'causl' (did you mean 'causal'?).\n  Rule: a mask "
-     "consists of everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
-     "documents(...), dense(...), joined by &, | and ~.\n  Hint: write for example 'causal' or "
+     "'causl' (did you mean 'causal'?).\n  Rule: it "
+     "joins everything, causal, Causal(...), window(...), prefix(...), lengths(...), "
+     "documents(...), dense(...) by &, | and ~.\n  Hint: write for example 'causal' or "
      "'causal & window(before=3, after=0)'."),
     (["explain", "a b", "--query", "-1"], "There is no query “-1” in this trace.\n  Rule: a query "
      "is one of the tokens, or its position counted from 0.\n  Hint: pass one of these: 0 a, "

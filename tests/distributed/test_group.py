@@ -119,7 +119,7 @@ def test_ranks_that_make_different_calls_are_named(tmp_path):
     assert plain[7].startswith(
         "BadValue: Rank 0 has 32 queries, but 31 by 'head-tail' of 63 on 2 ranks"
     )
-    assert plain[8].startswith("BadValue: documents has ids for 2 queries and 2 keys; there are")
+    assert plain[8].startswith("BadValue: documents has ids for 2 queries and 2 keys; the call has")
     assert plain[9] == plain[11] == "nothing"  # the group works after each of them
     assert plain[10] == f"{differ}other sizes is [1, 2, 7] on rank 1, and [1, 2, 8] on rank 0."
     assert [*here[:6], *here[7:]] == [*there[:6], *there[7:]]

@@ -38,11 +38,11 @@ WRONG = {
     "heads": (lambda: MultiHeadAttention(14, 4), ch.BadValue,
         "MultiHeadAttention got d=14 and heads=4.\n"
         "  Rule: each head has d / heads features, so heads divides d.\n"
-        "  Hint: pass another number of heads, for example 2, or another d."),
+        "  Hint: pass for example heads=2, or another d."),
     "key heads": (lambda: MultiHeadAttention(12, 6, kv_heads=4), ch.BadValue,
         "MultiHeadAttention got heads=6 and kv_heads=4.\n"
         "  Rule: heads / kv_heads query heads read each key head, so kv_heads divides heads.\n"
-        "  Hint: pass another number of key heads, for example 3."),
+        "  Hint: pass for example kv_heads=3."),
     "no heads": (lambda: MultiHeadAttention(12, 0), ch.BadValue,
         "MultiHeadAttention got heads=0.\n  Rule: heads is a whole number, 1 or more."),
     "rotary of another size": (
@@ -70,8 +70,8 @@ WRONG = {
     "ids for vectors": (lambda: FeedForward(4)(torch.tensor([[1, 2, 3, 4]])), ch.BadType,
         "FeedForward got a tensor of torch.int64 as x.\n"
         "  Rule: x has one vector per token: a floating tensor (B, T, 4) or (T, 4).\n"
-        "  Hint: pass vectors as torch.tensor(x, dtype=torch.float32); convert ids to vectors, "
-        "for example with TokenEmbedding."),
+        "  Hint: pass torch.tensor(x, dtype=torch.float32); turn ids into vectors by "
+        "TokenEmbedding."),
     "a list": (lambda: SimpleAttention()([[1.0]]), ch.BadType,
         "SimpleAttention got a list as x."),
     "context length": (lambda: CausalAttention(4, 3, 5)(torch.zeros(2, 7, 4)), ch.BadValue,

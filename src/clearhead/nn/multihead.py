@@ -130,10 +130,10 @@ class MultiHeadAttention(nn.Module):
             raise BadValue(gave, rule, "call torch.nn.utils.prune.remove(module, name) first.")
         extra = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
         if any(extra.values()):
-            names = " and ".join(name for name, on in extra.items() if on)
+            added = " and ".join(name for name, on in extra.items() if on)
             rule = "these add a key without a token, which MultiHeadAttention does not support."
             hint = "train without them, or keep torch's module."
-            raise BadValue(f"from_torch got a module with {names}.", rule, hint)
+            raise BadValue(f"from_torch got a module with {added}.", rule, hint)
         state = {"out_proj.weight": module.out_proj.weight}
         if module.in_proj_weight is not None:
             weights = module.in_proj_weight.chunk(3)
@@ -278,12 +278,12 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             cache.belongs_to(self)
             k, v = cache.append(k, v)
-        rule = Causal(align=None if cache is None else "end") if self.causal else None
+        causal = Causal(align=None if cache is None else "end") if self.causal else None
         distances = None
         if self.relative is not None:
             distances = bias(self.relative(q.shape[-2], k.shape[-2], start))
         dropout = self.dropout if self.training else 0.0
-        options = {"mask": combine_masks(rule, mask), "dropout": dropout, "bias": distances}
+        options = {"mask": combine_masks(causal, mask), "dropout": dropout, "bias": distances}
         return Inputs(q, k, v), options
 
     def extra_repr(self) -> str:

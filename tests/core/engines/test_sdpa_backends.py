@@ -104,9 +104,8 @@ def test_torchs_error_without_a_kernel_becomes_an_error_in_three_parts(monkeypat
     assert str(caught.value) == (
         "None of torch's fused kernels (cudnn, flash, efficient) can compute B=1 H=8 Tq=1500 "
         "Tk=1500 D=16, bfloat16 on cpu.\n"
-        "  Rule: without one torch would store weights of 0.1 GB; torch's warnings list what each "
-        "kernel requires.\n"
-        "  Hint: pass engine='triton' or engine='tiled', or enable torch's other kernels."
+        "  Rule: without one torch would store weights of 0.1 GB.\n"
+        "  Hint: read torch's warnings, pass engine='triton' or 'tiled', or enable other kernels."
     )
 
 

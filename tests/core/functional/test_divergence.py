@@ -156,7 +156,7 @@ def test_a_saved_divergence_is_loaded(tmp_path):
 
 @pytest.mark.parametrize("arguments, error, part", [
     ({}, BadValue, "neither other keys, nor other values, nor another mask"),
-    ({"other_k": torch.zeros(B, G, T - 1, D)}, BadValue, "with the shape, dtype and device"),
+    ({"other_k": torch.zeros(B, G, T - 1, D)}, BadValue, "matches the exact tensor"),
     ({"other_k": torch.zeros(B, G, T, D).double()}, BadValue, "convert it with .to(k)"),
     ({"other_v": [1.0]}, BadValue, "got other_v of a list"),
     ({"other_mask": ch.dense(keep=torch.ones(3, 3, dtype=torch.bool))}, BadValue, "97"),

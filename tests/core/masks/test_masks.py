@@ -735,7 +735,7 @@ ERRORS = {
     "align": (
         lambda: ch.Causal(align="left"),
         """align='left' is unknown.
-  Rule: align is 'start' (query 0 is at key 0), 'end' (the last query is at the last key), or the position of query 0.
+  Rule: align is 'start' (query 0 at key 0), 'end' (last query at last key) or a position.
   Hint: pass align='start', align='end' or a whole number.""",
     ),
     "align of half a position": (
@@ -772,19 +772,19 @@ ERRORS = {
         lambda: ch.window(3),
         """window got 3 without a keyword.
   Rule: a window takes both sides, or keywords; a side without a keyword has no limit.
-  Hint: pass window(before=3, after=0) to look only back, or window(before=3) to also look ahead without a limit.""",
+  Hint: pass before=3, after=0 to look only back, or before= alone to look ahead.""",
     ),
     "window of one bare number, written": (
         lambda: ch.masks.parse("causal & window(3, align='end')"),
         """window got 3 without a keyword.
   Rule: a window takes both sides, or keywords; a side without a keyword has no limit.
-  Hint: pass window(before=3, after=0) to look only back, or window(before=3) to also look ahead without a limit.""",
+  Hint: pass before=3, after=0 to look only back, or before= alone to look ahead.""",
     ),
     "more keys than there are": (
         lambda: (ch.causal & ~ch.lengths(keys=[2, 9])).to_bool(5),
         """lengths(keys=[2, 9]) counts 9 keys, and there are 5.
-  Rule: a length is the number of real keys or queries, at most those of the call.
-  Hint: pass the lengths of these texts, cut as the texts are, or prefix(9) to allow up to 9 keys.""",
+  Rule: a length counts real keys or queries, at most those of the call.
+  Hint: cut the lengths as the texts are, or allow more keys by prefix(9).""",
     ),
     "lengths as a matrix": (
         lambda: ch.lengths(keys=[[1, 2]]),
@@ -806,7 +806,7 @@ ERRORS = {
     ),
     "documents of another length": (
         lambda: ch.documents([0, 1]).to_bool(3),
-        """documents has ids for 2 queries and 2 keys; there are Tq=3 queries and Tk=2 keys.
+        """documents has ids for 2 queries and 2 keys; the call has Tq=3 and Tk=2.
   Rule: every key and every query belongs to one document.
   Hint: pass documents(ids_of_keys, queries=ids_of_queries).""",
     ),
@@ -832,7 +832,7 @@ ERRORS = {
         lambda: ch.dense(drop=torch.zeros(2, 2)),
         """dense got drop= with dtype torch.float32.
   Rule: a dense mask holds booleans.
-  Hint: pass drop=tensor.bool() for a mask of 0 and 1; pass an additive mask (0 and -inf) as bias=.""",
+  Hint: pass drop=tensor.bool() for 0 and 1, or an additive mask (0 and -inf) as bias=.""",
     ),
     "dense of ragged rows": (
         lambda: ch.dense(keep=[[True, False], [True]]),
@@ -862,7 +862,7 @@ ERRORS = {
         lambda: ch.causal & torch.ones(3, 3).bool(),
         """A mask was composed by & with Tensor.
   Rule: masks compose only with masks.
-  Hint: wrap a boolean tensor first: dense(keep=tensor) if True means may look, dense(drop=tensor) if it means must not.""",
+  Hint: wrap booleans: dense(keep=tensor) if True means may look, else dense(drop=tensor).""",
     ),
     "a tile before the first key": (
         lambda: ch.causal.tile(range(0, 2), range(-2, 0), Tq=4, Tk=4),

@@ -41,7 +41,7 @@ def policy_of(device: torch.device) -> Policy:
     return POLICIES.get(device.type, OTHERS)
 
 
-NO_BATCHING_RULE = "torch has no batching rule for its backward pass with is_grads_batched=True"
+NO_BATCHING_RULE = "torch has no batching rules for its backward pass with is_grads_batched=True"
 
 
 class Results(NamedTuple):

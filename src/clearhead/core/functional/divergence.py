@@ -207,6 +207,6 @@ def _must_be_like(name: str, x: object, exact: Tensor) -> None:
         if (x.shape, x.dtype, x.device) == (exact.shape, exact.dtype, exact.device):
             return
         gave = f"{tuple(x.shape)}, {x.dtype} on {x.device}"
-    rule = f"it is like the exact tensor: {tuple(exact.shape)}, {exact.dtype} on {exact.device}."
+    rule = f"it matches the exact tensor: {tuple(exact.shape)}, {exact.dtype} on {exact.device}."
     hint = "convert it with .to(k); for dropped keys pass all of them, and other_mask."
     raise BadValue(f"divergence got {name} of {gave}.", rule, hint)

@@ -56,10 +56,10 @@ class documents(CachedRanges):
     def check(self, grid: Grid) -> None:
         q, k = self.ids_of_both()
         if (q.shape[1], k.shape[1]) != (grid.Tq, grid.Tk):
-            ids = f"documents has ids for {q.shape[1]} queries and {k.shape[1]} keys"
+            have = f"documents has ids for {q.shape[1]} queries and {k.shape[1]} keys"
             rule = "every key and every query belongs to one document."
             hint = "pass documents(ids_of_keys, queries=ids_of_queries)."
-            raise BadValue(f"{ids}; the call has Tq={grid.Tq} and Tk={grid.Tk}.", rule, hint)
+            raise BadValue(f"{have}; the call has Tq={grid.Tq} and Tk={grid.Tk}.", rule, hint)
         for ids in (q, k):
             check_batch(self, ids, grid)
 

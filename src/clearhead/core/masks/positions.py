@@ -231,9 +231,7 @@ def _both_sides(
         return sides
     gave = f"window got {', '.join(map(repr, sides))} without a keyword."
     rule = "a window takes both sides, or keywords; a side without a keyword has no limit."
-    hint = (
-        f"pass before={sides[0]!r}, after=0 to look only back, or only before= to look ahead too."
-    )
+    hint = f"pass before={sides[0]!r}, after=0 to look only back, or before= alone to look ahead."
     raise BadType(gave, rule, hint)
 
 

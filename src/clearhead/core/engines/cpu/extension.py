@@ -21,17 +21,17 @@ except ModuleNotFoundError as error:  # a missing core is allowed; a broken one 
 def must_be_of_this_version(differ: bool, what: str) -> None:
     """Raise `ImportError` if the compiled core and the Python code `differ` in `what`."""
     if differ:
-        again = "reinstall it in its checkout: pip install --force-reinstall --no-deps ."
-        raise ImportError(f"clearhead's core and its Python code differ in {what}; {again}")
+        again = "reinstall clearhead in its checkout: pip install --force-reinstall --no-deps ."
+        raise ImportError(
+            f"the core and the Python code are of different versions ({what}); {again}"
+        )
 
 
 def must_have_fields(arguments: type[NamedTuple]) -> None:
     """Raise `ImportError` if the core reads other members of this named tuple."""
     fields, table = " ".join(arguments._fields), core.fields() if core else {}
     name = arguments.__name__
-    must_be_of_this_version(
-        core is not None and table.get(name) != fields, f"the members of {name}"
-    )
+    must_be_of_this_version(bool(core) and table.get(name) != fields, f"the members of {name}")
 
 
 must_be_of_this_version(bool(core) and "Computed" not in core.fields(), "the tensors of results")
@@ -60,7 +60,7 @@ def level() -> str:
 def status() -> str:
     """Describe the core's instruction set and threads, or why the core is missing."""
     if core is None:
-        why = "there was no C++ compiler, or the build failed (see pip install -v)"
+        why = "installed without a C++ compiler, or its build failed (see pip install -v)"
         return f"the C++ core is missing: {why}; torch computes instead, several times slower"
     if not _level:
         return level_error()

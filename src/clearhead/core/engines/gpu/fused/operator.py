@@ -130,7 +130,7 @@ def kernel_for(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Kernel:
     for name in names:
         accepts[name](of, True)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, {q.dtype}"
-    gave = f"None of torch's fused kernels ({', '.join(names)}) accepts {shapes}."
+    gave = f"None of torch's fused kernels ({', '.join(names)}) accepts this call: {shapes}."
     rule = "torch's warnings list what each kernel requires."
     raise BadValue(gave, rule, "pass engine='triton' or engine='tiled'.")
 
