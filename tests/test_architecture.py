@@ -28,8 +28,8 @@ HOUSE = {
     "models": 9000,
     "hf": 1995,
     "distributed": 2520,
-    "nn": 1110,
-    "core": 10090,
+    "nn": 1030,
+    "core": 9930,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (

@@ -337,13 +337,13 @@ TYPES = {
         lambda: call(*(torch.nested.nested_tensor([Q[0], Q[1]]) for _ in range(3))),
         """q is nested.
   Rule: queries, keys and values are dense tensors with strides.
-  Hint: pass q.to_padded_tensor(0.0) with mask=lengths(keys=...), or concatenate the texts and pass mask=documents(...).""",
+  Hint: pass q.to_padded_tensor(0) and lengths(...), or join texts: documents(...).""",
     ),
     "nested keys beside dense queries": (
         lambda: call(k=torch.nested.nested_tensor([K[0], K[1]])),
         """k is nested.
   Rule: queries, keys and values are dense tensors with strides.
-  Hint: pass k.to_padded_tensor(0.0) with mask=lengths(keys=...), or concatenate the texts and pass mask=documents(...).""",
+  Hint: pass k.to_padded_tensor(0) and lengths(...), or join texts: documents(...).""",
     ),
     "a nested bias": (
         lambda: call(bias=torch.nested.nested_tensor([Q[0], Q[1]])),

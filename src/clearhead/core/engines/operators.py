@@ -419,8 +419,6 @@ def define_operator(
 
     torch.library.register_autograd(qualified, back, setup_context=save, lib=library)
     torch.library.register_autograd(f"{qualified}_backward", no_second, lib=library)
-    torch.library.register_vmap(qualified, partial(vmap_rule, call), lib=library)
-    torch.library.register_vmap(
-        f"{qualified}_backward", partial(vmap_rule, call_backward), lib=library
-    )
+    for operation, of in ((qualified, call), (f"{qualified}_backward", call_backward)):
+        torch.library.register_vmap(operation, partial(vmap_rule, of), lib=library)
     return OperatorCalls(call, call_backward)

@@ -245,9 +245,7 @@ def attend_over_ranks(
 
 def _in_other_thread() -> BadValue:
     thread = threading.current_thread().name
-    gave = (
-        f"Attention was called in the thread {thread!r}, outside the block of distributed.sharded."
-    )
+    gave = f"Attention was called in the thread {thread!r}, not in that of distributed.sharded."
     rule = "the ranks compute the calls of the thread that entered the block."
     hint = "run the model there, or in a thread inside contextvars.copy_context() of that thread."
     return BadValue(gave, rule, hint)

@@ -215,13 +215,9 @@ def _check(query: object, key: object, value: object, attn_mask: object) -> None
             rule = "query, key and value are tensors, and attn_mask is a tensor or None."
             raise BadType(f"{name} is {kind_of(x)}.", rule, f"pass torch.as_tensor({name}).")
         if isinstance(x, Tensor):
-            must_be_strided(
-                name,
-                x,
-                "query, key, value and attn_mask are dense tensors with strides.",
-                f"pass {name}.to_padded_tensor(0.0) with an attn_mask, or call "
-                "clearhead.attention with mask=documents(...).",
-            )
+            rule = "query, key, value and attn_mask are dense tensors with strides."
+            hint = f"pass {name}.to_padded_tensor(0) and attn_mask, or use clearhead.documents."
+            must_be_strided(name, x, rule, hint)
         if isinstance(x, Tensor) and name != "attn_mask" and x.dim() < 2:
             rule = "query, key and value have at least two dimensions, (..., T, E)."
             hint = f"pass {name}.unsqueeze(0) if it is a single position."

@@ -131,13 +131,9 @@ def _four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, T
             rule = "queries, keys and values are torch tensors."
             hint = f"pass torch.as_tensor({name})." if x is not None else f"pass {name}, a tensor."
             raise BadType(f"{name} is {kind_of(x)}.", rule, hint)
-        must_be_strided(
-            name,
-            x,
-            "queries, keys and values are dense tensors with strides.",
-            f"pass {name}.to_padded_tensor(0.0) with mask=lengths(keys=...), or concatenate the "
-            "texts and pass mask=documents(...).",
-        )
+        rule = "queries, keys and values are dense tensors with strides."
+        hint = f"pass {name}.to_padded_tensor(0) and lengths(...), or join texts: documents(...)."
+        must_be_strided(name, x, rule, hint)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if len({x.dim() for x in (q, k, v)}) > 1 or not 2 <= q.dim() <= 4:
         rule = "q is (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv); all may omit B, or B and H."

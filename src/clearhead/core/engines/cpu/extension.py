@@ -22,9 +22,7 @@ def must_be_of_this_version(differ: bool, what: str) -> None:
     """Raise `ImportError` if the compiled core and the Python code `differ` in `what`."""
     if differ:
         again = "reinstall clearhead in its checkout: pip install --force-reinstall --no-deps ."
-        raise ImportError(
-            f"the core and the Python code are of different versions ({what}); {again}"
-        )
+        raise ImportError(f"the core and Python code are of different versions ({what}); {again}")
 
 
 def must_have_fields(arguments: type[NamedTuple]) -> None:
