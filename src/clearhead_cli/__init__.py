@@ -72,11 +72,9 @@ def _in_three_parts(error: Exception) -> "AttentionError | None":
     if isinstance(error, UsageError):
         return _usage(error)
     if isinstance(error, OSError):
-        return BadValue(
-            f"Reading or writing failed: {error}.",
-            "a file to read must exist, and a file to write needs disk space.",
-            "check the path, its permissions and the free disk space.",
-        )
+        rule = "a file to read must exist, and a file to write needs disk space."
+        hint = "check the path, its permissions and the free disk space."
+        return BadValue(f"Reading or writing failed: {error}.", rule, hint)
     return _with_options(error) if isinstance(error, AttentionError) else None
 
 

@@ -198,10 +198,8 @@ def _parse_tile(tile: str) -> tuple[int, int, range, range]:
 
     match = re.fullmatch(rf"{HEAD}:(\d+)-(\d+):(\d+)-(\d+)", tile)
     if match is None:
-        raise BadValue(
-            f"--tile {tile!r} is not a tile.",
-            "a tile is HEAD:QUERIES:KEYS, with a head as L0H3 or 0:3 and the others as FIRST-LAST.",
-            "pass for example --tile L0H3:64-127:0-63.",
-        )
+        rule = "a tile is HEAD:QUERIES:KEYS: a head as L0H3 or 0:3, the others as FIRST-LAST."
+        hint = "pass for example --tile L0H3:64-127:0-63."
+        raise BadValue(f"--tile {tile!r} is not a tile.", rule, hint)
     layer, head, first, last, left, right = map(int, match.groups())
     return layer, head, range(first, last + 1), range(left, right + 1)

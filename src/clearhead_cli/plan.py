@@ -61,11 +61,8 @@ def plan(
                         ("--head-size", head_size), ("--kv-heads", kv_heads), ("--keys", keys),
                         ("--value-size", value_size)):  # fmt: skip
         if value is not None and not 1 <= value <= most:
-            raise BadValue(
-                f"{name} is {value}.",
-                f"a size is from 1 to {most}, because plan counts the keys of each query.",
-                f"pass another number with {name}.",
-            )
+            rule = f"a size is from 1 to {most}, because plan counts the keys of each query."
+            raise BadValue(f"{name} is {value}.", rule, f"pass another number with {name}.")
     G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys
     Dv = head_size if value_size is None else value_size
     shapes = ((heads, queries, head_size), (G, Tk, head_size), (G, Tk, Dv))

@@ -66,9 +66,7 @@ def _decode(raw: bytes, source: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        raise BadValue(
-            f"Byte {error.start} of {source} is not UTF-8.",
-            "a text is UTF-8.",
-            f"convert it, for example with iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8.",
-        ) from error
+        codec = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
+        hint = f"convert it, for example with iconv -f {codec} -t utf-8."
+        gave = f"Byte {error.start} of {source} is not UTF-8."
+        raise BadValue(gave, "a text is UTF-8.", hint) from error

@@ -327,9 +327,8 @@ def test_dropout_and_seed_are_reproducible(run):
       "folder with write permission.\n  Hint: create the folder first, or name another file.")
       for verb, option in ((["explain", "a b"], "--png"), (["explain", "a b"], "--html"))),
     (["explain", "a b", "--model", "/nowhere"], "'/nowhere' does not exist.\n  Rule: a "
-     "Hugging Face checkpoint is a folder with config.json, model.safetensors and tokenizer "
-     "files; a GGUF file is also accepted.\n  Hint: check the path; a model on the hub must be "
-     "downloaded first."),
+     "checkpoint is a GGUF file, or config.json, safetensors and tokenizer files.\n  Hint: check "
+     "the path; a model on the hub must be downloaded first."),
     (["explain", "a b", "--size", "9", "--heads", "2"], None),
     (["explain", "a b", "--query", "dog"], None),
     (["explain", "a b", "--dropout", "1.5"], "--dropout 1.5.\n  Rule: dropout is the probability "

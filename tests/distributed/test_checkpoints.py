@@ -416,7 +416,7 @@ def nothing(layers: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def test_blocks_in_checkpoints_and_calls_at_their_end(tmp_path):
     for found in on_processes(2, other_uses, tmp_path):
-        assert found.pop("vmap").startswith("Attention over ranks was called inside a transform")
+        assert found.pop("vmap").startswith("Attention over ranks was called inside torch.func")
         assert len(found) == 6 and max(found.values()) < 1e-13, found
 
 

@@ -165,7 +165,7 @@ def test_calls_that_ranks_cannot_make_together_are_refused(tmp_path):
         assert found["one skips the last"].startswith("The ranks made different calls: call is ")
         for name in ("other text", "other ids"):
             assert found[name] == "part.shard got another tensor on rank 1 than on rank 0."
-        assert found["func"].startswith("Attention over ranks was called inside a transform")
+        assert found["func"].startswith("Attention over ranks was called inside torch.func")
         assert found["only one cuts"] == "nothing"
         assert found["all right"] == "nothing"
         assert found["off"] < 1e-5 and found["off in a thread"] < 1e-5

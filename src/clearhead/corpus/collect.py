@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..core.errors import AttentionError, BadValue
-from ..core.formatting import quantity
 from ..core.functional.ambient import FollowedCall, statistics_of
 from ..core.masks import Mask
 from ..core.problem.problem import Inputs, Problem
@@ -177,12 +176,10 @@ class Collector:
     def must_read_one_text(self, call: Call, problem: Problem) -> None:
         shape = tuple(self.batch.ids.shape)
         if (problem.B, problem.Tq) != shape or problem.Tk != problem.Tq:
-            raise BadValue(
-                f"Layer {call.layer} has {problem.B} x {problem.Tq} queries and {problem.Tk} keys, "
-                f"for {quantity(shape[0], 'context')} of {quantity(shape[1], 'token')}.",
-                "a survey reads attention among the tokens of each context.",
-                "pass the part of the model that does this, such as its encoder or decoder.",
-            )
+            gave = f"Layer {call.layer} has {problem.B} x {problem.Tq} queries, {problem.Tk} keys."
+            rule = f"a survey reads attention within its {shape[0]} contexts of {shape[1]} tokens."
+            hint = "pass the part of the model that does this, such as its encoder or decoder."
+            raise BadValue(gave, rule, hint)
 
     def check_numbers(self, metric: Metric, values: Tensor, counts: Tensor, call: Call) -> None:
         """Raise `BadValue` for NaN and infinity."""
@@ -190,12 +187,10 @@ class Collector:
             return
         b, h, t = wrong.nonzero()[0].tolist()
         number = "NaN" if values[b, h, t].isnan() else "infinite"
-        raise BadValue(
-            f"{metric.name} is {number} in layer {call.layer}, head {h}, in text "
-            f"{self.batch.texts[b]}, context {self.batch.contexts[b]}, token {t}.",
-            "a survey has only numbers; shards that are finished stay valid.",
-            "load the model in float32, or leave this text out.",
-        )
+        at = f"text {self.batch.texts[b]}, context {self.batch.contexts[b]}, token {t}"
+        gave = f"{metric.name} is {number} in layer {call.layer}, head {h}, {at}."
+        rule = "a survey has only numbers; shards that are finished stay valid."
+        raise BadValue(gave, rule, "load the model in float32, or leave this text out.")
 
     def state(self) -> State:
         for layer, own in zip(self.layers, self.examples, strict=True):

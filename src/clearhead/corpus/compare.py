@@ -129,12 +129,9 @@ def _must_spell_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) ->
         )
         for token in one:
             if one[token] != other[token]:
-                raise BadValue(
-                    f"Token {token} is {one[token]!r} in one survey, and {other[token]!r} in the "
-                    "other.",
-                    "a difference between surveys is one between models, on the same tokens.",
-                    "compare models of one tokenizer.",
-                )
+                gave = f"Token {token} is {one[token]!r} in one, and {other[token]!r} in the other."
+                rule = "surveys are compared on the same tokens."
+                raise BadValue(gave, rule, "compare models of one tokenizer.")
 
 
 def _only_in_one(

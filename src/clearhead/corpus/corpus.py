@@ -127,11 +127,9 @@ class Shard:
 
 def damaged(path: Path, why: str) -> BadValue:
     """Return the error for a file whose contents are not those that were written."""
-    return BadValue(
-        f"{str(path)!r} is damaged: {why}.",
-        "a file of a survey has the contents that were written, which its digest shows.",
-        "delete the file, and run the same survey again, which writes it.",
-    )
+    rule = "a file of a survey has the contents that were written, which its digest shows."
+    hint = "delete the file, and run the same survey again, which writes it."
+    return BadValue(f"{str(path)!r} is damaged: {why}.", rule, hint)
 
 
 def read_shard(path: Path) -> Shard:
@@ -163,12 +161,9 @@ class Cutter:
         self.before, self.after = reader.around
         self.size = context - len(self.before) - len(self.after)
         if self.size < 1:
-            raise BadValue(
-                f"context={context!r}.",
-                f"a context has at least one token of a text besides the "
-                f"{len(self.before) + len(self.after)} that the tokenizer adds.",
-                "pass a larger context.",
-            )
+            added = len(self.before) + len(self.after)
+            rule = f"a context has a token of a text besides the {added} that the tokenizer adds."
+            raise BadValue(f"context={context!r}.", rule, "pass a larger context.")
         self.skipped: list[tuple[str, str]] = []
         self._contexts: list[tuple[list[int], int, int]] = []
         self._names: dict[int, str] = {}

@@ -244,12 +244,9 @@ def _errors(survey: "Survey") -> dict[int, dict[tuple[int, int], Mean]]:
     _must_not_look_ahead(survey)
     errors = {size: _largest(survey, f"error_{size}") for size in known_windows(survey)}
     if not errors:
-        raise BadValue(
-            "The survey has no errors of windows.",
-            "key heads are compared by the metrics of 'long', on texts of more than "
-            f"{SINKS + WINDOWS[0]} tokens.",
-            'survey such texts with metrics="long".',
-        )
+        rule = f"'long' compares key heads on texts of more than {SINKS + WINDOWS[0]} tokens."
+        hint = 'survey such texts with metrics="long".'
+        raise BadValue("The survey has no errors of windows.", rule, hint)
     return errors
 
 
@@ -318,12 +315,10 @@ def export_duo_attention(survey: "Survey", folder: str | Path, recent: int = REC
     numbers = [1.0 if x.retrieval.mean > COPIES else min(x.error.mean, 1.0) for x in heads]
     count, _ = groups_of_layers(survey)[0]
     if count == 1 or len(numbers) == count:
-        raise BadValue(
-            f"The survey has {quantity(len(numbers) // count, 'layer')} of "
-            f"{quantity(count, 'key head')}.",
-            "a pattern of DuoAttention has several layers and several key heads: it reads a table.",
-            "use survey.budgets(keep) or survey.export_kvpress(path).",
-        )
+        layers = quantity(len(numbers) // count, "layer")
+        rule = "a pattern of DuoAttention is a table of several layers and several key heads."
+        hint = "use survey.budgets(keep) or survey.export_kvpress(path)."
+        raise BadValue(f"The survey has {layers} of {quantity(count, 'key head')}.", rule, hint)
     rows = [numbers[start : start + count] for start in range(0, len(numbers), count)]
     text = "\n".join("\t".join(f"{x:.6f}" for x in row) for row in rows)
     out = writable_folder(folder, "a pattern is")
@@ -362,9 +357,7 @@ def export_kvpress(survey: "Survey", path: str | Path) -> Path:
 def _must_be_regular(survey: "Survey", what: str) -> None:
     counts = {layer: count for layer, (count, _) in groups_of_layers(survey).items()}
     if len({*counts.values()}) > 1 or [*counts] != [*range(len(counts))]:
-        raise BadValue(
-            f"The layers {', '.join(map(str, counts))} have "
-            f"{', '.join(map(str, counts.values()))} key heads.",
-            f"{what} has the same number of key heads in every layer.",
-            "write survey.key_heads() in a format of your own.",
-        )
+        layers, heads = (", ".join(map(str, x)) for x in (counts, counts.values()))
+        rule = f"{what} has the same number of key heads in every layer."
+        hint = "write survey.key_heads() in a format of your own."
+        raise BadValue(f"The layers {layers} have {heads} key heads.", rule, hint)

@@ -163,12 +163,9 @@ def long(reader: Reader, context: int) -> list[Metric]:
     """
     sizes = [size for size in WINDOWS if SINKS + size < context]
     if not sizes:
-        raise BadValue(
-            f"metrics has 'long', and context={context}.",
-            f"the metrics of 'long' are of keys beyond the first {SINKS} and the last "
-            f"{WINDOWS[0]}.",
-            f"pass context={SINKS + WINDOWS[0] + 1} or more.",
-        )
+        rule = f"'long' measures keys beyond the first {SINKS} and the last {WINDOWS[0]}."
+        hint = f"pass context={SINKS + WINDOWS[0] + 1} or more."
+        raise BadValue(f"metrics has 'long', and context={context}.", rule, hint)
     masses = [Outside(size) for size in sizes]
     copied = Copied()
     return [*masses, *map(Error, masses), copied, Retrieval(copied)]

@@ -100,13 +100,10 @@ class Manifest:
         )
         for name in {**known, **new}:
             if known.get(name) != new.get(name):
-                raise BadValue(
-                    f"The survey in {str(out)!r} has {name} {known.get(name, 'missing')!r}, and "
-                    f"this run {new.get(name, 'missing')!r}.",
-                    "one survey has one model, tokenizer, set of settings and versions, so that "
-                    "its numbers belong together.",
-                    "use the same value, or another folder as out=.",
-                )
+                a, b = (values.get(name, "missing") for values in (known, new))
+                gave = f"The survey in {str(out)!r} has {name} {a!r}, and this run {b!r}."
+                rule = "one survey has one model, tokenizer, set of settings and versions."
+                raise BadValue(gave, rule, "use the same value, or another folder as out=.")
 
     def must_have_added(self, new: "Manifest", out: Path) -> None:
         """Raise `BadValue` if the texts of this survey are not the first ones of the new texts."""
@@ -145,12 +142,10 @@ class Manifest:
                 raise BadValue(gave, rule, "survey both models with the same settings.")
         states, theirs = ([entry.state for entry in manifest.shards] for manifest in (self, other))
         if states != theirs:  # their names have digests of the contexts
-            raise BadValue(
-                f"The surveys have {quantity(self.corpus['texts'], 'text')} and "
-                f"{quantity(other.corpus['texts'], 'text')}, and their tokens are not the same.",
-                "two surveys are compared text by text.",
-                "survey the same texts, in the same order, with two models of one tokenizer.",
-            )
+            own, theirs = (quantity(x.corpus["texts"], "text") for x in (self, other))
+            gave = f"The surveys have {own} and {theirs}, and their tokens are not the same."
+            hint = "survey the same texts, in the same order, with two models of one tokenizer."
+            raise BadValue(gave, "two surveys are compared text by text.", hint)
 
     def machines_that_differ(self, other: "Manifest") -> list[str]:
         """Return the values of the machines of two surveys that differ, with their names."""

@@ -47,13 +47,11 @@ def missing_shards(out: Path, manifest: Manifest) -> list[int]:
 def must_be_finished(out: Path, manifest: Manifest) -> None:
     """Raise `BadValue` if a shard has no complete state of its own."""
     if missing := missing_shards(out, manifest):
-        path = out / state.FOLDER / manifest.shards[missing[0]].state
-        raise BadValue(
-            f"{str(out)!r} lacks {len(missing)} of {quantity(len(manifest.shards), 'shard')}: "
-            f"{str(path)!r} is missing, incomplete, or the state of another shard.",
-            "a survey can be opened when all shards are finished and merged.",
-            "run the same survey again, which computes the missing shards, and merges.",
-        )
+        path = str(out / state.FOLDER / manifest.shards[missing[0]].state)
+        lacks = f"{len(missing)} of {quantity(len(manifest.shards), 'shard')}"
+        gave = f"{str(out)!r} lacks {lacks}: {path!r} is missing, incomplete or of another shard."
+        rule = "a survey can be opened when all shards are finished and merged."
+        raise BadValue(gave, rule, "run the same survey again, which computes them, and merges.")
 
 
 def are_merged(out: Path, manifest: Manifest) -> bool:

@@ -52,13 +52,10 @@ def chosen_metrics(entries: "Iterable[str | Metric]", reader: Reader, context: i
             if name in SETS and metric.name in of_sets:
                 continue
             if not metric.name or metric.name in metrics:
-                raise BadValue(
-                    f"Two metrics have the name {metric.name!r}."
-                    if metric.name
-                    else f"The metric {type(metric).__name__} has no name.",
-                    "the name of a metric identifies its rows in the tables.",
-                    "set its attribute `name`.",
-                )
+                two = f"Two metrics have the name {metric.name!r}."
+                gave = two if metric.name else f"The metric {type(metric).__name__} has no name."
+                rule = "the name of a metric identifies its rows in the tables."
+                raise BadValue(gave, rule, "set its attribute `name`.")
             metrics[metric.name] = metric
             if name in SETS:
                 of_sets.add(metric.name)
@@ -87,8 +84,6 @@ def _metrics_of(entry: object, reader: Reader, context: int) -> list[Metric]:
 
 
 def _not_metrics(value: object) -> BadType:
-    return BadType(
-        f"metrics is {value!r}.",
-        f"metrics are sets ({', '.join(SETS)}) and objects of clearhead.corpus.Metric.",
-        'pass for example metrics="basic", or metrics=["basic", MyMetric()].',
-    )
+    rule = f"metrics are sets ({', '.join(SETS)}) and objects of clearhead.corpus.Metric."
+    hint = 'pass for example metrics="basic", or metrics=["basic", MyMetric()].'
+    return BadType(f"metrics is {value!r}.", rule, hint)

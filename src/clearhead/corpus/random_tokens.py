@@ -42,12 +42,9 @@ class RandomRepeats:
         known = sorted({*range(len(reader.words))} - {*before, *after})
         most = min((context - len(before) - len(after)) // 2, len(known))
         if self.tokens > most:
-            raise BadValue(
-                f"{self.tokens} random tokens were requested.",
-                f"a context of {context} tokens has them twice, and they are different ones of the "
-                f"{len(known)} in the vocabulary.",
-                f"repeat at most {most} tokens, or pass a larger context.",
-            )
+            gave = f"{self.tokens} random tokens were requested, of {len(known)} in the vocabulary."
+            rule = f"a context of {context} tokens has them twice, and they are different ones."
+            raise BadValue(gave, rule, f"repeat at most {most} tokens, or pass a larger context.")
         generator = random.Random(seed)
         for number in range(self.texts):
             half = generator.sample(known, self.tokens)
@@ -110,12 +107,9 @@ class Needles:
             haystack = haystacks[number % len(haystacks)]
             others = sorted(words - {*haystack})
             if len(others) < self.tokens:
-                raise BadValue(
-                    f"A needle has {self.tokens} tokens, and a haystack leaves {len(others)} of "
-                    f"the {len(words)} tokens of the vocabulary.",
-                    "the tokens of a needle are not in its haystack.",
-                    "pass fewer tokens, or a smaller context.",
-                )
+                gave = f"A haystack leaves {len(others)} of {len(words)} tokens of the vocabulary."
+                rule = f"the {self.tokens} tokens of a needle are not in its haystack."
+                raise BadValue(gave, rule, "pass fewer tokens, or a smaller context.")
             needle = generator.sample(others, self.tokens)
             # After another token than at the end: so no run with it is repeated.
             places = [i for i in range(size - NEAR) if not i or haystack[i - 1] != haystack[-1]]

@@ -38,12 +38,10 @@ class Requests:
         earlier = self._merged.setdefault(name, statistic)
         merges = isinstance(statistic, (GroupStatistic, topk)) or statistic == earlier
         if not merges or statistic.factors != earlier.factors:
-            raise BadValue(
-                f"The metric {metric.name} requests {name} with other arguments than an earlier "
-                "metric.",
-                "metrics of one survey share the statistics of a call.",
-                f"request the same {name}, or survey the two metrics separately.",
-            )
+            gave = f"{metric.name} requests {name} with other arguments than an earlier metric."
+            rule = "metrics of one survey share the statistics of a call."
+            hint = f"request the same {name}, or survey the two metrics separately."
+            raise BadValue(gave, rule, hint)
         if isinstance(statistic, GroupStatistic):
             groups = self._groups.setdefault(name, {})
             return {own: _name_of(groups, mask) for own, mask in statistic.groups.items()}

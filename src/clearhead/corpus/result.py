@@ -92,11 +92,11 @@ class Survey:
         try:
             yield
         except duckdb.Error as error:
-            raise BadValue(
-                f"The query of {str(self.folder)!r} failed: {' '.join(str(error).split())[:500]}.",
-                f"a query is one SELECT of DuckDB over {', '.join(SCHEMA)}.",
-                "see the columns in clearhead.corpus.tables.SCHEMA.",
-            ) from error
+            why = " ".join(str(error).split())[:500]
+            gave = f"The query of {str(self.folder)!r} failed: {why}."
+            rule = f"a query is one SELECT of DuckDB over {', '.join(SCHEMA)}."
+            hint = "see the columns in clearhead.corpus.tables.SCHEMA."
+            raise BadValue(gave, rule, hint) from error
 
     def digest(self) -> str:
         """Return the SHA-256 of the rows of all tables, as 64 hexadecimal digits.
@@ -268,12 +268,9 @@ class Survey:
         """Return the reader of the model. Raises `BadValue` if the survey is of another model."""
         reader, fixed = open_reader(model, tokenizer), self.manifest.fixed
         if reader.model_digest != fixed["model digest"]:
-            raise BadValue(
-                f"The survey in {str(self.folder)!r} is of {fixed['model']}, the model is "
-                f"{reader.name} with other weights.",
-                "examples of a survey are explored with its model.",
-                "pass the model of the survey.",
-            )
+            gave = f"The survey is of {fixed['model']}; {reader.name} has other weights."
+            rule = "examples of a survey are explored with its model."
+            raise BadValue(gave, rule, f"pass the model of the survey in {str(self.folder)!r}.")
         return reader
 
     export_headvis = export_headvis

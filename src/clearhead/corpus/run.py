@@ -75,13 +75,11 @@ def run_workers(setup: Setup, out: Path, workers: int, progress: bool | None) ->
             print(f"worker {number} ended with {ended}", file=sys.stderr)
         output.close()
     if missing := missing_shards(out, manifest):
-        raise BadValue(
-            f"All workers ended, and the survey lacks {len(missing)} of "
-            f"{quantity(len(manifest.shards), 'shard')}."
-            + (f" The last error: {message}" if message else ""),
-            "shards that are finished stay valid.",
-            "run the same survey again, which computes the others.",
-        )
+        lacks = f"{len(missing)} of {quantity(len(manifest.shards), 'shard')}"
+        last = f" The last error: {message}" if message else ""
+        gave = f"All workers ended, and the survey lacks {lacks}.{last}"
+        hint = "run the same survey again, which computes the others."
+        raise BadValue(gave, "shards that are finished stay valid.", hint)
 
 
 def worker_command(setup: Setup, out: Path) -> list[str]:

@@ -169,12 +169,10 @@ def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None)
     once = is_iterable(texts) and iter(texts) is texts
     cut = Cuts(setup.reader, settings, out, read, tokens).cut(once)
     if not cut.shards:
-        raise BadValue(
-            f"There is no token in {quantity(cut.texts, 'text')}."
-            + "".join(f" {name}: {reason}." for name, reason in cut.skipped[:3]),
-            "a survey needs at least one text.",
-            "pass strings with words, or files of text in UTF-8.",
-        )
+        skipped = "".join(f" {name}: {reason}." for name, reason in cut.skipped[:3])
+        gave = f"There is no token in {quantity(cut.texts, 'text')}.{skipped}"
+        hint = "pass strings with words, or files of text in UTF-8."
+        raise BadValue(gave, "a survey needs at least one text.", hint)
     about = {
         "texts": cut.texts,
         "contexts": sum(entry.contexts for entry in cut.shards),

@@ -60,12 +60,10 @@ def principal_components(x: Tensor, count: int = 3) -> Projection:
     rule, hint = "it is a number of components, 1 or more.", "pass for example components=3."
     count = as_count("components", count, rule, hint, least=1)
     if not bool(x.isfinite().all()):
-        raise BadValue(
-            f"NaN or infinity in {int((~x.isfinite()).any(-1).sum())} of "
-            f"{quantity(len(x), 'vector')}.",
-            "principal components are of finite vectors.",
-            "check the weights of the model.",
-        )
+        count = int((~x.isfinite()).any(-1).sum())
+        gave = f"NaN or infinity in {count} of {quantity(len(x), 'vector')}."
+        rule = "principal components are of finite vectors."
+        raise BadValue(gave, rule, "check the weights of the model.")
     if not len(x):
         x = x.new_zeros(1, x.shape[1])[:0].double()
         return Projection(x[:, :0], x.sum(0)[:0], x[:0], x.sum(0))

@@ -177,12 +177,9 @@ def must_be_eager(*tensors: object, verb: str = "Attention over ranks") -> None:
     """Raise `BadValue` if tensors have no values that can be sent."""
     values = has_values(*(x for x in tensors if isinstance(x, Tensor)))
     if not values or in_transform() or in_forward_mode():
-        raise BadValue(
-            f"{verb} was called inside a transform of torch.func, a trace or a fake mode, or on "
-            "tensors without values.",
-            "the ranks exchange numbers during the call.",
-            "call it eagerly, and use torch.autograd for gradients.",
-        )
+        gave = f"{verb} was called inside torch.func or a trace, or on tensors without values."
+        hint = "call it eagerly, and use torch.autograd for gradients."
+        raise BadValue(gave, "the ranks exchange numbers during the call.", hint)
 
 
 def _checked(
@@ -195,12 +192,10 @@ def _checked(
     bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
     check_heads(call.heads, world, problem, bias)
     if isinstance(bias, TensorBias) and bias.as_4d().shape[2] not in (1, problem.Tq):
-        raise BadValue(
-            f"The bias has {bias.as_4d().shape[2]} rows of queries, and this rank has "
-            f"{problem.Tq} queries.",
-            "a bias tensor holds the rows of this rank's queries, for the keys of all ranks.",
-            "cut it with shard(bias, group, layout), which selects the rows of this rank.",
-        )
+        gave = f"The bias has {bias.as_4d().shape[2]} rows, and this rank has {problem.Tq} queries."
+        rule = "a bias tensor holds the rows of this rank's queries, for the keys of all ranks."
+        hint = "cut it with shard(bias, group, layout), which selects the rows of this rank."
+        raise BadValue(gave, rule, hint)
     bias_grad = torch.is_grad_enabled() and bias is not None and requires_grad(bias.numbers)
     return replace(problem, grad=problem.grad or bias_grad), bias, inputs
 
@@ -268,13 +263,10 @@ def _checked_layout(name: str, layout: Layout | str | None, sizes: list[int]) ->
     wanted = [len(positions) for positions in chosen.positions]
     if wanted != sizes:
         rank = next(r for r, (a, b) in enumerate(zip(wanted, sizes, strict=True)) if a != b)
-        raise BadValue(
-            f"Rank {rank} has {sizes[rank]} {name}, but {wanted[rank]} by {layout!r} of "
-            f"{sum(sizes)} on {len(sizes)} ranks.",
-            "the shards have the sizes of the layout.",
-            f"cut with shard(x, group, {layout!r}), or pass layout=None for consecutive shards of "
-            "any size.",
-        )
+        gave = f"Rank {rank} has {sizes[rank]} of {sum(sizes)} {name}, and not {wanted[rank]}."
+        rule = f"the shards have the sizes of the layout {layout!r} on {len(sizes)} ranks."
+        hint = f"cut with shard(x, group, {layout!r}), or pass layout=None for consecutive shards."
+        raise BadValue(gave, rule, hint)
     return chosen
 
 

@@ -72,12 +72,10 @@ def _name(inner: FrameType, outer: FrameType) -> str:
 def must_not_generate(caller: Caller, block: "OpenBlock") -> None:
     """Raise `BadValue` inside `generate` of transformers."""
     if caller.in_generate and not block.generates:
-        raise BadValue(
-            "generate() of transformers ran inside distributed.sharded.",
-            "it chooses a token at the end of each rank's part, and counts positions in the part.",
-            "call distributed.generate(model, ids) outside the block; or choose a token from "
-            "part.last(logits), and run the model on it inside part.decoding(length).",
-        )
+        gave = "generate() of transformers ran inside distributed.sharded."
+        rule = "it chooses tokens at the end of each rank's part, and counts positions in it."
+        hint = "call distributed.generate(model, ids) outside, or use part.decoding(length)."
+        raise BadValue(gave, rule, hint)
 
 
 def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
@@ -89,11 +87,10 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
     if labels is not None and labels.f_locals.get("labels") is not None:
         others = labels.f_locals.get("kwargs") or {}
         if any(others.get(name) is None for name in ("shift_labels", "num_items_in_batch")):
-            raise BadValue(
-                "The model got labels= inside distributed.sharded, of this rank's part alone.",
-                "a rank knows neither the next token after its part, nor the number of all labels.",
-                "pass **part.inputs(ids, labels=labels), with ids and labels of the whole text.",
-            )
+            gave = "The model got labels= inside distributed.sharded, of this rank's part alone."
+            rule = "a rank knows neither the next token after its part, nor the count of labels."
+            hint = "pass **part.inputs(ids, labels=labels), with those of the whole text."
+            raise BadValue(gave, rule, hint)
     module = caller.module_with("position_ids")
     if module is None:
         return
@@ -104,12 +101,10 @@ def check_arguments(caller: Caller, positions: Tensor, any_mask: bool) -> None:
         passed = passed.cpu()
         missing = bool((passed == count).all()) and not torch.equal(positions, count)
     if missing:
-        raise BadValue(
-            "The model got no position_ids inside distributed.sharded.",
-            "a model counts its tokens from 0, but this rank's part starts elsewhere in the text.",
-            "pass **part.inputs(ids), or position_ids=part.positions[None]; while decoding, the "
-            "positions of the new tokens.",
-        )
+        gave = "The model got no position_ids inside distributed.sharded."
+        rule = "a model counts its tokens from 0, but the part of this rank starts elsewhere."
+        hint = "pass **part.inputs(ids), position_ids=part.positions[None], or those of new tokens."
+        raise BadValue(gave, rule, hint)
 
 
 @dataclass(eq=False)
@@ -166,11 +161,9 @@ class OpenBlock:
 
 
 def _no_call() -> BadValue:
-    return BadValue(
-        "No attention call went through clearhead inside distributed.sharded.",
-        "other calls see only this rank's part of the text.",
-        f"{THROUGH_CLEARHEAD}; to cut only a tensor, call distributed.shard.",
-    )
+    gave = "No attention call went through clearhead inside distributed.sharded."
+    hint = f"{THROUGH_CLEARHEAD}; to cut only a tensor, call distributed.shard."
+    return BadValue(gave, "other calls see only this rank's part of the text.", hint)
 
 
 class InBlock:

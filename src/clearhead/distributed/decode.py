@@ -123,23 +123,19 @@ def _ring(
     options: Options, keys: Layout, transport: Transport, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Ring, Inputs]:
     if options.dropout or not (options.bias is None or isinstance(options.bias, Alibi)):
-        raise BadValue(
-            f"decode got {'dropout' if options.dropout else 'a bias tensor'}.",
-            "decode has no dropout, and its bias is ALiBi or None.",
-            "call model.eval(), or use distributed.attention.",
-        )
+        gave = f"decode got {'dropout' if options.dropout else 'a bias tensor'}."
+        hint = "call model.eval(), or use distributed.attention."
+        raise BadValue(gave, "decode has no dropout, and its bias is ALiBi or None.", hint)
     rule = "keys= is the layout of all keys, because ranks may hold any numbers of them."
     hint = "pass for example distributed.contiguous(length, world)."
     must_be_of(Layout, "decode with keys=", keys, rule, hint)
     p, inputs = make_problem(q, k, v, options._replace(mask=None, bias=None))
     own = keys.positions[transport.rank] if keys.world == transport.world else ()
     if keys.world != transport.world or len(own) != p.Tk:
-        raise BadValue(
-            f"Rank {transport.rank} of {transport.world} has {p.Tk} keys, but {len(own)} by "
-            f"{keys!r}.",
-            "the layout lists the positions of each rank.",
-            "pass the layout of the keys, including the tokens that were added since.",
-        )
+        rank = f"{transport.rank} of {transport.world}"
+        gave = f"Rank {rank} has {p.Tk} keys, but {len(own)} by {keys!r}."
+        hint = "pass the layout of the keys, including the tokens that were added since."
+        raise BadValue(gave, "the layout lists the positions of each rank.", hint)
     grid = Grid(p.Tq, keys.length, p.B, p.H)
     check_on_all_positions(p, options.mask, options.bias, grid)
     queries = Layout([[range(p.Tq)]])

@@ -42,12 +42,10 @@ def local_parts(
         placements_of_all = ", ".join(
             f"{n} {x.placements}" for n, x in zip("qkv", (q, k, v), strict=True)
         )
-        raise BadValue(
-            f"The placements are {placements_of_all}.",
-            "q, k and v have the same placements on one mesh; the sequence (dimension "
-            f"{q.dim() - 2}) is sharded along one dimension of it, batch and heads along others.",
-            f"redistribute them first, for example to [Shard({q.dim() - 2})].",
-        )
+        gave = f"The placements are {placements_of_all}."
+        rule = "q, k, v are placed alike: sequence along one dimension, batch and heads on others."
+        hint = f"redistribute them first, for example to [Shard({q.dim() - 2})]."
+        raise BadValue(gave, rule, hint)
     mesh, placements = q.device_mesh, q.placements
     along = mesh.get_group(dims[0])
     if group is not None and process_group(group) is not along:

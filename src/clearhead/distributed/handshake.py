@@ -165,16 +165,13 @@ def _texts(transport: Transport, mine: bytes, sizes: list[int]) -> list[str]:
 
 def _error_of(rank: int, record: Record) -> BadValue:
     if record.kind is Kind.REFUSED:
-        return BadValue(
-            f"Rank {rank} raised an error in its call: {record.reason}",
-            "all ranks of a group compute a call, or none does.",
-            "correct the call on that rank.",
-        )
-    return BadValue(
-        f"Rank {rank} left its block of distributed.sharded: {record.reason}",
-        "all ranks of a group make the same calls in a block, and leave it together.",
-        "correct the error on that rank; all ranks can enter the next block.",
-    )
+        gave = f"Rank {rank} raised an error in its call: {record.reason}"
+        rule = "all ranks of a group compute a call, or none does."
+        return BadValue(gave, rule, "correct the call on that rank.")
+    gave = f"Rank {rank} left its block of distributed.sharded: {record.reason}"
+    rule = "all ranks of a group make the same calls in a block, and leave it together."
+    hint = "correct the error on that rank; all ranks can enter the next block."
+    return BadValue(gave, rule, hint)
 
 
 def _differs(texts: list[str]) -> BadValue:
@@ -184,12 +181,11 @@ def _differs(texts: list[str]) -> BadValue:
     theirs, ours = (_parts(text) for text in (texts[other], usual))
     name = next(n for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
     like = texts.index(usual)
-    return BadValue(
-        f"The ranks made different calls: {name} is {theirs.get(name, 'missing')} on "
-        f"rank {other}, and {ours.get(name, 'missing')} on rank {like}.",
-        "all ranks of a group make the same call; only their shards differ.",
-        f"pass the same {name} on every rank.",
-    )
+    pairs = ((theirs, other), (ours, like))
+    calls = " and ".join(f"{x.get(name, 'missing')} on rank {rank}" for x, rank in pairs)
+    gave = f"The ranks made different calls: {name} is {calls}."
+    rule = "all ranks of a group make the same call; only their shards differ."
+    return BadValue(gave, rule, f"pass the same {name} on every rank.")
 
 
 def _other_text(texts: list[bytes]) -> BadValue | None:
@@ -198,11 +194,9 @@ def _other_text(texts: list[bytes]) -> BadValue | None:
     if len(known) < 2:
         return None
     first, second, *_ = sorted(known.values())
-    return BadValue(
-        f"part.shard got another tensor on rank {second} than on rank {first}.",
-        "every rank passes the same whole text.",
-        "check whether one rank skipped a step.",
-    )
+    gave = f"part.shard got another tensor on rank {second} than on rank {first}."
+    hint = "check whether one rank skipped a step."
+    return BadValue(gave, "every rank passes the same whole text.", hint)
 
 
 def digest_of_text(x: Tensor) -> bytes:

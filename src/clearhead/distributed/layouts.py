@@ -245,19 +245,14 @@ def layout_of(layout: object, length: int, world: int) -> Layout:
     if layout == "head-tail":
         return head_tail(length, world)
     if not isinstance(layout, Layout):
-        raise BadType(
-            f"layout is {repr(layout) if isinstance(layout, str) else kind_of(layout)}.",
-            "a layout is 'contiguous', 'head-tail', by_document(ids, world), "
-            "balanced(mask, length, world) or Layout(ranges).",
-            "pass one of these.",
-        )
+        gave = f"layout is {repr(layout) if isinstance(layout, str) else kind_of(layout)}."
+        rule = "a layout is 'contiguous', 'head-tail' or a Layout, such as by_document returns."
+        raise BadType(gave, rule, "pass one of these.")
     if (layout.world, layout.length) != (world, length):
-        raise BadValue(
-            f"The layout has {layout.length} positions on {layout.world} ranks; there are "
-            f"{length} positions on {world} ranks.",
-            "a layout assigns every position to a rank of the group.",
-            "create it for this length and this number of ranks.",
-        )
+        own = f"{layout.length} positions on {layout.world} ranks"
+        gave = f"The layout has {own}; there are {length} positions on {world} ranks."
+        rule = "a layout assigns every position to a rank of the group."
+        raise BadValue(gave, rule, "create it for this length and this number of ranks.")
     return layout
 
 

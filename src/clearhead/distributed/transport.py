@@ -155,11 +155,9 @@ class GroupTransport(Transport):
         self.timeout = as_number("timeout", timeout, rule, hint, lambda x: 0 < x <= most)
         self.history = history_of(self.group)
         if self.history.lost:
-            raise RankLost(
-                f"The process group was closed: {self.history.lost}",
-                "after a rank is lost or fails in a call, the group cannot compute another.",
-                "start the ranks again.",
-            )
+            gave = f"The process group was closed: {self.history.lost}"
+            rule = "after a rank is lost or fails in a call, the group cannot compute another."
+            raise RankLost(gave, rule, "start the ranks again.")
         if dist.get_backend(self.group) == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
 
@@ -292,12 +290,9 @@ def process_group(group: Group) -> dist.ProcessGroup:
     Raises `BadValue` if torch.distributed is not initialized, or if a mesh has several dimensions.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise BadValue(
-            "torch.distributed is not initialized.",
-            "the ranks communicate by torch.distributed.",
-            "start the script with torchrun, and first call "
-            'torch.distributed.init_process_group("gloo").',
-        )
+        rule = "the ranks communicate by torch.distributed."
+        hint = 'start with torchrun, and call torch.distributed.init_process_group("gloo").'
+        raise BadValue("torch.distributed is not initialized.", rule, hint)
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             gave = f"group is a mesh of {group.ndim} dimensions, {group.mesh_dim_names}."
@@ -307,10 +302,7 @@ def process_group(group: Group) -> dist.ProcessGroup:
     if group is None:
         group = dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):
-        raise BadType(
-            f"group is {kind_of(group)}.",
-            "a group is a process group of torch.distributed that this rank is in, a DeviceMesh of "
-            "one dimension, or None for all ranks.",
-            "pass the result of torch.distributed.new_group or init_device_mesh.",
-        )
+        rule = "a group is a process group of this rank, a DeviceMesh of one dimension, or None."
+        hint = "pass the result of torch.distributed.new_group or init_device_mesh."
+        raise BadType(f"group is {kind_of(group)}.", rule, hint)
     return group

@@ -131,13 +131,11 @@ def _each_text_alone(
     if has_values(starts_q, starts_k) and not (
         torch.equal(starts_q, starts_k) and Tq == Tk == int(starts_q[-1])
     ):
-        raise BadValue(
-            f"cu_seq_lens_q ends with {int(starts_q[-1])} and cu_seq_lens_k with "
-            f"{int(starts_k[-1])}, for {Tq} queries and {Tk} keys.",
-            "the two must be equal, and end with the number of queries, which is that of keys.",
-            "pass what DataCollatorWithFlattening(return_flash_attn_kwargs=True) returns, without "
-            "keys in a cache.",
-        )
+        ends = f"{int(starts_q[-1])} and {int(starts_k[-1])}"
+        gave = f"cu_seq_lens_q and _k end with {ends}, for {Tq} queries and {Tk} keys."
+        rule = "the two are equal, and end with the number of queries, which is that of keys."
+        hint = "pass what DataCollatorWithFlattening(return_flash_attn_kwargs=True) returns."
+        raise BadValue(gave, rule, hint)
     columns = torch.arange(Tq, device=starts_q.device)
     alone = intersect(mask, documents(torch.searchsorted(starts_q, columns, right=True)))
     if isinstance(passed, LazyMask):
@@ -153,13 +151,11 @@ def _weights(query: Tensor, key: Tensor, keywords: dict[str, Any]) -> Tensor:
     except RuntimeError as error:
         if "memory" not in str(error):
             raise
-        raise BadValue(
-            f"output_attentions=True needs {' x '.join(map(str, weights.shape))} weights per "
-            f"layer, {4 * cells / 1e9:.1f} GB in fp32.",
-            "the weights of a layer need a few times this memory.",
-            "pass fewer or shorter texts, or leave output_attentions out and compute statistics or "
-            "rows of the weights: with clearhead.watch(model, stats=[...], exact_rows=[...]).",
-        ) from error
+        shape = " x ".join(map(str, weights.shape))
+        gave = f"output_attentions=True needs {shape} weights, {4 * cells / 1e9:.1f} GB in fp32."
+        rule = "the weights of a layer need a few times this memory."
+        hint = "pass less text, or use clearhead.watch(model, stats=[...], exact_rows=[...])."
+        raise BadValue(gave, rule, hint) from error
 
 
 def _collects_weights() -> bool:

@@ -44,11 +44,9 @@ def cache(model: Any, dtype: str | None = None) -> "DynamicCache | EncoderDecode
     default = getattr(model, "_supports_default_dynamic_cache", lambda: True)
     keywords = inspect.signature(model.forward).parameters
     if keywords.keys().isdisjoint(("past_key_values", "cache")) or not default():
-        raise BadValue(
-            f"cache got {name}, which does not use transformers' default cache.",
-            "it replaces the default cache of a model that decodes with one.",
-            f"run {name} without this cache.",
-        )
+        gave = f"cache got {name}, which does not use transformers' default cache."
+        rule = "it replaces the default cache of a model that decodes with one."
+        raise BadValue(gave, rule, f"run {name} without this cache.")
     own = library.DynamicCache(config=model.config)
     own.layers = [_appending(layer, name, dtype) for layer in own.layers]
     own.layer_class_to_replicate = partial(_no_more_layers, name, len(own.layers))
@@ -69,17 +67,15 @@ def _appending(layer: Any, model: str, format: str | None) -> Any:
         return AppendingWindowLayer(format, sliding_window=layer.sliding_window)
     if kind.__name__ in ("LinearAttentionLayer", "DummyLayer"):  # which 5.4 does not have
         return layer
-    raise BadValue(
-        f"cache got {model}, whose default cache has a {kind.__name__}.",
-        "it replaces layers that store keys and values, all of them or those of a sliding window.",
-        "generate with transformers' default cache, without past_key_values.",
-    )
+    gave = f"cache got {model}, whose default cache has a {kind.__name__}."
+    rule = "it replaces layers that store all keys and values, or those of a sliding window."
+    hint = "generate with transformers' default cache, without past_key_values."
+    raise BadValue(gave, rule, hint)
 
 
 def _no_more_layers(model: str, count: int) -> NoReturn:
     """Take the place of the class from which a cache of transformers makes a layer it lacks."""
-    raise BadValue(
-        f"A model got the cache of a {model} with {count} layer{'s' * (count != 1)}, and has more.",
-        "a cache has the layers of the model that it is made for.",
-        "pass cache(model) of the model that generates.",
-    )
+    layers = f"{count} layer{'s' * (count != 1)}"
+    gave = f"A model got the cache of a {model} with {layers}, and has more."
+    rule = "a cache has the layers of the model that it is made for."
+    raise BadValue(gave, rule, "pass cache(model) of the model that generates.")

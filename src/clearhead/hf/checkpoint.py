@@ -50,12 +50,9 @@ class Checkpoint:
         self.folder = converted(self.path) if is_gguf(path) else self.path
         if not (self.folder / "config.json").is_file():
             what = "is not a checkpoint folder" if self.path.exists() else "does not exist"
-            raise BadValue(
-                f"{str(path)!r} {what}.",
-                "a Hugging Face checkpoint is a folder with config.json, model.safetensors and "
-                "tokenizer files; a GGUF file is also accepted.",
-                "check the path; a model on the hub must be downloaded first.",
-            )
+            rule = "a checkpoint is a GGUF file, or config.json, safetensors and tokenizer files."
+            hint = "check the path; a model on the hub must be downloaded first."
+            raise BadValue(f"{str(path)!r} {what}.", rule, hint)
         self._check_weights()
         register()
         with quiet_transformers():  # the checks below report what matters
@@ -141,23 +138,19 @@ class Checkpoint:
                 continue
             used = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
             if used != NAME:
-                raise BadValue(
-                    f"{name or 'The model'} in {str(self.path)!r} runs on {used!r}, because of "
-                    "_attn_implementation in its configuration.",
-                    f"a checkpoint runs on attn_implementation={NAME!r} in all its layers.",
-                    "remove the key _attn_implementation from config.json.",
-                )
+                gave = f"{name or 'The model'} in {str(self.path)!r} runs on {used!r}."
+                rule = f"a checkpoint runs on attn_implementation={NAME!r} in all its layers."
+                hint = "remove the key _attn_implementation from config.json."
+                raise BadValue(gave, rule, hint)
 
     def _damaged(
         self,
         why: str,
         hint: str = "try transformers.AutoModel.from_pretrained on the folder to see more.",
     ) -> BadValue:
-        return BadValue(
-            f"The checkpoint in {str(self.path)!r} cannot be loaded: {why}",
-            "config, safetensors and tokenizer belong together; code in a folder is never run.",
-            hint,
-        )
+        gave = f"The checkpoint in {str(self.path)!r} cannot be loaded: {why}"
+        rule = "config, safetensors and tokenizer belong together; code in a folder is never run."
+        return BadValue(gave, rule, hint)
 
     @property
     def name(self) -> str:
@@ -319,14 +312,11 @@ class Checkpoint:
         tokens, inputs = self.tokens_and_inputs(text)
         call, count = capture_call(lambda: self.run(inputs), layer)
         if call is None:
-            raise BadValue(
-                f"layer {layer} was requested.",
-                f"{'its encoder' if self.has_decoder else 'this model'} has {count} layers that "
-                "call attention, numbered from 0.",
-                f"pass a layer from 0 to {count - 1}."
-                if count
-                else "use a model that uses transformers' attention interface.",
-            )
+            own = "its encoder" if self.has_decoder else "this model"
+            rule = f"{own} has {count} layers that call attention, numbered from 0."
+            other = "use a model that uses transformers' attention interface."
+            hint = f"pass a layer from 0 to {count - 1}." if count else other
+            raise BadValue(f"layer {layer} was requested.", rule, hint)
         trace = explain_problem(*call, tokens=tokens)
         kind = str(getattr(self.model.config, "model_type", "model"))
         name = f"{kind} encoder" if self.has_decoder else kind

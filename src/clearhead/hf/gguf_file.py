@@ -75,11 +75,9 @@ def converted(file: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
     if (free := shutil.disk_usage(folder.parent).free) < size:
-        raise BadValue(
-            f"{str(file)!r} has {size / 1e9:.1f} GB of weights as float32.",
-            f"they are written to {str(folder.parent)!r} once, where {free / 1e9:.1f} GB are free.",
-            "set CLEARHEAD_CACHE to a folder with more space.",
-        )
+        gave = f"{str(file)!r} has {size / 1e9:.1f} GB of weights as float32."
+        rule = f"{str(folder.parent)!r}, where they are stored, has {free / 1e9:.1f} GB free."
+        raise BadValue(gave, rule, "set CLEARHEAD_CACHE to a folder with more space.")
     temporary = Path(tempfile.mkdtemp(prefix="converting-", dir=folder.parent))
     try:
         with quiet_transformers(), _without_bars():

@@ -9,6 +9,8 @@ from torch import nn
 
 from ..core.errors import BadValue
 
+ORIGINAL = "load the original checkpoint, a folder with config.json and safetensors."
+
 # Keys of these namespaces describe the file; llama.cpp computes nothing from them.
 _DESCRIPTIONS = ("GGUF.", "general.", "split.", "quantize.imatrix.", "mradermacher.")
 _TOKENIZER = {
@@ -206,16 +208,12 @@ def check_numbers(file: Path, reader: Any, model: nn.Module, loaded: dict[str, A
 def misread(file: Path, key: str, value: object, known: object) -> BadValue:
     unread = known is None or isinstance(known, tuple)
     reads = "does not read it" if unread else f"reads it as {known}"
-    return BadValue(
-        f"{str(file)!r} has {key}={value}, and transformers {reads}.",
-        "each setting of a GGUF file is applied, or the file is refused.",
-        "load the original checkpoint, a folder with config.json and safetensors.",
-    )
+    gave = f"{str(file)!r} has {key}={value}, and transformers {reads}."
+    rule = "each setting of a GGUF file is applied, or the file is refused."
+    return BadValue(gave, rule, ORIGINAL)
 
 
 def unreadable(file: Path, why: str) -> BadValue:
-    return BadValue(
-        f"The GGUF file {str(file)!r} cannot be loaded: {why}.",
-        "transformers must be able to read a GGUF file, and all of its numbers are used.",
-        "load the original checkpoint, a folder with config.json and safetensors.",
-    )
+    gave = f"The GGUF file {str(file)!r} cannot be loaded: {why}."
+    rule = "transformers must be able to read a GGUF file, and all of its numbers are used."
+    return BadValue(gave, rule, ORIGINAL)

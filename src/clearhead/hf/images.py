@@ -44,11 +44,9 @@ class ImageCheckpoint(Checkpoint):
             image = text if isinstance(text, Image.Image) else Image.open(text)
             return [], dict(self.processor(image.convert("RGB"), return_tensors="pt"))
         except (OSError, ValueError) as error:
-            raise BadValue(
-                f"The image {str(text)!r} cannot be read: {why_failed(error)}.",
-                "an image is a file such as JPEG or PNG.",
-                "check the path, and open the file in another program.",
-            ) from error
+            gave = f"The image {str(text)!r} cannot be read: {why_failed(error)}."
+            hint = "check the path, and open the file in another program."
+            raise BadValue(gave, "an image is a file such as JPEG or PNG.", hint) from error
 
     def annotate(self, report: Any) -> Any:
         """Return the report, to which nothing is added."""

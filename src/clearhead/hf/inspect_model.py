@@ -64,13 +64,10 @@ def _misreads_masks(configuration: str) -> bool:
 
 
 def not_answered(model: str) -> BadValue:
-    return BadValue(
-        f"{model} computes its attention itself, or needs an additive mask.",
-        "clearhead supports models that use transformers' attention interface with boolean masks; "
-        "clearhead.hf.supports(model or configuration) checks this.",
-        "load this one with attn_implementation='eager' (or with 'sdpa' if it has it, inside "
-        "clearhead.compat.patched()), or use a BERT, GPT-2, Llama, Mistral, Qwen or Gemma.",
-    )
+    gave = f"{model} computes its attention itself, or needs an additive mask."
+    rule = "a model uses transformers' attention interface with boolean masks (see hf.supports)."
+    hint = "load it with attn_implementation='eager', or 'sdpa' inside clearhead.compat.patched()."
+    return BadValue(gave, rule, hint)
 
 
 def asks_for_mask(kind: type[nn.Module]) -> bool:

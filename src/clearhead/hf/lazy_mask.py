@@ -59,12 +59,10 @@ class BooleanMask(Tensor):
             (keep,) = (x.as_subclass(Tensor) for x in tensors if isinstance(x, BooleanMask))
             return numbers.masked_fill(~keep, float("-inf"))
         if numbers is not None:
-            raise BadValue(
-                f"The model calls {name} on its scores with a boolean mask.",
-                "clearhead's masks are True where a query may look, and cannot be used as numbers.",
-                "load this model with attn_implementation='eager', because it computes at least "
-                "part of its attention itself.",
-            )
+            gave = f"The model calls {name} on its scores with a boolean mask."
+            rule = "clearhead's masks are True where a query may look, and are not numbers."
+            hint = "load it with attn_implementation='eager', as it computes attention itself."
+            raise BadValue(gave, rule, hint)
         result = super().__torch_function__(func, types, args, kwargs)
         if not isinstance(result, BooleanMask):
             return result

@@ -70,12 +70,10 @@ def attention_mask(
             padding = _padding(attention_mask, columns)
         if ranks is not None and (mask is None or padding is not masks.everything):
             wrong = "mask is of an unknown kind" if mask is None else "attention_mask has zeros"
-            raise BadValue(
-                f"The model's {wrong}, and the text is sharded over ranks.",
-                "inside distributed.sharded, a model's mask is causal, a sliding window, or none.",
-                "pass no attention_mask, and pass any other mask to sharded(mask=...), for example "
-                "mask=lengths(keys=...) for padding.",
-            )
+            gave = f"The model's {wrong}, and the text is sharded over ranks."
+            rule = "inside distributed.sharded, a mask of a model is causal, a window, or none."
+            hint = "pass it to sharded(mask=...) instead, such as lengths(keys=...) for padding."
+            raise BadValue(gave, rule, hint)
         if mask is not None:
             mask = masks.intersect(mask, padding)
             if mask is masks.everything and q_length == 1 and others.get("allow_is_causal_skip"):

@@ -61,14 +61,10 @@ def apply_rule(tokenizer: Any, name: str | None, file: str) -> None:
 
     if name not in RULES:
         gave = "names no pre-tokenizer" if name is None else f"names the pre-tokenizer {name!r}"
-        raise BadValue(
-            f"{file!r} {gave}.",
-            "texts are split by the rule that the model was trained with. The known rules are "
-            f"{', '.join(sorted(RULES))}.",
-            "convert the model again with a newer llama.cpp, which writes tokenizer.ggml.pre."
-            if name is None
-            else "load the original checkpoint, a folder with its own tokenizer.json.",
-        )
+        rule = f"texts are split as in training; the known rules are {', '.join(sorted(RULES))}."
+        newer = "convert the model again with a newer llama.cpp, which writes tokenizer.ggml.pre."
+        other = "load the original checkpoint, a folder with its own tokenizer.json."
+        raise BadValue(f"{file!r} {gave}.", rule, newer if name is None else other)
     cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in RULES[name]]
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, spelled])

@@ -103,13 +103,10 @@ class OutputProjection:
             raise BadValue(gave, rule, "load a checkpoint from before training diverged.")
 
     def _disagrees(self, what: str) -> BadValue:
-        return BadValue(
-            f"{self.module or 'The model'} returned {what}, not the heads times its weights.",
-            "the projection must read the output of attention unchanged, without a gate, a norm, "
-            "an adapter, or another order of heads.",
-            "merge adapters into the weights; a module with a gate (Qwen3-Next) or a norm before "
-            "the projection is not supported.",
-        )
+        gave = f"{self.module or 'The model'} returned {what}, not the heads times its weights."
+        rule = "the projection reads attention's output without gate, norm, adapter or reordering."
+        hint = "merge adapters into the weights; gates (Qwen3-Next) and norms are not supported."
+        return BadValue(gave, rule, hint)
 
 
 def output_projection(model: nn.Module, name: str, heads: int, size: int) -> OutputProjection:
@@ -130,12 +127,11 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
         return OutputProjection(identity, None, name, identity)
     path, linear = _find(model, name, heads * size)
     if linear is None:
-        raise BadValue(
-            f"No output projection was found for {name or 'the model'}, {kind_of(module)}.",
-            f"it is a linear module with {heads} x {size} = {heads * size} input features, inside "
-            f"the module that calls attention or beside it, named {', '.join(OUTPUT_PROJECTIONS)}.",
-            "use a statistic that does not need it, or rename the projection of the model.",
-        )
+        gave = f"No output projection was found for {name or 'the model'}, {kind_of(module)}."
+        names = ", ".join(OUTPUT_PROJECTIONS)
+        rule = f"it is linear, with {heads} x {size} inputs, in or beside this module: {names}."
+        hint = "use a statistic that does not need it, or rename the projection of the model."
+        raise BadValue(gave, rule, hint)
     weight, bias = matrix_of(linear, path)
     runs = name if isinstance(module, nn.MultiheadAttention) else path  # it calls no out_proj
     parameter = cast(Tensor, linear.weight).detach()  # it shares the version of the weight
