@@ -30,6 +30,14 @@ HOUSE = {
     "distributed": 2520,
     "nn": 1030,
     "core": 9930,
+    "views": 3600,
+    "corpus": 4260,
+    "demo": 370,
+    "models": 9240,
+    "hf": 1950,
+    "distributed": 2460,
+    "nn": 1110,
+    "core": 10090,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (

@@ -90,5 +90,5 @@ def test_the_rows_of_another_model_and_of_no_example_are_refused(survey, models)
         few = Table(("layer", "head", "text", "context"), ((0, 0, 0, 0),))
         survey.example_rows(models[0], few, tokenizer=tokenizer(True))
     other = MODELS["llama"](attn_implementation="clearhead").eval()
-    with pytest.raises(ch.BadValue, match="with other weights"):
+    with pytest.raises(ch.BadValue, match="with these weights"):
         survey.example_rows(other, examples, tokenizer=tokenizer(True))

@@ -80,7 +80,7 @@ def test_needles_that_do_not_fit_are_refused(tmp_path):
         ch.survey(model, Needles(haystacks()), context=48, **options)
     with pytest.raises(ch.BadValue, match=r"No text for needles has 50 tokens"):
         ch.survey(model, Needles(["the owl"], tokens=7), **options)
-    with pytest.raises(ch.BadValue, match=r"leaves 11 of the 18 tokens"):
+    with pytest.raises(ch.BadValue, match=r"leaves 11 of 18 tokens"):
         ch.survey(model, Needles(haystacks(), tokens=12), **options)
     with pytest.raises(ch.BadValue, match="tokens=4"):
         Needles("the owl", tokens=4)

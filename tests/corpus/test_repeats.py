@@ -57,7 +57,7 @@ def test_repeats_that_do_not_fit_are_refused(tmp_path):
     options = {"tokenizer": tokenizer(), "out": tmp_path}
     with pytest.raises(ch.BadValue, match=r"^11 random tokens.*\n.*\n.*at most 9 tokens"):
         ch.survey(model, RandomRepeats(tokens=11), context=19, **options)
-    with pytest.raises(ch.BadValue, match=r"^50 random tokens.*\n.*the 18 in the vocabulary"):
+    with pytest.raises(ch.BadValue, match=r"^50 random tokens.*of 18 in the vocabulary"):
         ch.survey(model, RandomRepeats(), **options)
     with pytest.raises(ch.BadValue, match="texts=0"):
         RandomRepeats(texts=0)

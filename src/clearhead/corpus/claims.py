@@ -81,12 +81,9 @@ def share(
 
 
 def _take(path: Path) -> bool:
-    try:
-        with path.open("x") as file:
-            file.write(f"{socket.gethostname()} {os.getpid()}")
+    with suppress(FileExistsError), path.open("x") as file:
+        file.write(f"{socket.gethostname()} {os.getpid()}")
         return True
-    except FileExistsError:
-        pass
     try:
         if _is_alive(path):
             return False

@@ -33,7 +33,6 @@ def state_of(
     reader: Reader,
     metrics: Sequence[Metric],
     shard: Shard,
-    *,
     seed: int,
     batch_tokens: int,
     advance: Callable[[int], None],
@@ -187,7 +186,7 @@ class Collector:
             return
         b, h, t = wrong.nonzero()[0].tolist()
         number = "NaN" if values[b, h, t].isnan() else "infinite"
-        at = f"text {self.batch.texts[b]}, context {self.batch.contexts[b]}, token {t}"
+        at = f"in text {self.batch.texts[b]}, context {self.batch.contexts[b]}, token {t}"
         gave = f"{metric.name} is {number} in layer {call.layer}, head {h}, {at}."
         rule = "a survey has only numbers; shards that are finished stay valid."
         raise BadValue(gave, rule, "load the model in float32, or leave this text out.")

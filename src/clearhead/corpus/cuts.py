@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,9 +133,5 @@ class Cuts:
             cut = self._cut_of(self.waiting[0][1])
             if cut is None:
                 return
-            known = self.known
-            self.known = Cut(
-                known.shards + cut.shards, known.texts + cut.texts, known.tokens + cut.tokens,
-                known.skipped + cut.skipped,
-            )  # fmt: skip
+            self.known = Cut(*map(add, self.known[:4], cut[:4]))
             self.waiting.popleft()

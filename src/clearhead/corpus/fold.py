@@ -54,8 +54,7 @@ def sums_of_texts(out: Path, manifest: Manifest, part: range | None = None) -> I
         beyond = number >= part.stop
         if beyond and not (last and entry.context and entry.text == last.text):
             break
-        path = out / state.FOLDER / entry.state
-        for text, layers in state.read_sums(path, manifest.origin(entry)):
+        for text, layers in state.read_sums(*state.file_of(out, manifest, entry)):
             parts = [list(part) for part in zip(*layers, strict=True)]
             if last is not None and last.text == text:
                 pairs = zip(last[1:], parts, strict=True)
@@ -72,8 +71,7 @@ def sums_of_texts(out: Path, manifest: Manifest, part: range | None = None) -> I
 
 def totals(out: Path, manifest: Manifest, entry: ShardEntry) -> State:
     """Return the totals of a shard."""
-    path = out / state.FOLDER / entry.state
-    return state.read_totals(path, manifest.origin(entry), manifest.fixed["seed"])
+    return state.read_totals(*state.file_of(out, manifest, entry), manifest.fixed["seed"])
 
 
 class Fold:

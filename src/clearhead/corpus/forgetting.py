@@ -149,14 +149,10 @@ def budgets(survey: "Survey", keep: float) -> Budgets:
     context = survey.manifest.fixed["context"]
     least = sum(curve[0][0] for curve in curves) / (len(curves) * context)
     written = math.ceil(1000 * least) / 1000
-    keep = as_number(
-        "keep",
-        keep,
-        f"keep is the fraction of keys to keep, from {written:.3f} to 1: heads that copy keep all "
-        f"keys, and others {SINKS + WINDOWS[0]} or more.",
-        f"pass for example keep={max(0.5, written)}.",
-        lambda x: least <= x <= 1,
-    )
+    of = f"heads that copy keep all keys, and others {SINKS + WINDOWS[0]} or more."
+    rule = f"keep is the fraction of keys to keep, from {written:.3f} to 1: {of}"
+    hint = f"pass for example keep={max(0.5, written)}."
+    keep = as_number("keep", keep, rule, hint, lambda x: least <= x <= 1)
     sizes = iter(divide(curves, round(keep * context * len(curves))))
     groups = {layer: group for layer, (_, group) in layout.items()}
     numbers = {layer: range(count) for layer, (count, _) in layout.items()}
@@ -270,11 +266,9 @@ def _must_not_look_ahead(survey: "Survey") -> None:
 def _scores(survey: "Survey") -> dict[tuple[int, int], Mean]:
     """Return the retrieval score of each KV head, with a warning if it was not measured."""
     if not survey.query("select 1 from heads where metric = 'retrieval' limit 1"):
-        warnings.warn(
-            "No text of the survey repeats earlier text, so no head is known to copy: survey "
-            "longer texts, or Needles.",
-            stacklevel=4,
-        )
+        advice = "survey longer texts, or Needles."
+        known = "No text of the survey repeats earlier text, so no head is known to copy"
+        warnings.warn(f"{known}: {advice}", stacklevel=4)
     return _largest(survey, "retrieval")
 
 

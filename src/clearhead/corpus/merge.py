@@ -14,14 +14,14 @@ import torch
 from ..core.errors import BadValue
 from ..core.files import atomic_io
 from ..core.formatting import quantity
-from . import mixes, state
+from . import mixes
 from .examples import rows_of_layer
 from .fold import Fold, Moments, looks_of
 from .groups import first_of_groups
 from .looks import NAMES as CLASS_NAMES
-from .manifest import Manifest, read_manifest
+from .manifest import Manifest, ShardEntry, read_manifest
 from .metric import Bins, slices_of
-from .state import State
+from .state import FOLDER, State, file_of, is_state_of
 from .tables import DESCRIPTION, QUANTILES, SCHEMA, Columns, digest_of_tables, write_table
 from .token_counts import QUERY
 
@@ -35,19 +35,15 @@ ANY = Bins(bounds=(None, None))  # of numbers without limits
 LEAST_COUNT = 5  # links of a token with a lift
 
 
-def missing_shards(out: Path, manifest: Manifest) -> list[int]:
-    """Return the numbers of the shards without a complete state."""
-    return [
-        number
-        for number, entry in enumerate(manifest.shards)
-        if not state.is_state_of(out / state.FOLDER / entry.state, manifest.origin(entry))
-    ]
+def missing_shards(out: Path, manifest: Manifest) -> list[ShardEntry]:
+    """Return the shards without a complete state."""
+    return [x for x in manifest.shards if not is_state_of(*file_of(out, manifest, x))]
 
 
 def must_be_finished(out: Path, manifest: Manifest) -> None:
     """Raise `BadValue` if a shard has no complete state of its own."""
     if missing := missing_shards(out, manifest):
-        path = str(out / state.FOLDER / manifest.shards[missing[0]].state)
+        path = str(out / FOLDER / missing[0].state)
         lacks = f"{len(missing)} of {quantity(len(manifest.shards), 'shard')}"
         gave = f"{str(out)!r} lacks {lacks}: {path!r} is missing, incomplete or of another shard."
         rule = "a survey can be opened when all shards are finished and merged."

@@ -57,15 +57,11 @@ class Plan(NamedTuple):
         rows = [["ranks", "cut", "compute", "merge", "sum"]]
         for ranks, parts in self.seconds.items():
             rows.append([f"{ranks}", *map(_duration, (*parts, sum(parts)))])
-        return "\n".join(
-            [
-                f"{quantity(self.tokens, 'token')} of about {quantity(self.texts, 'text')}, in "
-                f"{quantity(self.shards, 'shard')} of {self.shard_tokens:,} tokens",
-                f"{self.speed:.0f} tokens a second and rank, {si(self.memory)}B of memory for each "
-                f"rank, {si(self.disk)}B on disk",
-                *aligned(rows),
-            ]
-        )
+        texts = f"{quantity(self.tokens, 'token')} of about {quantity(self.texts, 'text')}"
+        shards = f"{quantity(self.shards, 'shard')} of {self.shard_tokens:,} tokens"
+        speed = f"{self.speed:.0f} tokens a second and rank"
+        memory = f"{si(self.memory)}B of memory for each rank, {si(self.disk)}B on disk"
+        return "\n".join([f"{texts}, in {shards}", f"{speed}, {memory}", *aligned(rows)])
 
 
 def plan(
@@ -100,7 +96,7 @@ def plan(
         both = _bytes(next(fold.folder.glob("0*")), state.TOTALS)
         texts_bytes = sum(_bytes(file, state.TEXTS) for file in files)
         stored = sum((out / corpus.FOLDER / entry.corpus).stat().st_size for entry in entries)
-        _, layers = next(state.read_sums(files[0], manifest.origin(entries[0])))
+        _, layers = next(state.read_sums(*state.file_of(out, manifest, entries[0])))
     sample = [text.content[:SAMPLE] for text in islice(read_texts(texts), AT_ONCE) if text.content]
     of_sample = sum(map(len, setup.reader.encode(sample))) / sum(len(x.encode()) for x in sample)
     known = sum(entry.tokens for entry in entries)

@@ -268,7 +268,7 @@ class Survey:
         """Return the reader of the model. Raises `BadValue` if the survey is of another model."""
         reader, fixed = open_reader(model, tokenizer), self.manifest.fixed
         if reader.model_digest != fixed["model digest"]:
-            gave = f"The survey is of {fixed['model']}; {reader.name} has other weights."
+            gave = f"The survey is of {fixed['model']}, not of {reader.name} with these weights."
             rule = "examples of a survey are explored with its model."
             raise BadValue(gave, rule, f"pass the model of the survey in {str(self.folder)!r}.")
         return reader

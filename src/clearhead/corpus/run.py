@@ -100,8 +100,7 @@ def _wait(
     children: list[subprocess.Popen[bytes]], out: Path, manifest: Manifest, progress: bool | None
 ) -> None:
     """Wait until all processes have ended, and show how many tokens are done."""
-    entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
-    waiting = {entry.state: entry.tokens for entry in entries}
+    waiting = {entry.state: entry.tokens for entry in missing_shards(out, manifest)}
     total = sum(entry.tokens for entry in manifest.shards)
     before = total - sum(waiting.values())
     with progress_bar("survey", total, progress, done=before, unit=" tokens") as advance:
@@ -156,7 +155,7 @@ def work_on_ray(
         from ray.util import ActorPool
     path, threads = setup.path_for("A cluster was", "each actor"), setup.threads
     manifest = read_manifest(out)
-    entries = [manifest.shards[number] for number in missing_shards(out, manifest)]
+    entries = missing_shards(out, manifest)
     own = not ray.is_initialized()
     try:
         if own:

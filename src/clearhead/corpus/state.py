@@ -27,6 +27,7 @@ from ..core.files import atomic_io
 from .corpus import damaged
 from .examples import EXAMPLE, OF_QUERY, hashes, sample_type
 from .looks import SHAPE
+from .manifest import Manifest, ShardEntry
 from .token_counts import LINK
 
 FOLDER = "states"
@@ -151,18 +152,10 @@ def read_totals(path: Path, origin: str, seed: int) -> State:
     layers = []
     _, M = about["metrics"]
     for number, (module, (H, G)) in enumerate(zip(about["modules"], about["heads"], strict=True)):
-        arrays = {
-            name: torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype)))
-            for name, dtype in (TOTAL_OF_TEXTS | OF_SHARD).items()
-        }
-        shapes = {
-            "sums": (1, H, -1), "queries": (1, -1), "looks": (1, H, *SHAPE), "counts": (H, -1),
-            "uniform": (-1,), "chances": (SHAPE[0], -1),
-        }  # fmt: skip
-        shaped = {name: arrays[name].view(shape) for name, shape in shapes.items()}
+        arrays = _arrays(tensors, number, TOTAL_OF_TEXTS | OF_SHARD, 1, H)
         sample = unpacked_records(f"{number}.sample", tensors, sample_type(H, M), SAMPLE_FIELDS)
         parts = about["parts"][number]
-        layers.append(LayerState(module, G, parts, **shaped, sample=_with_hashes(sample, seed)))
+        layers.append(LayerState(module, G, parts, **arrays, sample=_with_hashes(sample, seed)))
     examples, linked, tokens = (
         unpacked_records(name, tensors, dtype, STORED[name])
         for name, dtype in (("examples", EXAMPLE), ("linked", LINK), ("tokens", LINK))
@@ -177,18 +170,24 @@ def read_sums(path: Path, origin: str) -> Iterator[tuple[int, list[list[Tensor]]
     """
     tensors, about = read_part(path, origin, TEXTS)
     texts = unpacked(tensors["numbers"], np.dtype(np.int64))
-    shapes = [((H, -1), (-1,), (H, *SHAPE)) for H, _ in about["heads"]]
-    layers: list[list[Tensor]] = []
-    for number, of_layer in enumerate(shapes):
-        sums, queries, looks = (
-            torch.from_numpy(unpacked(tensors[f"{number}.{name}"], np.dtype(dtype))).view(
-                len(texts), *shape
-            )
-            for (name, dtype), shape in zip(OF_TEXTS.items(), of_layer, strict=True)
-        )
+    layers = []
+    for number, (H, _) in enumerate(about["heads"]):
+        sums, queries, looks = _arrays(tensors, number, OF_TEXTS, len(texts), H).values()
         layers.append([sums.double(), queries, looks])
     for row, text in enumerate(texts.tolist()):
         yield text, [[x[row] for x in layer] for layer in layers]
+
+
+def _arrays(
+    tensors: dict[str, Tensor], layer: int, dtypes: dict[str, Any], texts: int, H: int
+) -> dict[str, Tensor]:
+    """Return arrays of a layer of H heads, stored in these dtypes, some of them for each text."""
+    shapes = {
+        "sums": (texts, H, -1), "queries": (texts, -1), "looks": (texts, H, *SHAPE),
+        "uniform": (-1,), "counts": (H, -1), "chances": (SHAPE[0], -1),
+    }  # fmt: skip
+    stored = {name: unpacked(tensors[f"{layer}.{name}"], np.dtype(x)) for name, x in dtypes.items()}
+    return {name: torch.from_numpy(x).view(shapes[name]) for name, x in stored.items()}
 
 
 def read_part(path: Path, origin: str, part: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -204,6 +203,11 @@ def read_part(path: Path, origin: str, part: str = "") -> tuple[dict[str, Tensor
 def _with_hashes(records: np.ndarray, seed: int) -> np.ndarray:
     records["hash"] = hashes(seed, records["text"], records["context"], records["query"])
     return records
+
+
+def file_of(out: Path, manifest: Manifest, entry: ShardEntry) -> tuple[Path, str]:
+    """Return the file of the state of a shard, and its origin."""
+    return out / FOLDER / entry.state, manifest.origin(entry)
 
 
 def is_state_of(path: Path, origin: str) -> bool:

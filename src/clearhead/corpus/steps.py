@@ -203,14 +203,14 @@ def work(setup: Setup, out: Path, *, progress: bool | None = None) -> None:
     Raises `BadValue` if the survey in `out` is of another model, or has other settings or versions.
     """
     manifest = setup.must_fit(out)
-    missing = [manifest.shards[number] for number in missing_shards(out, manifest)]
+    missing = missing_shards(out, manifest)
     total = sum(entry.tokens for entry in manifest.shards)
     before = total - sum(entry.tokens for entry in missing)
     bar = progress_bar("survey", total, progress, done=before, unit=" tokens")
     with bar as advance, torch_threads(setup.threads):
 
         def is_complete(entry: ShardEntry) -> bool:
-            complete = is_state_of(out / state.FOLDER / entry.state, manifest.origin(entry))
+            complete = is_state_of(*state.file_of(out, manifest, entry))
             if complete:
                 advance(entry.tokens)
             return complete
@@ -227,16 +227,13 @@ def compute_shard(
     advance: Callable[[int], None] = lambda _: None,
 ) -> Path:
     """Compute the state of a shard, if the folder does not have it, and return its file."""
-    path, origin = out / state.FOLDER / entry.state, manifest.origin(entry)
+    path, origin = state.file_of(out, manifest, entry)
     if is_state_of(path, origin):
         advance(entry.tokens)
         return path
     shard = read_shard(out / corpus.FOLDER / entry.corpus)
     seed, most = setup.settings["seed"], setup.settings["batch tokens"]
-    result = state_of(
-        setup.reader, setup.metrics, shard, seed=seed, batch_tokens=most, advance=advance
-    )
-    return result.write(path, origin)
+    return state_of(setup.reader, setup.metrics, shard, seed, most, advance).write(path, origin)
 
 
 @contextmanager

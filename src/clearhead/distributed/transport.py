@@ -202,13 +202,10 @@ class GroupTransport(Transport):
         names = ", ".join(map(str, sorted(set(ranks))))
         message = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0]  # without file and advice
         reason = next((text for text in map(self._stored_reason, ranks) if text), message)
-        lost = RankLost(
-            f"Rank {self.rank} of {self.world} waited for rank {names}: {reason}.",
-            f"every rank of the group takes part in every call, forward and backward, within "
-            f"{self.timeout:g} s.",
-            "read the output of that rank, and start the ranks again; if it is only slow, pass "
-            "timeout=.",
-        )
+        gave = f"Rank {self.rank} of {self.world} waited for rank {names}: {reason}."
+        rule = f"every rank takes part in every call, forward and backward, in {self.timeout:g} s."
+        hint = "read that rank's output, and start again; for a slow rank, pass timeout=."
+        lost = RankLost(gave, rule, hint)
         self.give_up(lost)
         return lost
 

@@ -25,12 +25,9 @@ class UnknownKeyword(BadValue):
     def __init__(self, module: str, keyword: str) -> None:
         passes = f"{module} passes {keyword} to its attention function"
         self.reason = f"{passes}, which clearhead does not support."
-        super().__init__(
-            f"{module} passed {keyword} to its attention function.",
-            "clearhead refuses arguments that it does not know, because they may change the "
-            "result.",
-            "load this model with another attn_implementation.",
-        )
+        gave = f"{module} passed {keyword} to its attention function."
+        rule = "clearhead refuses unknown arguments, because they may change the result."
+        super().__init__(gave, rule, "load this model with another attn_implementation.")
 
 
 def attention_forward(

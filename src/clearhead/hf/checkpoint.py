@@ -126,10 +126,8 @@ class Checkpoint:
         """
         special = {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()}
         if special.issuperset(self.tokenizer.get_vocab()):
-            raise self._damaged(
-                "its tokenizer has no vocabulary.",
-                "save the tokenizer into the folder too: tokenizer.save_pretrained(folder).",
-            )
+            hint = "save the tokenizer into the folder too: tokenizer.save_pretrained(folder)."
+            raise self._damaged("its tokenizer has no vocabulary.", hint)
 
     def _check_implementation(self, model: nn.Module) -> None:
         """Raise `BadValue` if a layer uses another attention implementation than clearhead."""
