@@ -536,7 +536,7 @@ def test_a_survey_of_another_model_is_refused(stories):
     other = copy.deepcopy(storyteller.load())
     with torch.no_grad():
         next(other.module.parameters()).add_(1)
-    with pytest.raises(BadValue, match="with other weights"):
+    with pytest.raises(BadValue, match="with these weights"):
         stories.must_be_of(other)
 
 

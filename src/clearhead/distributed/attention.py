@@ -192,7 +192,7 @@ def _checked(
     bias = bias if bias is None or isinstance(bias, Bias) else as_bias(bias)
     check_heads(call.heads, world, problem, bias)
     if isinstance(bias, TensorBias) and bias.as_4d().shape[2] not in (1, problem.Tq):
-        gave = f"The bias has {bias.as_4d().shape[2]} rows, and this rank has {problem.Tq} queries."
+        gave = f"The bias has {bias.as_4d().shape[2]} rows of queries, this rank {problem.Tq}."
         rule = "a bias tensor holds the rows of this rank's queries, for the keys of all ranks."
         hint = "cut it with shard(bias, group, layout), which selects the rows of this rank."
         raise BadValue(gave, rule, hint)

@@ -182,7 +182,7 @@ def _differs(texts: list[str]) -> BadValue:
     name = next(n for n in [*ours, *theirs] if ours.get(n) != theirs.get(n))
     like = texts.index(usual)
     pairs = ((theirs, other), (ours, like))
-    calls = " and ".join(f"{x.get(name, 'missing')} on rank {rank}" for x, rank in pairs)
+    calls = ", and ".join(f"{x.get(name, 'missing')} on rank {rank}" for x, rank in pairs)
     gave = f"The ranks made different calls: {name} is {calls}."
     rule = "all ranks of a group make the same call; only their shards differ."
     return BadValue(gave, rule, f"pass the same {name} on every rank.")
