@@ -104,7 +104,7 @@ class OutputProjection:
 
     def _disagrees(self, what: str) -> BadValue:
         gave = f"{self.module or 'The model'} returned {what}, not the heads times its weights."
-        rule = "the projection reads attention's output, without a gate, norm, adapter or new order."
+        rule = "the projection reads attention's output without a gate, norm, adapter or reordering."
         hint = "merge adapters into the weights; gates (Qwen3-Next) and norms are not supported."
         return BadValue(gave, rule, hint)
 
