@@ -104,7 +104,7 @@ class OutputProjection:
 
     def _disagrees(self, what: str) -> BadValue:
         gave = f"{self.module or 'The model'} returned {what}, not the heads times its weights."
-        rule = "the projection reads attention's output without a gate, norm, adapter or reordering."
+        rule = "the projection reads attention's output without a gate, norm, adapter or new order."
         hint = "merge adapters into the weights; gates (Qwen3-Next) and norms are not supported."
         return BadValue(gave, rule, hint)
 
@@ -128,8 +128,8 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
     path, linear = _find(model, name, heads * size)
     if linear is None:
         gave = f"No output projection was found for {name or 'the model'}, {kind_of(module)}."
-        names = ", ".join(OUTPUT_PROJECTIONS)
-        rule = f"it is linear, with {heads} x {size} inputs, in or beside this module: {names}."
+        names, D = ", ".join(OUTPUT_PROJECTIONS), heads * size
+        rule = f"it is linear, with {heads} x {size} = {D} inputs, in or beside this module: {names}."
         hint = "use a statistic that does not need it, or rename the projection of the model."
         raise BadValue(gave, rule, hint)
     weight, bias = matrix_of(linear, path)
