@@ -129,7 +129,7 @@ def output_projection(model: nn.Module, name: str, heads: int, size: int) -> Out
     if linear is None:
         gave = f"No output projection was found for {name or 'the model'}, {kind_of(module)}."
         names, D = ", ".join(OUTPUT_PROJECTIONS), heads * size
-        rule = f"it is linear, with {heads} x {size} = {D} inputs, in or beside this module: {names}."
+        rule = f"it is linear with {heads} x {size} = {D} inputs, in or beside a module: {names}."
         hint = "use a statistic that does not need it, or rename the projection of the model."
         raise BadValue(gave, rule, hint)
     weight, bias = matrix_of(linear, path)
