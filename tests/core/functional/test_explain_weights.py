@@ -85,7 +85,7 @@ SUMS[1, 2] *= 1.25
         (weights(3).to_sparse(), BadType, r"of layout torch.sparse_coo"),
         (weights(3)[0, 0], BadValue, r"the shape \(7,\)"),
         (weights(2, 3)[None], BadValue, r"the shape \(1, 2, 3, 5, 7\)"),
-        (-weights(3), BadValue, r"between -0\.\d+ and -.*\n.*\n.*not the scores"),
+        (-weights(3), BadValue, r"between -0\.\d+ and -.*\n.*\n.*not scores"),
         (weights(3) / torch.zeros(()), BadValue, r"between inf and inf"),
         (
             weights(3).index_fill(1, torch.tensor(2), torch.nan),
