@@ -43,8 +43,8 @@ _reads: bool = core is not None and core.take_tensors(
     Tensor, Parameter, Tensor.is_neg, torch.is_grad_enabled, Tensor.new_empty
 )
 if core is not None and not _reads:
-    _old = f"torch {torch.__version__} has no DLPack exchange API of version 1"
-    raise ImportError(f"{_old}, by which the core reads tensors. Install torch 2.10 or later.")
+    installed = f"torch {torch.__version__} has no DLPack exchange API of version 1"
+    raise ImportError(f"{installed}, by which the core reads tensors. Install torch 2.10 or later.")
 
 # A copy, so that code under a tracer does not call the core.
 _level: str = core.level() if core else ""
