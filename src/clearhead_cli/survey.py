@@ -174,7 +174,9 @@ def _compare(folder: Path, other: Path) -> None:
         f"{clear} of these with an effect of {LEAST_EFFECT} or more"
     )
     for row in sure[:MOST_SHOWN]:
-        effect = "unknown" if row["effect"] is None else f"{row['effect']:.2g}"
+        effect = "unknown"
+        if row["effect"] is not None:
+            effect = "{effect:.2g} ({effect_low:.2g} to {effect_high:.2g})".format_map(row)
         typer.echo(
             f"layer {row['layer']}, head {row['head']}, {row['metric']}: {row['other']:.3g} -> "
             f"{row['mean']:.3g}, effect {effect}, q {row['q']:.2g}"

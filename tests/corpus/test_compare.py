@@ -134,7 +134,7 @@ def test_one_number_for_two_words_is_refused(tmp_path):
     )  # fmt: skip
     assert [x.state for x in one.manifest.shards] == [x.state for x in two.manifest.shards]
     with pytest.raises(
-        ch.BadValue, match=r"Token \d+ is '.*' in one survey, and '.*' in the other"
+        ch.BadValue, match=r"Token \d+ is '.*' in one, and '.*' in the other"
     ):
         one.compare(two)
 
@@ -166,8 +166,12 @@ def test_rounding_is_sure_and_its_effect_is_small(tmp_path):
     ]
     sd = np.sqrt(sum(x.var(0, ddof=1) for x in means) / 2)
     expected = (means[0] - means[1]).mean(0) / sd
-    for row in one.compare(three).to_pylist():
+    rows = one.compare(three).to_pylist()
+    for row in rows:
         assert row["effect"] == pytest.approx(expected[row["head"]], rel=1e-6)
+        limits = row["low"] / sd[row["head"]], row["high"] / sd[row["head"]]
+        assert (row["effect_low"], row["effect_high"]) == pytest.approx(limits, rel=1e-6)
+    assert [row["head"] for row in rows] == np.argsort(-np.abs(expected)).tolist()
     assert {row["effect"] for row in one.compare(one).to_pylist()} == {0.0}
 
 

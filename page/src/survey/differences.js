@@ -18,12 +18,12 @@ export function drawDifferences() {
   byId("caution").textContent = survey.caution;
   const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
     const { layer, head } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
-    const { mean, other, difference, low, high, q } = compared;
+    const { mean, other, difference, low, high, effect, q } = compared;
     const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head} ${words(metric)}`);
     button.addEventListener("click", () => go({ at, metric }));
     return { kind: isChosen ? "chosen" : "", cells: [button, number(mean, 3), number(other, 3),
-      `${signed(difference)} (${signed(low)} to ${signed(high)})`, number(q, 3)] };
+      `${signed(difference)} (${signed(low)} to ${signed(high)})`, effect === null ? "" : signed(effect), number(q, 3)] };
   });
-  if (rows.length) byId("differences-table").replaceChildren(table("The surest differences between means of texts",
-    ["head, metric", "here", "there", "difference (95 %)", "q"], rows));
+  if (rows.length) byId("differences-table").replaceChildren(table("The sure differences with the largest effects, in deviations of the means of texts",
+    ["head, metric", "here", "there", "difference (95 %)", "effect", "q"], rows));
 }

@@ -32,11 +32,15 @@ export const START = {
   example: "", // the selected one; "" for none
 };
 
-/** The differences of all heads and metrics, the surest first, then the largest.
+/** @param {schema.SurveyDifference} it */
+const effectOf = ({ effect, difference }) => (effect === null ? (difference ? Infinity : 0) : Math.abs(effect));
+
+/** The differences of all heads and metrics: the sure ones first, and of these the largest effects.
  * @type {{at: number, metric: string, compared: schema.SurveyDifference}[]} */
 export const differences = survey.heads.flatMap((it, at) => Object.entries(it.metrics)
   .flatMap(([metric, { compared }]) => (compared ? [{ at, metric, compared }] : [])))
-  .sort((a, b) => a.compared.q - b.compared.q || Math.abs(b.compared.difference) - Math.abs(a.compared.difference));
+  .sort((a, b) => Number(a.compared.q >= LEAST_Q) - Number(b.compared.q >= LEAST_Q) ||
+    (effectOf(b.compared) - effectOf(a.compared)) || Math.abs(b.compared.difference) - Math.abs(a.compared.difference));
 
 if (differences.length) {
   const { at, metric } = differences[0];

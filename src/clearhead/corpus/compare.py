@@ -12,8 +12,8 @@ The p-values of all rows are corrected by Benjamini and Hochberg 1995: among the
 
 A small difference may be sure, because each text has it: such is that of rounding, between a model
 in float32 and in bfloat16. Its size is `effect`: the difference, divided by the standard deviation
-of the means of texts, sqrt((s_1^2 + s_2^2) / 2) (d_av of Lakens 2013). It is None if
-these means do not vary.
+of the means of texts, sqrt((s_1^2 + s_2^2) / 2) (d_av of Lakens 2013); its interval is that of the
+difference, divided likewise. They are None if these means do not vary.
 """
 
 import math
@@ -31,14 +31,14 @@ from ..core.formatting import quantity
 from ..models.roles.role_tests import t_tail
 from .corpus import FOLDER, read_shard
 from .fold import sums_of_texts, totals
-from .inference import MOST_FREE, adjusted, interval
+from .inference import LEAST_Q, MOST_FREE, adjusted, interval
 from .manifest import Manifest, read_manifest
 from .merge import bins_of
 from .state import LayerState
 from .tables import Table
 
-COLUMNS = ("layer", "head", "metric", "mean", "other", "difference", "low", "high", "effect", "p",
-           "q", "texts")  # fmt: skip
+COLUMNS = ("layer", "head", "metric", "mean", "other", "difference", "low", "high", "effect",
+           "effect_low", "effect_high", "p", "q", "texts")  # fmt: skip
 LEAST_EFFECT = 0.2  # a small one (Cohen 1988)
 
 
@@ -76,11 +76,12 @@ class Comparison(Table):
 
 
 def compare(one: Path, other: Path) -> Comparison:
-    """Return a row for each head and metric of the surveys in two folders, the smallest p first.
+    """Return a row for each head and metric of the surveys in two folders.
 
     ``mean`` and ``other`` are the means of texts, `low` and `high` the 95 % interval of their
-    difference, and `effect` is its size. Raises `BadValue` for surveys of other tokens or contexts,
-    for two versions of a metric, and without a common head and metric.
+    difference, and `effect` is its size, from `effect_low` to `effect_high`. Sure differences are
+    first, with q below 0.05, and among these the largest effects. Raises `BadValue` for surveys of
+    other tokens or contexts, for two versions of a metric, and without a common head and metric.
     """
     folders = one, other
     manifests = [read_manifest(folder) for folder in folders]
@@ -211,11 +212,17 @@ class _Pairs:
                 ]
                 sd, name = math.sqrt((variances[0] + variances[1]) / 2), self.metrics[metric]
                 low, high, p = _interval_and_p(d, variances[2] / k, int(k), self.widths[name])
-                effect = d / sd if sd else None
-                rows.append((layer, head, name, mean, other, d, low, high, effect, p, int(k)))
-        rows.sort(key=lambda row: (row[9], -abs(row[5]), row[:3]))
-        corrected = adjusted([row[9] for row in rows])
-        return [(*row[:10], q, row[10]) for row, q in zip(rows, corrected, strict=True)]
+                size = [x / sd if sd else None for x in (d, low, high)]
+                rows.append((layer, head, name, mean, other, d, low, high, *size, p, int(k)))
+        corrected = adjusted([row[-2] for row in rows])
+        rows = [(*row[:-1], q, row[-1]) for row, q in zip(rows, corrected, strict=True)]
+        return sorted(rows, key=_surest_and_largest)
+
+
+def _surest_and_largest(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    difference, effect, q = row[5], row[8], row[-2]
+    size = abs(effect) if effect is not None else math.inf if difference else 0.0
+    return q >= LEAST_Q, -size, -abs(difference), row[:3]
 
 
 def _width(metric: dict[str, Any]) -> float | None:

@@ -420,7 +420,8 @@ class SurveyExample(TypedDict):
 class SurveyDifference(TypedDict):
     """How the mean of texts of a head and metric differs from that of another survey.
 
-    `difference` is `mean` - `other`, with its 95 % interval. `q` is its p-value over texts,
+    `difference` is `mean` - `other`, with its 95 % interval. `effect` is its size in standard
+    deviations of the means of texts; None if these do not vary. `q` is its p-value over texts,
     corrected for the number of heads and metrics.
     """
 
@@ -429,6 +430,7 @@ class SurveyDifference(TypedDict):
     difference: float
     low: float
     high: float
+    effect: float | None
     q: float
     texts: int
 
