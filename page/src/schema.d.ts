@@ -502,7 +502,8 @@ export interface SurveyExample {
 /**
  * How the mean of texts of a head and metric differs from that of another survey.
  *
- * `difference` is `mean` - `other`, with its 95 % interval. `q` is its p-value over texts,
+ * `difference` is `mean` - `other`, with its 95 % interval. `effect` is its size in standard
+ * deviations of the means of texts; None if these do not vary. `q` is its p-value over texts,
  * corrected for the number of heads and metrics.
  */
 export interface SurveyDifference {
@@ -511,6 +512,7 @@ export interface SurveyDifference {
   difference: number;
   low: number;
   high: number;
+  effect: number | null;
   q: number;
   texts: number;
 }

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5bc0eaa9b62f48d3f3fc17566de76b5370226abc598243ecdb1e934ab5fdcede; do not edit.
+// Made by `make page` from the sources a4d86cbb23a6a7f356d9cfd76cde75aab739363a3882c6172d5880d9f20cdf09; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 5bc0eaa9b62f48d3f3fc17566de76b5370226abc598243ecdb1e934ab5fdcede; do not edit.
+// Made by `make page` from the sources a4d86cbb23a6a7f356d9cfd76cde75aab739363a3882c6172d5880d9f20cdf09; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -151,7 +151,8 @@ var clearhead = (() => {
     example: ""
     // the selected one; "" for none
   };
-  var differences = survey.heads.flatMap((it, at) => Object.entries(it.metrics).flatMap(([metric, { compared }]) => compared ? [{ at, metric, compared }] : [])).sort((a, b) => a.compared.q - b.compared.q || Math.abs(b.compared.difference) - Math.abs(a.compared.difference));
+  var effectOf = ({ effect, difference }) => effect === null ? difference ? Infinity : 0 : Math.abs(effect);
+  var differences = survey.heads.flatMap((it, at) => Object.entries(it.metrics).flatMap(([metric, { compared }]) => compared ? [{ at, metric, compared }] : [])).sort((a, b) => Number(a.compared.q >= LEAST_Q) - Number(b.compared.q >= LEAST_Q) || effectOf(b.compared) - effectOf(a.compared) || Math.abs(b.compared.difference) - Math.abs(a.compared.difference));
   if (differences.length) {
     const { at, metric } = differences[0];
     Object.assign(START, { at, metric, x: metric, y: DIFFERENCE + metric });
@@ -505,7 +506,7 @@ var clearhead = (() => {
     byId("caution").textContent = survey.caution;
     const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST2).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
-      const { mean, other, difference, low, high, q } = compared;
+      const { mean, other, difference, low, high, effect, q } = compared;
       const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head2} ${words(metric)}`);
       button.addEventListener("click", () => go({ at, metric }));
       return { kind: isChosen ? "chosen" : "", cells: [
@@ -513,12 +514,13 @@ var clearhead = (() => {
         number(mean, 3),
         number(other, 3),
         `${signed(difference)} (${signed(low)} to ${signed(high)})`,
+        effect === null ? "" : signed(effect),
         number(q, 3)
       ] };
     });
     if (rows.length) byId("differences-table").replaceChildren(table(
-      "The surest differences between means of texts",
-      ["head, metric", "here", "there", "difference (95 %)", "q"],
+      "The sure differences with the largest effects, in deviations of the means of texts",
+      ["head, metric", "here", "there", "difference (95 %)", "effect", "q"],
       rows
     ));
   }

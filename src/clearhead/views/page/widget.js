@@ -1,4 +1,4 @@
-// Made by `make page` from the sources ae7176a4964d270dfac0305f6cc27df28260fdc4406d18960b6b4179bfccc427; do not edit.
+// Made by `make page` from the sources cc898e95ab572dfb0452fc53760c4b447d0eb0d8befb6ea0fa37b100c5865885; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
