@@ -16,14 +16,15 @@ export function drawDifferences() {
     `${sure.length.toLocaleString("en")} of ${count(differences.length, "number")} with a difference, in ${count(heads, "head")}. ` +
     `At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
   byId("caution").textContent = survey.caution;
-  const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST).map(({ at, metric, compared }) => {
+  const rows = sure.slice(0, MOST).map(({ at, metric, compared }) => {
     const { layer, head } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
-    const { mean, other, difference, low, high, effect, q } = compared;
+    const { mean, other, effect, effect_low: low, effect_high: high } = compared;
     const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head} ${words(metric)}`);
     button.addEventListener("click", () => go({ at, metric }));
+    const interval = low === null || high === null ? "" : ` (${signed(low, 2)} to ${signed(high, 2)})`;
     return { kind: isChosen ? "chosen" : "", cells: [button, number(mean, 3), number(other, 3),
-      `${signed(difference)} (${signed(low)} to ${signed(high)})`, effect === null ? "" : signed(effect), number(q, 3)] };
+      effect === null ? "no spread" : `${signed(effect, 2)}${interval}`] };
   });
-  if (rows.length) byId("differences-table").replaceChildren(table("The sure differences with the largest effects, in deviations of the means of texts",
-    ["head, metric", "here", "there", "difference (95 %)", "effect", "q"], rows));
+  if (rows.length) byId("differences-table").replaceChildren(table("The largest sure effects, in standard deviations of texts",
+    ["head, metric", "here", "there", "effect (95 %)"], rows));
 }

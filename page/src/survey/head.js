@@ -11,7 +11,7 @@ const MOST_TOKENS = 8; // on each side
 
 /** @import { SurveyDifference } from "../schema.d.ts" */
 
-export const signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
+export const signed = (value, decimals = 3) => (value > 0 ? "+" : "") + number(value, decimals);
 
 export function drawHead() {
   const { module, mixes } = head();

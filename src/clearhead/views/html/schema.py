@@ -421,7 +421,7 @@ class SurveyDifference(TypedDict):
     """How the mean of texts of a head and metric differs from that of another survey.
 
     `difference` is `mean` - `other`, with its 95 % interval. `effect` is its size in standard
-    deviations of the means of texts; None if these do not vary. `q` is its p-value over texts,
+    deviations of the means of texts, with its interval; None if these do not vary. `q` is its p-value over texts,
     corrected for the number of heads and metrics.
     """
 
@@ -431,6 +431,8 @@ class SurveyDifference(TypedDict):
     low: float
     high: float
     effect: float | None
+    effect_low: float | None
+    effect_high: float | None
     q: float
     texts: int
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a4d86cbb23a6a7f356d9cfd76cde75aab739363a3882c6172d5880d9f20cdf09; do not edit.
+// Made by `make page` from the sources e1d5eb62c0dfb6165fab61862dfbcf7dc4af2d4dda7e0d0b30803fb3452cc36f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -411,7 +411,7 @@ var clearhead = (() => {
   // src/survey/head.js
   var either = (value, digits = 3) => value === null ? "" : number(value, digits);
   var MOST_TOKENS = 8;
-  var signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
+  var signed = (value, decimals = 3) => (value > 0 ? "+" : "") + number(value, decimals);
   function drawHead() {
     const { module, mixes } = head();
     byId("head-title").textContent = headName(head());
@@ -504,23 +504,22 @@ var clearhead = (() => {
     const heads = new Set(sure.map(({ at }) => at)).size;
     byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${count(differences.length, "number")} with a difference, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
     byId("caution").textContent = survey.caution;
-    const rows = differences.filter(({ compared }) => compared.difference).slice(0, MOST2).map(({ at, metric, compared }) => {
+    const rows = sure.slice(0, MOST2).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
-      const { mean, other, difference, low, high, effect, q } = compared;
+      const { mean, other, effect, effect_low: low, effect_high: high } = compared;
       const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head2} ${words(metric)}`);
       button.addEventListener("click", () => go({ at, metric }));
+      const interval = low === null || high === null ? "" : ` (${signed(low, 2)} to ${signed(high, 2)})`;
       return { kind: isChosen ? "chosen" : "", cells: [
         button,
         number(mean, 3),
         number(other, 3),
-        `${signed(difference)} (${signed(low)} to ${signed(high)})`,
-        effect === null ? "" : signed(effect),
-        number(q, 3)
+        effect === null ? "no spread" : `${signed(effect, 2)}${interval}`
       ] };
     });
     if (rows.length) byId("differences-table").replaceChildren(table(
-      "The sure differences with the largest effects, in deviations of the means of texts",
-      ["head, metric", "here", "there", "difference (95 %)", "effect", "q"],
+      "The largest sure effects, in standard deviations of texts",
+      ["head, metric", "here", "there", "effect (95 %)"],
       rows
     ));
   }

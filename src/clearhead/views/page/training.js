@@ -1,4 +1,4 @@
-// Made by `make page` from the sources a4d86cbb23a6a7f356d9cfd76cde75aab739363a3882c6172d5880d9f20cdf09; do not edit.
+// Made by `make page` from the sources e1d5eb62c0dfb6165fab61862dfbcf7dc4af2d4dda7e0d0b30803fb3452cc36f; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources cc898e95ab572dfb0452fc53760c4b447d0eb0d8befb6ea0fa37b100c5865885; do not edit.
+// Made by `make page` from the sources 41f7a9d1ee6753cb1154986505e9ff6717ced1a7ff1c4e60c6bfcaf1b053be55; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
