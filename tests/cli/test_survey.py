@@ -128,4 +128,4 @@ def test_the_effects_of_differences_are_printed(run, tmp_path):  # noqa: F811
     assert code == 0 and "the surveys have dtype 'float32' and 'bfloat16'" in said
     sure = re.search(r"(\d+) of 448 numbers .* 0 of these with an effect of 0\.2 or more", said)
     assert sure and int(sure[1]) > 20
-    assert len(re.findall(r", effect -?0\.0\d+, q ", printed)) == 8
+    assert len(re.findall(r", effect -?0\.0\d+ \(-?0\.\d+ to -?0\.\d+\), q ", printed)) == 8

@@ -274,14 +274,14 @@ def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_
     for key, compared in on_page.items():
         assert compared == {name: rows[key][name] for name in compared}
         assert key[0] == 1 or (compared["difference"], compared["q"]) == (0, 1)
-    best = min(rows.values(), key=lambda row: (row["q"], -abs(row["difference"])))
+    sure = [row for row in rows.values() if row["q"] < 0.05]
+    best = max(sure or rows.values(), key=lambda row: abs(row["effect"] or 0))
     page, errors = browser.new_page(viewport={"width": 390, "height": 720}), []
     page.on("pageerror", lambda error: errors.append(error))
     page.goto(path.as_uri())
     assert page.text_content("#head-title") == f"L1H{best['head']}"
     words = best["metric"].replace("_", " ")
     assert page.text_content("#metric-title") == words
-    sure = [row for row in rows.values() if row["q"] < 0.05]
     about = page.text_content("#differences-about")
     assert f"{len(sure)} of {len(rows)} numbers with a difference" in about
     first = page.locator("#differences-table tbody tr").first

@@ -16,7 +16,8 @@ export function drawDifferences() {
     `${sure.length.toLocaleString("en")} of ${count(differences.length, "number")} with a difference, in ${count(heads, "head")}. ` +
     `At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
   byId("caution").textContent = survey.caution;
-  const rows = sure.slice(0, MOST).map(({ at, metric, compared }) => {
+  const listed = sure.length ? sure : differences.filter(({ compared }) => compared.difference);
+  const rows = listed.slice(0, MOST).map(({ at, metric, compared }) => {
     const { layer, head } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
     const { mean, other, effect, effect_low: low, effect_high: high } = compared;
     const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head} ${words(metric)}`);
@@ -25,6 +26,7 @@ export function drawDifferences() {
     return { kind: isChosen ? "chosen" : "", cells: [button, number(mean, 3), number(other, 3),
       effect === null ? "no spread" : `${signed(effect, 2)}${interval}`] };
   });
-  if (rows.length) byId("differences-table").replaceChildren(table("The largest sure effects, in standard deviations of texts",
+  if (rows.length) byId("differences-table").replaceChildren(table(
+    `The largest ${sure.length ? "sure effects" : "effects, none of them sure"}, in standard deviations of texts`,
     ["head, metric", "here", "there", "effect (95 %)"], rows));
 }

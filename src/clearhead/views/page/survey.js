@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e1d5eb62c0dfb6165fab61862dfbcf7dc4af2d4dda7e0d0b30803fb3452cc36f; do not edit.
+// Made by `make page` from the sources b217d2185c7dc300f2c6d800de53c328beec1e1294983818d12fc8a4a019f0c1; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -504,7 +504,8 @@ var clearhead = (() => {
     const heads = new Set(sure.map(({ at }) => at)).size;
     byId("differences-about").textContent = `Compared with ${survey.other}, text by text: ${sure.length.toLocaleString("en")} of ${count(differences.length, "number")} with a difference, in ${count(heads, "head")}. At most ${LEAST_Q * 100} % of these are expected by chance (q below ${LEAST_Q}, Benjamini and Hochberg).`;
     byId("caution").textContent = survey.caution;
-    const rows = sure.slice(0, MOST2).map(({ at, metric, compared }) => {
+    const listed = sure.length ? sure : differences.filter(({ compared }) => compared.difference);
+    const rows = listed.slice(0, MOST2).map(({ at, metric, compared }) => {
       const { layer, head: head2 } = survey.heads[at], isChosen = at === chosen.at && metric === chosen.metric;
       const { mean, other, effect, effect_low: low, effect_high: high } = compared;
       const button = make("button", { type: "button", class: "quiet", "aria-pressed": String(isChosen) }, `L${layer}H${head2} ${words(metric)}`);
@@ -518,7 +519,7 @@ var clearhead = (() => {
       ] };
     });
     if (rows.length) byId("differences-table").replaceChildren(table(
-      "The largest sure effects, in standard deviations of texts",
+      `The largest ${sure.length ? "sure effects" : "effects, none of them sure"}, in standard deviations of texts`,
       ["head, metric", "here", "there", "effect (95 %)"],
       rows
     ));

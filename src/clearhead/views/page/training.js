@@ -1,4 +1,4 @@
-// Made by `make page` from the sources e1d5eb62c0dfb6165fab61862dfbcf7dc4af2d4dda7e0d0b30803fb3452cc36f; do not edit.
+// Made by `make page` from the sources b217d2185c7dc300f2c6d800de53c328beec1e1294983818d12fc8a4a019f0c1; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 41f7a9d1ee6753cb1154986505e9ff6717ced1a7ff1c4e60c6bfcaf1b053be55; do not edit.
+// Made by `make page` from the sources 7809196c50428c7925d51a868d108dd1981b75ce6c632a8276602925c2fe05d2; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
