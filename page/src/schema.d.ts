@@ -503,8 +503,8 @@ export interface SurveyExample {
  * How the mean of texts of a head and metric differs from that of another survey.
  *
  * `difference` is `mean` - `other`, with its 95 % interval. `effect` is its size in standard
- * deviations of the means of texts, with its interval; None if these do not vary. `q` is its p-value over texts,
- * corrected for the number of heads and metrics.
+ * deviations of the means of texts, with its interval; None if these do not vary. `q` is its
+ * p-value over texts, corrected for the number of heads and metrics.
  */
 export interface SurveyDifference {
   mean: number;

@@ -133,9 +133,7 @@ def test_one_number_for_two_words_is_refused(tmp_path):
         for name, of_model in (("a", tokenizer()), ("b", renamed))
     )  # fmt: skip
     assert [x.state for x in one.manifest.shards] == [x.state for x in two.manifest.shards]
-    with pytest.raises(
-        ch.BadValue, match=r"Token \d+ is '.*' in one, and '.*' in the other"
-    ):
+    with pytest.raises(ch.BadValue, match=r"Token \d+ is '.*' in one, and '.*' in the other"):
         one.compare(two)
 
 

@@ -116,9 +116,7 @@ def test_ranks_that_make_different_calls_are_named(tmp_path):
         "BadValue: Rank 1 raised an error in its call: Keys have (G, Tk) = (2, 31)"
     )
     assert there[6].startswith("BadValue: Keys have (G, Tk) = (2, 31) and values (2, 32)")
-    assert plain[7].startswith(
-        "BadValue: Rank 0 has 32 queries, but 31 by 'head-tail' of 63 on 2 ranks"
-    )
+    assert plain[7].startswith("BadValue: Rank 0 has 32 of 63 queries, and not 31.")
     assert plain[8].startswith("BadValue: documents has ids for 2 queries and 2 keys; the call has")
     assert plain[9] == plain[11] == "nothing"  # the group works after each of them
     assert plain[10] == f"{differ}other sizes is [1, 2, 7] on rank 1, and [1, 2, 8] on rank 0."
