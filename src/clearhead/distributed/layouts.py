@@ -11,7 +11,6 @@ from torch import Tensor
 from ..core.errors import BadType, BadValue, as_count, kind_of, must_be_of
 from ..core.masks import Grid, Mask
 
-NAMES = "contiguous", "head-tail"
 CHUNKS = 16  # of each rank, in `balanced`
 
 
