@@ -76,11 +76,10 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
     "matrix", "Matrix", "watch", "Recording", "intervene", "Intervention", "edits", "effects",
     "Effects", "Effect", "logit_difference", "logit_attribution", "LogitAttribution", "why", "Why",
     "circuits", "Circuits", "report", "report_batch", "report_weights", "Report", "rollout",
-    "divergence",
-    "Divergence", "compare_caches", "CacheDamage", "monitor", "qk_clip", "survey", "Survey", "load",
-    "plan", "Plan", "causal", "Causal", "window", "prefix",
-    "lengths", "documents", "dense", "everything", "alibi", "bias", "nn", "distributed", "compat",
-    "hf", "views", "AttentionError", "BadValue", "BadType",
+    "divergence", "Divergence", "compare_caches", "CacheDamage", "monitor", "qk_clip", "survey",
+    "Survey", "load", "plan", "Plan", "causal", "Causal", "window", "prefix", "lengths",
+    "documents", "dense", "everything", "alibi", "bias", "nn", "distributed", "compat", "hf",
+    "views", "AttentionError", "BadValue", "BadType",
 ]  # fmt: skip
 
 __version__ = "0.2.0"

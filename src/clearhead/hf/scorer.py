@@ -43,9 +43,8 @@ class Scorer(ScorerPress):
         config, mask = cast(Any, module.config), kwargs.get("attention_mask")
         before = config._attn_implementation
         if before not in (NAME, "sdpa") or (type(mask) is Tensor and mask.dtype != torch.bool):
-            gave = (
-                f"press got a {before!r} attention, with a mask of {getattr(mask, 'dtype', None)}."
-            )
+            of = getattr(mask, "dtype", None)
+            gave = f"press got a {before!r} attention, with a mask of {of}."
             rule = f'it reads the masks of "{NAME}" and "sdpa", in which True means "may look".'
             raise BadValue(gave, rule, f'call model.set_attn_implementation("{NAME}").')
         if ambient().editors or ambient().ranks is not None:

@@ -14,7 +14,7 @@ from ..masks import Mask, intersect
 from ..problem.biases import Bias
 from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
-from ..problem.tiles import key_tiles, query_tiles
+from ..problem.tiles import key_tiles, query_tiles, width_of_tiles
 from ..stats import parse_stats
 from ..torch_state import loadable, no_autocast
 from .ambient import must_not_be_sharded
@@ -185,7 +185,7 @@ def _compared(a: _Call, b: _Call, queries: slice) -> Iterator[Tensor]:
 def _logits(a: _Call, b: _Call, queries: slice) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits of both calls, (B, H, q, k), tile by tile, and those of the sink."""
     p, q, q2 = a.problem, a.q[:, :, queries], b.q[:, :, queries]
-    width = max(TILE_QUERIES, TILE_CELLS // max(1, p.B * p.H * TILE_QUERIES))
+    width = width_of_tiles(p, TILE_QUERIES, TILE_CELLS)
     full = b.problem.key_ranges.tile_lists(queries, width)[1]
     for keys, tile in key_tiles(p, queries, width):
         other = b.problem.without_mask if full[keys.start // width] else b.problem

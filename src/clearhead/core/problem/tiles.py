@@ -22,6 +22,11 @@ def query_tiles(queries: range, height: int) -> list[slice]:
     return [slice(start, min(start + height, queries.stop)) for start in starts]
 
 
+def width_of_tiles(p: Problem, height: int, cells: int) -> int:
+    """Return the keys of a tile of `height` queries with about `cells` over batches and heads."""
+    return max(height, cells // max(1, p.B * p.H * height))
+
+
 def for_queries(p: Problem, queries: slice, compute: Callable[[slice], Result]) -> Result:
     """Call `compute(queries)`, and recompute it in the backward pass if autograd records.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import BadValue
 from ..problem.online_softmax import MASKED, begin, finish, merge
 from ..problem.problem import Inputs, Problem, repeat_heads
-from ..problem.tiles import key_tiles, query_tiles
+from ..problem.tiles import key_tiles, query_tiles, width_of_tiles
 from ..torch_state import is_batched, no_autocast
 from .statistic import zeros
 from .weight_statistics import drop_error, received
@@ -62,8 +62,7 @@ def _counting_queries(p: Problem, last: int | None) -> Tensor:
 
 def _tiles(p: Problem, inputs: Inputs, queries: slice) -> Iterator[tuple[slice, Tensor]]:
     q = inputs.q[:, :, queries]
-    width = max(TILE_QUERIES, TILE_CELLS // max(1, p.B * p.H * TILE_QUERIES))
-    for keys, tile in key_tiles(p, queries, width):
+    for keys, tile in key_tiles(p, queries, width_of_tiles(p, TILE_QUERIES, TILE_CELLS)):
         yield keys, tile.logits(q, inputs.k[:, :, keys], queries, keys)[0]
 
 
@@ -93,20 +92,20 @@ def _changes(p: Problem, inputs: Inputs, queries: slice) -> Iterator[Tile]:
     def values(keys: slice) -> Tensor:
         return repeat_heads(inputs.v[:, :, keys].double(), p.H)
 
-    lse = _of_sinks(p, queries)
-    top = torch.full_like(lse, MASKED)
-    top_key = torch.zeros_like(lse, dtype=torch.long)
+    sinks = _of_sinks(p, queries)
+    top = torch.full_like(sinks, MASKED)
+    top_key = torch.zeros_like(sinks, dtype=torch.long)
     for keys, scores in _tiles(p, inputs, queries):
         largest, index = scores.max(-1)
         top_key = torch.where(largest > top, index + keys.start, top_key)
         top = torch.maximum(top, largest)
     positions = torch.arange(p.Tk, device=p.device)
-    state = begin(lse.new_zeros(*lse.shape, 0), values(slice(0, 0)), None)
+    state = begin(sinks.new_zeros(*sinks.shape, 0), values(slice(0, 0)), None)
     for keys, scores in _tiles(p, inputs, queries):
         others = scores.masked_fill(top_key.unsqueeze(-1) == positions[keys], MASKED)
         state = merge(state, begin(others, values(keys), others != MASKED))
-        lse = torch.logaddexp(lse, others.logsumexp(-1))
     without_top = finish(state, p.sinks)
+    lse = torch.logaddexp(sinks, state.max + state.sum.log())
     rows = top_key.reshape(p.B, p.G, -1, 1).expand(-1, -1, -1, p.Dv)
     top_value = inputs.v.gather(2, rows).view_as(without_top).double()
     lse_all = torch.logaddexp(lse, top)
