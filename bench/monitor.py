@@ -10,16 +10,16 @@ from 1 is the error of the others. At ``every=50`` the cost is a 50th of that of
 """
 
 import argparse
-import random
-import statistics
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import clearhead as ch
+from bench.timing import ratios_in_turns
 from clearhead.hf import Checkpoint
 
 KINDS = {
@@ -60,18 +60,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     model = Checkpoint(chosen.model).module.train()
     ids = torch.randint(100, 40_000, (1, chosen.tokens), generator=torch.Generator().manual_seed(0))
-    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    seconds_of_step(model, ids, "all")
-    for _ in range(chosen.rounds):
-        before = seconds_of_step(model, ids, "without")
-        for kind in random.sample(list(KINDS), len(KINDS)):
-            between = seconds_of_step(model, ids, kind)
-            after = seconds_of_step(model, ids, "without")
-            ratios[kind].append(2 * between / (before + after))
-            before = after
-    print(f"{chosen.tokens} tokens, {before:.2f} s a step")
-    for kind, measured in ratios.items():
-        print(f"{kind:22} {statistics.median(measured):.3f}")
+    seconds_of = partial(seconds_of_step, model, ids)
+    seconds_of("all")
+    seconds, ratios = ratios_in_turns(list(KINDS), seconds_of, chosen.rounds)
+    print(f"{chosen.tokens} tokens, {seconds:.2f} s a step")
+    for kind, ratio in ratios.items():
+        print(f"{kind:22} {ratio:.3f}")
 
 
 if __name__ == "__main__":

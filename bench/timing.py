@@ -4,6 +4,7 @@ With one thread, time is the processor time of this process. With more threads, 
 which the process did not have all its processors is discarded and repeated, a few times.
 """
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,25 @@ def seconds_per_call(run: Callable[[], Any], threads: int) -> float:
             return wall / calls
         time.sleep(0.02)
     return best
+
+
+def ratios_in_turns(
+    kinds: Sequence[str], seconds_of: Callable[[str], float], rounds: int
+) -> tuple[float, dict[str, float]]:
+    """Measure each kind between two runs of the kind "without", in a random order in each round.
+
+    Returns the seconds of the last run without, and for each kind the median of its seconds divided
+    by the mean of the two runs around it.
+    """
+    ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
+    before = seconds_of("without")
+    for _ in range(rounds):
+        for kind in random.sample(kinds, len(kinds)):
+            between = seconds_of(kind)
+            after = seconds_of("without")
+            ratios[kind].append(2 * between / (before + after))
+            before = after
+    return before, {kind: statistics.median(of) for kind, of in ratios.items()}
 
 
 class Ceilings:

@@ -9,15 +9,15 @@ error of the others.
 """
 
 import argparse
-import random
-import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import clearhead as ch
+from bench.timing import ratios_in_turns
 from clearhead.core.stats import Statistic
 from clearhead.hf import Checkpoint
 
@@ -56,19 +56,13 @@ def main() -> None:
     for tokens in chosen.tokens:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(100, model.config.vocab_size, (1, tokens), generator=generator)
-        ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        seconds_of = partial(seconds_of_pass, model, ids)
         for kind in KINDS:
-            seconds_of_pass(model, ids, kind)
-        before = seconds_of_pass(model, ids, "without")
-        for _ in range(chosen.rounds):
-            for kind in random.sample(list(KINDS), len(KINDS)):
-                between = seconds_of_pass(model, ids, kind)
-                after = seconds_of_pass(model, ids, "without")
-                ratios[kind].append(2 * between / (before + after))
-                before = after
-        print(f"{tokens} tokens, {before:.3f} s a pass")
-        for kind, measured in ratios.items():
-            print(f"{kind:24} {statistics.median(measured):.3f}")
+            seconds_of(kind)
+        seconds, ratios = ratios_in_turns(list(KINDS), seconds_of, chosen.rounds)
+        print(f"{tokens} tokens, {seconds:.3f} s a pass")
+        for kind, ratio in ratios.items():
+            print(f"{kind:24} {ratio:.3f}")
 
 
 if __name__ == "__main__":
