@@ -15,7 +15,8 @@ from clearhead.core.functional.trace import Step, Trace
 from clearhead.models.effects.caches import CacheDamage, HeadDamage
 from clearhead.models.report import Report
 from clearhead.views import plot, text
-from clearhead.views.plot.canvas import drawable
+from clearhead.views.plot.canvas import drawable, weight_ink
+from clearhead.views.plot.report import BLOCKED
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 
@@ -311,15 +312,15 @@ def test_a_head_that_is_not_there():
 
 def test_every_head_has_its_map():
     report = findings()
-    figure = plot.model(report)
-    assert len(figure.axes) == 6
-    for ax, (layer, head) in zip(
-        figure.axes, [(i, h) for i in range(3) for h in range(2)], strict=True
-    ):
-        expected = report.layers[layer].pooled[head].double().numpy()
-        assert np.array_equal(cells(ax), expected)
-        assert ax.get_title() == f"{head} next token"
-        assert np.array_equal(np.ma.getmaskarray(ax.images[1].get_array()), np.tri(5) > 0)
+    [grid] = plot.model(report).axes
+    assert [x.get_text() for x in grid.texts] == ["0 next token", "1 next token"] * 3
+    assert [x.get_text() for x in grid.get_yticklabels()] == ["layer 0", "layer 1", "layer 2"]
+    ink, scale = weight_ink()
+    for layer, image in zip(report.layers, grid.images, strict=True):
+        for pooled, map in zip(layer.pooled, np.split(image.get_array(), 2, 1), strict=True):
+            expected = ink(scale(pooled.double().numpy()))
+            expected[np.tri(5) == 0] = BLOCKED
+            assert np.array_equal(map[:, :5], expected) and not map[:, 5:, 3].any()
 
 
 def damage(kls, dropped=0.0):
@@ -368,7 +369,7 @@ def test_grids_replace_an_ax_and_return_it(draw, free, tmp_path):
     neighbour = figure.add_axes((0.1, 0.1, 0.3, 0.8)) if free else figure.add_subplot(1, 2, 1)
     assert draw(ax) is ax and not ax.axison and neighbour.axison
     [subfigure] = figure.subfigs
-    assert len(subfigure.axes) >= 4
+    assert subfigure.axes
     plot.save(ax, tmp_path / "whole.png")
     for drawn in subfigure.axes:
         assert drawn.get_window_extent().x0 >= 0.45 * figure.bbox.width

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 MOST_NAME = 200  # characters of the name of a model
+BLOCKED = (0.88, 0.88, 0.88, 1.0)  # grey
+TITLE = 0.18  # of the height of a map and its title
 POINT = f"{canvas.ACCENT}40"  # transparent, so that overlapping dots are visible
 
 
@@ -186,23 +188,26 @@ def model(
     canvas.must_draw("model", report, Report, "report(...)")
     across, down = max(len(layer.heads) for layer in report.layers), len(report.layers)
     figure = canvas.figure_for(figure, ax, 0.72 * across + 0.5, 0.88 * down + 0.4)
-    grid = figure.subplots(down, across, squeeze=False)
+    # One image a layer, as some hundred subplots take a minute to lay out.
+    grid = figure.add_subplot()
     ink, scale = canvas.weight_ink()
     for i, layer in enumerate(report.layers):
-        maps = layer.pooled.clamp(min=0).double().cpu().numpy()
-        allowed = layer.allowed.cpu().numpy()
-        blocked = np.ma.array(np.full(allowed.shape, 0.88), mask=allowed)
-        for h, subplot in enumerate(grid[i]):
-            subplot.set(xticks=[], yticks=[])
-            subplot.spines[:].set_visible(False)
-            if h >= len(layer.heads):
-                continue
-            subplot.imshow(maps[h], norm=scale, cmap=ink, interpolation="antialiased")
-            label = canvas.drawable(layer.heads[h].label.split(" (")[0])
-            subplot.set_title(f"{h} {label}", fontsize=5, pad=2)
-            if blocked.any():
-                subplot.imshow(blocked, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        grid[i][0].set_ylabel(f"layer {i}", fontsize=7)
+        maps = ink(scale(layer.pooled.clamp(min=0).double().cpu().numpy()))
+        maps[:, ~layer.allowed.cpu().numpy()] = BLOCKED
+        gap = -(-maps.shape[2] // 12)
+        maps = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, 0)))  # transparent
+        extent = (0, len(maps), i + 1, i + TITLE)
+        grid.imshow(np.concatenate([*maps], 1), extent=extent, aspect="auto")
+        for h, head in enumerate(layer.heads):
+            label = canvas.drawable(f"{h} {head.label.split(' (')[0]}")
+            grid.text(h, i + TITLE - 0.03, label, fontsize=5, parse_math=False, clip_on=True)
+    grid.set(xlim=(0, across), ylim=(down, 0), xticks=[])
+    middles = [i + (1 + TITLE) / 2 for i in range(down)]
+    grid.set_yticks(
+        middles, [f"layer {i}" for i in range(down)], fontsize=7, rotation=90, va="center"
+    )
+    grid.tick_params(length=0)
+    grid.spines[:].set_visible(False)
     legend = canvas.drawable(visible(report.name, MOST_NAME)) + (
         "\nqueries down, keys across; dark: large weights (the square root, from 0 to 1), grey: "
         "masked"
