@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,6 +78,17 @@ def repeated(ids: Tensor, first: int) -> Tensor:
     keys = torch.arange(T)
     earliest = torch.full((T,), T).scatter_reduce(0, ids[first:], keys[first:], "amin")
     return earliest[ids] < keys - 1
+
+
+class RoleQueries(NamedTuple):
+    """The indices of the queries on which a role is tested, (v,), and the numbers of their words.
+
+    `uniform` is the mean over them of uniform weights on the keys of the role.
+    """
+
+    queries: Tensor
+    words: Tensor
+    uniform: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,12 +184,30 @@ class RoleKeys:
             for name, cell in self.voted.items()
         }
 
-    def voters(self, name: str) -> Tensor:
-        """Return the indices of the queries that vote on a role.
+    @cached_property
+    def tested(self) -> "dict[str, RoleQueries]":
+        """The queries on which each role is tested, those of `VOTED` first.
 
-        They may look at a key of the role, and also have enough other keys.
+        They may look at a key of the role, and also have enough other keys. A role of fixed keys is
+        tested on all queries with a choice.
         """
-        return (self.voted[name].any(-1) & (self.chance[name] <= MOST_CHANCE)).nonzero().flatten()
+        allowed = {name: self.voted[name] for name in VOTED if name in self.voted}
+        votes = {
+            name: cells.any(-1) & (self.chance[name] <= MOST_CHANCE)
+            for name, cells in allowed.items()
+        }
+        allowed |= {
+            name: self.keep & self.columns[name] for name in COLUMNS if name in self.columns
+        }
+        chooses = self.choices > 1
+        tested = {}
+        for name, cells in allowed.items():
+            queries = votes.get(name, chooses).nonzero().flatten()
+            if len(queries):
+                words = self.words[queries].unique(return_inverse=True)[1]
+                uniform = (cells[queries].sum(-1) / self.choices[queries]).mean()
+                tested[name] = RoleQueries(queries, words, float(uniform))
+        return tested
 
     def _words_among(self, cells: Tensor) -> Tensor:
         """Count the different words among the keys of each query, (n,)."""

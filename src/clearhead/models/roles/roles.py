@@ -16,12 +16,13 @@ role is added. So a head may have several roles, and weight on a sink does not h
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .role import NOT_NUMBERS, Role
-from .role_keys import COLUMNS, VOTED, RoleKeys
+from .role_keys import COLUMNS, RoleKeys, RoleQueries
 from .role_tests import chance_of_column, chance_of_votes, interval
 from .table import LABELS, OFFSETS, PLACES, REPEATS, WINDOW_ROLES, WINDOWS
 
@@ -83,13 +84,10 @@ class _Search:
         self.free = (self.top >= 0) & (self.top != keys.first)  # not on keys of a found role
         self.roles: list[dict[str, Role]] = [{} for _ in range(self.H)]
         self.nearest: list[tuple[float, str]] = [(0.0, "")] * self.H
-        self.chooses = (keys.choices > 1).nonzero().flatten()
-        self.voters = {name: keys.voters(name) for name in VOTED if name in keys.voted}
+        self.means = {name: _mean(self.mass[name], asked) for name, asked in keys.tested.items()}
 
     def run(self) -> tuple[list[tuple[Role, ...]], list[str]]:
-        singles = [n for n in self.voters if n not in WINDOW_ROLES and len(self.voters[n])]
-        fixed = [n for n in COLUMNS if n in self.keys.columns and len(self.chooses)]
-        names = [*singles, *fixed]
+        names = [name for name in self.means if name not in WINDOW_ROLES]
         while any([self._try(name) for name in names]):
             pass
         self._try_windows()
@@ -100,15 +98,15 @@ class _Search:
 
     def _try(self, name: str) -> bool:
         """Give a role to the heads that have it, and return whether there is a new one."""
-        new = ~self._having(name)
+        new = ~self._having(name) & self.means[name].is_large
         if not new.any():
             return False
-        role = self._column(name) if name in COLUMNS else self._voted(name, self.mass[name])
+        role = (self._column if name in COLUMNS else self._voted)(name, self.means[name])
         holds = new & role.holds
         self._give(name, role, holds)
-        for h in (new & role.is_large & ~holds).nonzero().flatten().tolist():
-            if float(role.mass[h]) > self.nearest[h][0]:
-                self.nearest[h] = float(role.mass[h]), role.doubt(name, h)
+        for h in (new & ~holds).nonzero().flatten().tolist():
+            if float(role.mean.mass[h]) > self.nearest[h][0]:
+                self.nearest[h] = float(role.mean.mass[h]), role.doubt(name, h)
         if name not in COLUMNS:
             self.free &= ~(self._among_top(name) & holds.view(-1, 1, 1))
         elif name != "first":
@@ -122,14 +120,14 @@ class _Search:
         The offsets of the head in the window do not count.
         """
         tested = {}
-        for name in (name for name in WINDOW_ROLES if len(self.voters.get(name, ()))):
+        for name in (name for name in WINDOW_ROLES if name in self.means):
             rest = self.mass[name].clone()
             offsets = OFFSETS if name in WINDOWS else PLACES  # all are inside each window
             for offset in offsets:
                 rest -= self.mass[offset] * self._having(offset).unsqueeze(-1)
-            tested[name] = self._voted(name, rest)
+            tested[name] = self._voted(name, _mean(rest, self.keys.tested[name]))
         for h in range(self.H):
-            holding = {n: float(x.mass[h]) for n, x in tested.items() if bool(x.holds[h])}
+            holding = {n: float(x.mean.mass[h]) for n, x in tested.items() if bool(x.holds[h])}
             if holding:
                 least = NEARLY_ALL * max(holding.values())
                 name = next(name for name, mass in holding.items() if mass >= least)
@@ -148,8 +146,8 @@ class _Search:
         cells = self.keys.voted[name].expand(self.H, -1, -1)
         return cells.gather(2, self.top.clamp(min=0)) & (self.top >= 0)
 
-    def _voted(self, name: str, mass: Tensor) -> "_Tested":
-        keys, voters = self.keys, self.voters[name]
+    def _voted(self, name: str, mean: "_Mean") -> "_Tested":
+        keys, (voters, words, _) = self.keys, self.keys.tested[name]
         free = self.free[:, voters]
         best = free.float().argmax(-1, keepdim=True)  # the first that is free: the largest weight
         looks = free.any(-1)
@@ -157,18 +155,15 @@ class _Search:
         key = self.top[:, voters].gather(2, best).squeeze(-1).clamp(min=0)
         none = int(keys.key_words.max()) + 1  # the number that means no key
         seen = keys.key_words[key].where(looks, none)
-        words = keys.words[voters].unique(return_inverse=True)[1]
         rate, count = _by_word(hit.float(), words.expand(self.H, -1), int(words.max()) + 1)
         rate_seen, count_seen = _by_word(hit.float(), seen, none + 1)
         chance, _ = _by_word(keys.chance[name][voters][None], words[None], int(words.max()) + 1)
         fewer = torch.minimum(count, count_seen)
         probability = chance_of_votes(torch.minimum(rate, rate_seen), fewer, float(chance))
-        uniform = keys.voted[name][voters].sum(-1) / keys.choices[voters]
-        level = VOTED_CHANCE / len(self.voters)
-        return _tested(mass[:, voters], words, uniform, probability, level, hit)
+        return _Tested(mean, probability, VOTED_CHANCE / len(keys.voted), hit, words)
 
-    def _column(self, name: str) -> "_Tested":
-        keys, chooses = self.keys, self.chooses
+    def _column(self, name: str, mean: "_Mean") -> "_Tested":
+        keys, (chooses, words, _) = self.keys, self.keys.tested[name]
         received = self.received[""].clone()
         queries = keys.far.sum(0).expand(self.H, -1).clone().float()
         for other in (n for n in REPEATS if n in self.received):
@@ -185,12 +180,8 @@ class _Search:
         is_role = torch.zeros(size, dtype=torch.bool)
         is_role[unit[keys.columns[name]]] = True
         probability = chance_of_column(excess, is_role, queries >= FEWEST_QUERIES)
-        words = keys.words[chooses].unique(return_inverse=True)[1]
-        mass = self.mass[name][:, chooses]
-        uniform = (keys.keep & keys.columns[name]).sum(-1)[chooses] / keys.choices[chooses]
-        level = COLUMN_CHANCE / len(COLUMNS)
         hit = keys.columns[name][self.top[:, chooses, 0].clamp(min=0)]
-        return _tested(mass, words, uniform, probability, level, hit)
+        return _Tested(mean, probability, COLUMN_CHANCE / len(COLUMNS), hit, words)
 
     def _ordered(self, head: int) -> tuple[Role, ...]:
         """Sort roles by falling mass, those that repeat first, because many heads have a sink.
@@ -203,60 +194,68 @@ class _Search:
         if sink is None or not others or others[0].name in REPEATS:
             return tuple(roles)
         leads = others[0]
-        queries = self.voters.get(leads.name, self.chooses)
+        tested = self.keys.tested
+        queries = tested.get(leads.name, tested["first"]).queries
         if float(self.mass["first"][head, queries].mean()) <= leads.mass:
             return (leads, *(role for role in roles if role is not leads))
         return (sink, *others)
 
 
-@dataclass
-class _Tested:
-    """The test of a role for all heads, (H,) each.
-
-    `half` is half the width of the interval of `mass`. `hits` counts the queries with their largest
-    weight on keys of the role, of `queries`, and `words` the different words of these hits.
-    """
+class _Mean(NamedTuple):
+    """The mean weight of each head on the keys of a role, half the width of its interval, and
+    whether the role needs no larger one, (H,) each."""
 
     mass: Tensor
     half: Tensor
     is_large: Tensor
-    holds: Tensor
+
+
+def _mean(mass: Tensor, tested: RoleQueries) -> _Mean:
+    mean, half = interval(mass[:, tested.queries], tested.words)
+    return _Mean(mean, half, mean >= max(MIN_MASS, TIMES_UNIFORM * tested.uniform))
+
+
+@dataclass
+class _Tested:
+    """The test of a role for all heads.
+
+    `chance` is the probability of each, (H,), and `level` the largest of a head with the role.
+    `hit`, (H, v), are the queries with their largest weight on a key of the role, and `words` the
+    numbers of their words.
+    """
+
+    mean: _Mean
     chance: Tensor
-    hits: Tensor
-    queries: int
+    level: float
+    hit: Tensor
     words: Tensor
 
+    @property
+    def holds(self) -> Tensor:
+        """Which heads have the role, (H,)."""
+        return self.mean.is_large & (self.chance <= self.level)
+
     def of_head(self, name: str, h: int) -> Role:
-        mass, half = float(self.mass[h]), float(self.half[h])
-        label = LABELS[WINDOW_ROLES.get(name, name)]
+        mass, half, _ = (float(x[h]) for x in self.mean)
+        hit = self.hit[h]
         return Role(
             name=name,
-            label=label,
+            label=LABELS[WINDOW_ROLES.get(name, name)],
             mass=mass,
             low=max(0.0, mass - half),
             high=min(1.0, mass + half),
             chance=float(self.chance[h]),
-            hits=int(self.hits[h]),
-            queries=self.queries,
-            words=int(self.words[h]),
+            hits=int(hit.sum()),
+            queries=len(hit),
+            words=len(self.words[hit].unique()),
         )
 
     def doubt(self, name: str, h: int) -> str:
+        hit = self.hit[h]
         return (
-            f"Possibly {LABELS[name]}: {int(self.hits[h])} of {self.queries} tokens look there "
-            "most, but a head that prefers certain words may do so by chance."
+            f"Possibly {LABELS[name]}: {int(hit.sum())} of {len(hit)} tokens look there most, but "
+            "a head that prefers certain words may do so by chance."
         )
-
-
-def _tested(
-    mass: Tensor, words: Tensor, uniform: Tensor, probability: Tensor, level: float, hit: Tensor
-) -> _Tested:
-    mean, half = interval(mass, words)
-    is_large = mean >= max(MIN_MASS, TIMES_UNIFORM * float(uniform.mean()))
-    holds = is_large & (probability <= level)
-    by_word = torch.zeros(len(mass), int(words.max()) + 1).index_add_(1, words, hit.float())
-    hits, different = hit.sum(-1), (by_word > 0).sum(-1)
-    return _Tested(mean, half, is_large, holds, probability, hits, mass.shape[1], different)
 
 
 def _by_word(x: Tensor, words: Tensor, size: int) -> tuple[Tensor, Tensor]:
