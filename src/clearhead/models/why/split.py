@@ -290,6 +290,7 @@ def reasons_of_heads(model: nn.Module, ids: Tensor) -> list[HeadReasons]:
     layers = []
     with own_dtypes():
         for run in record_scores(model, ids[None], None):
+            run.must_be_linear()
             run.rotary = rotary_of_call(model, run.attention, run.inside)
             splits = [Split(run, h) for h in range(run.problem.H)]
             keys, queries = (torch.stack([x.totals(of) for x in splits]) for of in SIDES)

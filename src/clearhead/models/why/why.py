@@ -27,8 +27,6 @@ AGAINST = ("others", "weights", "nothing")
 _AGAINST = f"a contrast is against {', '.join(map(repr, AGAINST))}, or {{}}."
 
 
-@torch.inference_mode(False)  # it needs gradients inside torch.no_grad(), too
-@torch.enable_grad()
 def why(
     model: nn.Module,
     inputs: Tensor | Mapping[str, Any],
@@ -82,60 +80,91 @@ def why(
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Kamath et al.
     2025, "Tracing Attention Computation Through Feature Interactions"; path edits Wang et al. 2022.
     """
-    must_be_module("why", model, "why runs a model.", ", then inputs")
-    must_not_be_sharded("why")
-    refuse_compiled(model)
-    weights_must_be_whole("why", model)
-    inputs = as_batch(inputs)
     one_query = query is not None
     if over not in (None, "rows") or one_query == (over == "rows") or (check and not one_query):
         rule = 'it splits one query, whose weight a check measures, or with over="rows" their mean.'
         hint = 'pass a query, or over="rows" without a check.'
         raise BadValue(f"why got {query=}, {over=} and {check=}.", rule, hint)
-    (run,) = record_scores(model, inputs, layer)
-    p = run.problem
-    layer = run.layer
-    rule = f"heads are 0 to {p.H - 1}."
-    h = as_index("Head", head, p.H, rule, "pass one of these.")
-    if query is not None:
-        rule = f"queries are 0 to {p.Tq - 1}."
-        query = as_index("Query", query, p.Tq, rule, "pass one of these.")
-    if key is not None:
-        key = as_index("Key", key, p.Tk, f"keys are 0 to {p.Tk - 1}.", "pass one of these.")
-    if not isinstance(against, str):
-        rule = _AGAINST.format(f"a key from 0 to {p.Tk - 1}")
-        against = as_index("A contrast with key", against, p.Tk, rule, "pass a position.")
-    elif against not in AGAINST or (key is None and against == "weights"):
-        rule = _AGAINST.format("a key") + ' Without a key, "weights" are compared with themselves.'
-        raise BadValue(f"why got {against=} and {key=}.", rule, 'pass against="others".')
-    if tokens is not None and len(tokens) != p.Tk:
-        gave = f"why got {len(tokens)} tokens for {p.Tk} keys."
-        hint = "pass the tokens of the text that the keys are from, or leave tokens out."
-        raise BadValue(gave, "tokens names the keys of the call, in order.", hint)
-    names = None if tokens is None else tuple(map(str, tokens))
-    with own_dtypes():
-        remarks: tuple[str, ...] = ()
-        try:
-            run.rotary = rotary_of_call(model, run.attention, run.inside)
-        except BadValue as error:
-            remarks = (f"{error.gave} So there are no four terms.",)
-        split = Split(run, h, query, key, against)
-        split.split()
-        best = split.components[int(split.keys.argmax())]
-        sources = None
-        if best.layer is not None and best.head is not None:
-            sources = split.sources("key", best.layer)[best.head].float()
-        result = Why(
-            layer, h, query, key, against, split.count, names, split.visible.nonzero().flatten(),
-            split.score, float(split.weights[split.weights.argmax() if key is None else key]),
-            float(split.total), tuple(split.components), split.keys.float(), split.queries.float(),
-            split.by_key.float(), sources, split.weights.float(), p.softcap,
-            None if remarks else split.terms(), None if remarks else split.frequencies(), remarks,
-            _split=split,
-        )  # fmt: skip
-        if check:
-            result = replace(result, checks=check_parts(model, inputs, result, split))
-    return result
+    reasons = Reasons(model, inputs, layer)
+    (layer,) = reasons.runs
+    return reasons.why(layer, head, query, key, against, tokens, check)
+
+
+class Reasons:
+    """One run of a model, with which `why` splits any score of a layer; of all layers for None."""
+
+    @torch.inference_mode(False)  # it needs gradients inside torch.no_grad(), too
+    @torch.enable_grad()
+    def __init__(
+        self, model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: int | None = None
+    ) -> None:
+        must_be_module("why", model, "why runs a model.", ", then inputs")
+        must_not_be_sharded("why")
+        refuse_compiled(model)
+        weights_must_be_whole("why", model)
+        self.model, self.inputs = model, as_batch(inputs)
+        self.runs = {run.layer: run for run in record_scores(model, self.inputs, layer)}
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def why(
+        self,
+        layer: int,
+        head: int,
+        query: int | None,
+        key: int | None = None,
+        against: str | int = "others",
+        tokens: Sequence[str] | None = None,
+        check: bool = False,
+    ) -> Why:
+        """Split a score of this run; the arguments and errors are those of the function."""
+        run = self.runs[layer]
+        run.must_be_linear()
+        p = run.problem
+        rule = f"heads are 0 to {p.H - 1}."
+        h = as_index("Head", head, p.H, rule, "pass one of these.")
+        if query is not None:
+            rule = f"queries are 0 to {p.Tq - 1}."
+            query = as_index("Query", query, p.Tq, rule, "pass one of these.")
+        if key is not None:
+            key = as_index("Key", key, p.Tk, f"keys are 0 to {p.Tk - 1}.", "pass one of these.")
+        if not isinstance(against, str):
+            rule = _AGAINST.format(f"a key from 0 to {p.Tk - 1}")
+            against = as_index("A contrast with key", against, p.Tk, rule, "pass a position.")
+        elif against not in AGAINST or (key is None and against == "weights"):
+            rule = (
+                _AGAINST.format("a key") + ' Without a key, "weights" are compared with themselves.'
+            )
+            raise BadValue(f"why got {against=} and {key=}.", rule, 'pass against="others".')
+        if tokens is not None and len(tokens) != p.Tk:
+            gave = f"why got {len(tokens)} tokens for {p.Tk} keys."
+            hint = "pass the tokens of the text that the keys are from, or leave tokens out."
+            raise BadValue(gave, "tokens names the keys of the call, in order.", hint)
+        names = None if tokens is None else tuple(map(str, tokens))
+        with own_dtypes():
+            remarks: tuple[str, ...] = ()
+            try:
+                run.rotary = rotary_of_call(self.model, run.attention, run.inside)
+            except BadValue as error:
+                remarks = (f"{error.gave} So there are no four terms.",)
+            split = Split(run, h, query, key, against)
+            split.split()
+            best = split.components[int(split.keys.argmax())]
+            sources = None
+            if best.layer is not None and best.head is not None:
+                sources = split.sources("key", best.layer)[best.head].float()
+            weights, terms = split.weights, None if remarks else split.terms()
+            result = Why(
+                layer, h, query, key, against, split.count, names,
+                split.visible.nonzero().flatten(), split.score,
+                float(weights[weights.argmax() if key is None else key]), float(split.total),
+                tuple(split.components), split.keys.float(), split.queries.float(),
+                split.by_key.float(), sources, weights.float(), p.softcap, terms,
+                None if remarks else split.frequencies(), remarks, _split=split,
+            )  # fmt: skip
+            if check:
+                result = replace(result, checks=check_parts(self.model, self.inputs, result, split))
+        return result
 
 
 _CHECKED = 3  # parts of each side

@@ -11,7 +11,7 @@ from ...models.report import Report
 from ...models.report.opening import best_heads, opening
 from ...models.report.text_model import TextModel
 from ...models.roles.table import LABELS, REPEATS
-from ...models.why import Why, why
+from ...models.why import Reasons, Why
 from ...models.why.score_paths import Component
 from . import schema
 from .document import fields_of
@@ -71,16 +71,14 @@ def why_ahead(model: TextModel, report: Report, text: Any = None) -> Sequence[Wh
     at, walked = (begin.head.layer, begin.head.head, begin.query, begin.key), list[Why]()
     try:
         inputs = model.tokens_and_inputs(report.text if text is None else text)[1]
-
-        def split(layer: int, head: int, query: int, key: int) -> Why:
-            return why(model.module, inputs, layer=layer, head=head, query=query, key=key)
-
+        reasons = Reasons(model.module, inputs)
         while at and len(walked) < STEPS:
-            walked.append(split(*at))
+            walked.append(reasons.why(*at))
             at = _before(walked[-1], at[-1])
         best = best_heads(report)
         for head in [best[LABELS[name]] for name in REPEATS if LABELS[name] in best]:
-            walked.append(split(head.layer, head.head, head.links[0].query, head.links[0].key))
+            link = head.links[0]
+            walked.append(reasons.why(head.layer, head.head, link.query, link.key))
     except (AttentionError, RuntimeError) as error:  # such as a kernel without gradients
         if not walked:
             return f"It was not computed: {str(error)[:500]}"
