@@ -22,12 +22,12 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3570,
+    "views": 3580,
     "corpus": 4260,
     "demo": 370,
-    "models": 9000,
-    "hf": 1950,
-    "distributed": 2460,
+    "models": 9050,
+    "hf": 1960,
+    "distributed": 2520,
     "nn": 1030,
     "core": 9930,
 }

@@ -1,13 +1,18 @@
 """`clearhead plan`: print the engine that would compute attention of these sizes, and its cost."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import MaskText, refuse
 from .output import wrapped
 
+if TYPE_CHECKING:
+    import torch
+
 LABEL_WIDTH = 16  # of the labels in the lines of a plan
+OF_ONE = "heads kv_heads keys head_size value_size mask softcap dropout seed grad engine".split()
 
 
 def plan(
@@ -34,6 +39,10 @@ def plan(
     layout: Annotated[
         str, typer.Option(help="How it is cut: contiguous or head-tail.")
     ] = "contiguous",
+    model: Annotated[
+        Path | None,
+        typer.Option(help="With --ranks: plan all calls of this model, by its configuration."),
+    ] = None,
 ) -> None:
     """Print the engine that would compute attention, and its cost.
 
@@ -44,6 +53,7 @@ def plan(
       clearhead plan --queries 8192 --mask 'causal & window(before=511)'
       clearhead plan --queries 1 --keys 32768 --kv-heads 2 --dtype bfloat16
       clearhead plan --queries 131072 --mask causal --ranks 64 --layout head-tail
+      clearhead plan --model DIR --queries 131072 --ranks 64 --layout head-tail
     """
     import torch
 
@@ -63,6 +73,9 @@ def plan(
         if value is not None and not 1 <= value <= most:
             rule = f"a size is from 1 to {most}, because plan counts the keys of each query."
             raise BadValue(f"{name} is {value}.", rule, f"pass another number with {name}.")
+    if model is not None:
+        typer.echo(wrapped(_of_model(context, model, kind), LABEL_WIDTH))
+        return
     G, Tk = heads if kv_heads is None else kv_heads, queries if keys is None else keys
     Dv = head_size if value_size is None else value_size
     shapes = ((heads, queries, head_size), (G, Tk, head_size), (G, Tk, Dv))
@@ -81,8 +94,26 @@ def plan(
     else:
         from clearhead.distributed import plan as plan_of_ranks
 
-        of_one = ["softcap", "dropout", "seed", "grad", "engine"]
+        of_one = OF_ONE[-5:]
         rule = "the plan of ranks has both passes, and does not depend on it."
         refuse(context, of_one, "with --ranks", rule, "leave {} out.")
         planned = plan_of_ranks(q, k, v, world=ranks, layout=layout, mask=masks.parse(mask))
     typer.echo(wrapped(str(planned), LABEL_WIDTH))
+
+
+def _of_model(context: typer.Context, model: Path, dtype: "torch.dtype") -> str:
+    """Return the plan of the attention of a model on ranks."""
+    import torch
+
+    from clearhead.core.errors import BadValue
+    from clearhead.distributed import plan_model
+    from clearhead.hf.supports import of_folder
+
+    refuse(context, OF_ONE, "with --model", "the model has these itself.", "leave {} out.")
+    options = context.params
+    if options["ranks"] is None:
+        rule = "a model is planned for the ranks that read its text together."
+        raise BadValue("--model was passed without --ranks.", rule, "pass for example --ranks 8.")
+    ids = torch.zeros(options["batch"], options["queries"], dtype=torch.long, device="meta")
+    built = of_folder(model).to(dtype)
+    return str(plan_model(built, ids, world=options["ranks"], layout=options["layout"]))

@@ -270,6 +270,22 @@ def test_plan_prints_the_engine_and_computes_nothing(run):
     assert "with gradient" in out and "empty ones are skipped" in out
 
 
+@pytest.mark.outside
+def test_plan_of_a_model_has_all_its_calls(run, tmp_path):
+    save_gpt2(tmp_path)
+    arguments = ["plan", "--model", tmp_path, "--queries", 16, "--ranks", 4]
+    code, out, _ = run(*arguments, columns=200)
+    assert code == 0 and re.search(r"GPT2Model: 2 x B=1 H=3 Tq=16", out) and "on 4 ranks" in out
+    for options, gave in (
+        (["--heads", 2], "--heads was passed with --model."),
+        (["--model", tmp_path / "none"], "No model can be built from"),
+    ):
+        code, _, errors = run(*arguments, *options)
+        assert code == 2 and f"Error: {gave}" in errors
+    code, _, errors = run(*arguments[:-2])
+    assert code == 2 and "--model was passed without --ranks." in errors
+
+
 def test_plan_of_ranks_is_that_of_the_library(run):
     x = torch.empty(1, 8, 512, 64, device="meta")
     code, out, _ = run(

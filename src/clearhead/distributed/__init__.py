@@ -11,10 +11,11 @@ from .generate import generate
 from .layouts import Layout, balanced, by_document, contiguous, head_tail
 from .look import look
 from .plan import Plan, plan
+from .plan_model import plan_model
 from .sharded import Shard, sharded
 from .transport import RankLost
 
 __all__ = [
     "Layout", "Plan", "RankLost", "Shard", "attention", "balanced", "by_document", "contiguous",
-    "decode", "generate", "head_tail", "look", "plan", "shard", "sharded", "unshard",
+    "decode", "generate", "head_tail", "look", "plan", "plan_model", "shard", "sharded", "unshard",
 ]  # fmt: skip

@@ -4,12 +4,13 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
-from ..core.errors import must_be_of
+from ..core.errors import BadValue, must_be_of
 from ..core.torch_state import compiled_parts
 from .attention import UnknownKeyword
 from .inspect_model import asks_for_mask, calls_interface, computes_attention, misreads_masks
@@ -61,13 +62,13 @@ def supports(model: Any) -> Support:
     must_be_of(library.PreTrainedConfig, "supports", model, rule, hint)
     register()
     try:
-        return _of_modules(_without_weights(library, model, NAME))
+        return _of_modules(without_weights(library, model, NAME))
     except Exception as error:  # a model may raise anything for a configuration that does not fit
         if error.args != (NAME,):
             kind = type(model).__name__
             why = " ".join(f"{type(error).__name__}: {error}".split())
             return Support(None, f"no model can be built from this {kind} alone: {why}")
-    eager = _without_weights(library, model, "eager")
+    eager = without_weights(library, model, "eager")
     own = _classes(eager, computes_attention)
     return Support(
         False,
@@ -116,7 +117,7 @@ def _refused(model: nn.Module) -> Support | None:
         return None
     try:
         with torch.device("meta"), torch.no_grad():
-            built = _without_weights(transformers(), cast(Any, model).config, NAME).eval()
+            built = without_weights(transformers(), cast(Any, model).config, NAME).eval()
             assert type(built) is type(model), "another model of the same configuration"
             built(torch.zeros(1, 3, dtype=torch.long))
     except UnknownKeyword as error:
@@ -155,7 +156,27 @@ def _hint(own: list[type[nn.Module]]) -> str:
     return " Load it with attn_implementation='sdpa' and run it inside compat.patched()."
 
 
-def _without_weights(library: Any, config: Any, implementation: str) -> nn.Module:
+def of_folder(path: Path) -> nn.Module:
+    """Build the model of a folder, a GGUF file or a name in the local cache of the hub on the meta
+    device, to compute shapes. Raises `BadValue` without a configuration that transformers knows."""
+    library = transformers()
+    register()
+    gguf = {"gguf_file": path.name} if path.is_file() else {}
+    try:
+        config = library.AutoConfig.from_pretrained(
+            path.parent if gguf else str(path), local_files_only=True, **gguf
+        )
+        return without_weights(library, config, NAME)
+    except Exception as error:  # a configuration may be anything
+        gave = f"No model can be built from {str(path)!r}: {' '.join(str(error).split())}"
+        rule = "its configuration is a config.json or a GGUF file of an architecture that calls"
+        rule += " transformers' attention interface."
+        raise BadValue(
+            gave, rule, "check the path; clearhead.hf.supports(config) says more."
+        ) from error
+
+
+def without_weights(library: Any, config: Any, implementation: str) -> nn.Module:
     """Build the model of a configuration on the meta device.
 
     Its class is the one that the configuration names, or the first that transformers can build.

@@ -147,7 +147,9 @@ def test_the_words_of_the_evidence_are_those_of_the_hits():
     largest = weights[..., 1:].argmax(-1) + 1  # the first key is a role of its own
     for head, roles in enumerate(simulated.roles_of(weights, keys)):
         for role in (role for role in roles if role.name == "previous"):
-            hits = [q for q in keys.tested["previous"].queries.tolist() if largest[head, q] == q - 1]
+            hits = [
+                q for q in keys.tested["previous"].queries.tolist() if largest[head, q] == q - 1
+            ]
             words = {int(keys.words[q]) for q in hits}
             assert (role.hits, role.words) == (len(hits), len(words))
             assert f"; {len(hits)} of {role.queries} tokens look there most, " in role.evidence

@@ -112,6 +112,9 @@ def _output(problem: Problem, inputs: Inputs, engine: str, around: Ambient) -> T
     if inputs.q.is_meta:  # a shape without numbers
         choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
+        for follower in around.followers:
+            follower.begin(problem, inputs)
+            follower.receive(FollowedCall(problem, inputs, out, inputs))
         return problem.with_zero_grad(out, *inputs) if problem.grad else out
     return compute(problem, inputs, engine, around).out
 
