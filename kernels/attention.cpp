@@ -312,6 +312,27 @@ Code largest_parts(const Problem& p, const LargestParts& parts) {
   return run_tasks(threads, int64_t(tasks.size()), scratch, task);
 }
 
+Code diverge(const Problem& p, const Divergence& divergence) {
+  const Divergence& d = divergence;
+  if (Code code = check(p)) return code;
+  const Level* with = level();
+  if (!with) return NO_LEVEL;
+  if (p.dtype != FLOAT32 || p.dropout) return BAD_DTYPE;
+  if (p.Dv && p.Dv != p.D) return BAD_SIZES;
+  for (const Mask* mask : {&d.other, &d.exact})
+    if (mask->lo.data && (!mask->hi.data || mask->ranges < 1)) return BAD_RANGES;
+  if (!p.B || !p.H || !p.Tq) return DONE;
+  for (const TensorView* to : {&d.kl, &d.reverse_kl, &d.mass, &d.lost, &d.largest})
+    if (!to->data) return BAD_TENSOR;
+  int64_t threads = threads_for(p);
+  const auto [tasks, rows] = prefill_tasks(p, threads);
+  auto task = [&, &tasks = tasks](int64_t i, char* block, Queue&) {
+    with->diverge(p, d, tasks[size_t(i)], block);
+  };
+  size_t scratch = with->divergence_scratch(p, d, rows);
+  return run_tasks(threads, int64_t(tasks.size()), scratch, task);
+}
+
 // A task has one head, or one key split of a head if there are few heads. If a broadcast bias gets
 // gradients from several batches or heads, one task adds them in order.
 Code backward(const Problem& forward, const Gradients& g) {

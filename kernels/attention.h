@@ -89,6 +89,16 @@ struct LargestParts {
   MatrixView parts, keys;
 };
 
+// Numbers that compare the weights of each query with those of another attention, float32
+// (b, h, q). It reads the keys k' = k - v: the values of the problem are differences of keys, with
+// Dv = D, or have no numbers if the keys are the same.
+struct Divergence {
+  Mask other;  // the keys that the other attention sees, among those of the problem
+  Mask exact;  // and those that it reads as they are, of which the difference does not count
+  TensorView kl, reverse_kl, mass, lost;
+  TensorView largest;  // the largest logit; NaN if a number is NaN
+};
+
 // Gradients of the outputs, and of the inputs. The gradient of an unused output has null data.
 // Without a gradient of `out`, Dv is 0. Those of the inputs are written; only dbias is added, to a
 // buffer of zeros. dq has the dtype of q if `key_splits` is 1, and is float32 otherwise, when the
@@ -133,7 +143,7 @@ struct Problem {
 constexpr int QUERY_BLOCK = 24;         // queries that are computed together over a block of keys
 constexpr int64_t MAX_KEY_SPLITS = 32;  // in one decode
 
-// Prefill or largest parts: a range of queries of some heads with the same key head, over all keys.
+// Prefill, largest parts or divergence: a range of queries of some heads with the same key head, over all keys.
 struct PrefillTask { int64_t b, head, heads, query, queries; };
 
 // Decode: all queries of one key head over one split of the keys (split-KV, Flash-Decoding).
@@ -167,6 +177,8 @@ struct Level {
   void (*sum_weights)(const Problem&, const WeightSums&, const WeightSumsTask&, char* scratch);
   size_t (*largest_parts_scratch)(const Problem&, const LargestParts&, int64_t rows);
   void (*list_parts)(const Problem&, const LargestParts&, const PrefillTask&, char* scratch);
+  size_t (*divergence_scratch)(const Problem&, const Divergence&, int64_t rows);
+  void (*diverge)(const Problem&, const Divergence&, const PrefillTask&, char* scratch);
   size_t (*backward_scratch)(const Problem&);
   int64_t (*backward_rows)(const Problem&);  // the most queries of a backward task
   void (*deltas)(const Problem&, const Gradients&, int64_t b, int64_t h);
@@ -208,6 +220,7 @@ Code attend(const Problem& problem);
 int64_t block_rows();  // the most rows of a key head for `attend` with keys in blocks
 Code sum_weights(const Problem& problem, const WeightSums& sums);
 Code largest_parts(const Problem& problem, const LargestParts& parts);  // float32
+Code diverge(const Problem& problem, const Divergence& divergence);     // float32
 Code backward(const Problem& problem, const Gradients& gradients);
 const char* describe(int code);  // the meaning of a code
 

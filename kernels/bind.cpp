@@ -222,6 +222,14 @@ int largest_parts_of(nb::handle q, nb::handle k, nb::handle v, nb::handle args, 
   });
 }
 
+int diverge_tensors(nb::handle q, nb::handle k, nb::handle differences, nb::handle args,
+                    nb::handle other, nb::handle exact, nb::handle numbers) {
+  return call([&] {
+    Problem p = read_problem({q, k, differences, nb::none(), nb::none(), nb::none()}, args);
+    return [p, d = read_divergence(other, exact, numbers, p)] { return diverge(p, d); };
+  });
+}
+
 int backward_tensors(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
                      nb::handle rounding, nb::handle args, nb::handle gradients) {
   return call([&] {
@@ -364,6 +372,7 @@ NB_MODULE(_kernels, m) {
   m.def("logit_scale", &logit_scale);
   m.def("sum_weights", &sum_weights_of);
   m.def("largest_parts", &largest_parts_of);
+  m.def("diverge", &diverge_tensors);
   m.def("backward", &backward_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional,
         optional, nb::arg(), nb::arg());
   m.attr("NO_DATA") = int(NO_DATA);

@@ -223,6 +223,20 @@ inline LargestParts read_largest_parts(nanobind::handle from, const Problem& p) 
   return l;
 }
 
+// Reads the two masks, tuples as in `KernelArgs`, and the tensors that receive the numbers.
+inline Divergence read_divergence(nanobind::handle other, nanobind::handle exact,
+                                  nanobind::handle numbers, const Problem& p) {
+  Divergence d{};
+  for (auto [from, mask] : {std::pair(other, &d.other), std::pair(exact, &d.exact)}) {
+    Members x(from, p);
+    mask->before = x.integer(), mask->after = x.integer();
+    x.read_ranges(mask);
+  }
+  Members x(numbers, p);
+  for (TensorView* to : {&d.kl, &d.reverse_kl, &d.mass, &d.lost, &d.largest}) *to = x.queries();
+  return d;
+}
+
 inline Gradients read_gradients(nanobind::handle from, const Problem& p) {
   Gradients g{};
   Members x(from, p);

@@ -27,4 +27,5 @@ $("$compiler" -print-file-name=libstdc++.so)" \
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 "$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 \
   "$tests/test_kernels.py" "$tests/test_stats.py" "$tests/test_backward.py" \
+  "$tests/test_divergence.py" \
   -k "not grow and not wide_instruction and not compile and not fork" "$@"

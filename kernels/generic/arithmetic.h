@@ -16,6 +16,7 @@ template <class E> struct Singles {
   using Vector = F;
   using Weight = float;  // the type that a weight is stored as
   static constexpr int PER_UNIT = 1;
+  static constexpr int64_t CHAIN = 192;  // products that are summed at once, for scores
   static constexpr int EXP_DEGREE = 5;
   static Vector vector(const Unit* p) { return load(p); }
   static Vector broadcast(Unit x) { return splat(x); }
@@ -42,6 +43,7 @@ struct Pairs {
   using Vector = P;
   using Weight = uint16_t;
   static constexpr int PER_UNIT = 2;
+  static constexpr int64_t CHAIN = 1 << 30;
   static constexpr int EXP_DEGREE = 4;
   static Vector vector(const Unit* p) { return load_pairs(p); }
   static Vector broadcast(Unit x) { return all_pairs(x); }

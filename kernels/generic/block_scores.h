@@ -276,6 +276,7 @@ template <class A> class BlockScores : protected Products<A> {
     for (int n = 0; n < width; n += W) {
       int in = in_vector(p_.Tk - key - n);
       float* cap_slope = cap_slope_ ? cap_slope_ + (s - s_) + n : nullptr;
+      if (raw_) store(raw_ + (s - s_) + n, load(s + n));
       F y = logits_.apply(load(s + n), task_.b, x.h, x.q, key + n, in, cap_slope);
       y = select(lanes(visible, n), y, splat(-INF));
       store(s + n, y);
@@ -302,6 +303,7 @@ template <class A> class BlockScores : protected Products<A> {
   bool unpacked_ = false;  // whether q, float32 of one head, is read where it is
   float* s_;
   float* cap_slope_ = nullptr;  // if set, receives the slope of the cap, 1 - tanh^2, at every score
+  float* raw_ = nullptr;        // if set, receives the products of which modified scores are made
   KeyRange hull_, key_block_;
   int lo_, hi_;      // the visible keys of the query block, relative to the key block's start
   int begin_, end_;  // the same, rounded to whole vectors

@@ -10,6 +10,7 @@
 #include "backward.h"
 #include "ceilings.h"
 #include "decode.h"
+#include "divergence.h"
 #include "dtype.h"
 #include "largest_parts.h"
 #include "logits.h"
@@ -104,6 +105,8 @@ constexpr Level make_level(const char* name, const char* what) {
           .sum_weights = sum_weights,
           .largest_parts_scratch = FloatParts::scratch,
           .list_parts = FloatParts::run,
+          .divergence_scratch = Comparer::scratch,
+          .diverge = Comparer::run,
           .backward_scratch = backward_scratch,
           .backward_rows = backward_rows,
           .deltas = deltas,

@@ -47,6 +47,16 @@ class Logits {
     return s;
   }
 
+  // Returns the score of a product minus that of `product - difference`. A difference of two scores
+  // would have the rounding of both. A bias cancels.
+  F gap(F product, F difference) const {
+    if (unmodified_) return difference;
+    F gap = mul(difference, prescale_);
+    if (!capped_) return gap;
+    F x = mul(product, prescale_);
+    return mul(mul(tanh(gap), sub(splat(1), mul(tanh(x), tanh(sub(x, gap))))), cap_);
+  }
+
   // Returns the nearest finite float; NaN stays NaN.
   static float clamp_finite(double x) {
     return x != x ? float(x) : float(max(-0x1.fffffep127, min(0x1.fffffep127, x)));

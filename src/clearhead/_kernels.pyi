@@ -57,6 +57,15 @@ def sum_weights(
 def largest_parts(
     q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...], parts: tuple[Any, ...]
 ) -> int: ...
+def diverge(
+    q: Tensor,
+    k: Tensor,
+    differences: Tensor,
+    args: tuple[Any, ...],
+    other: tuple[Any, ...],
+    exact: tuple[Any, ...],
+    numbers: tuple[Tensor, ...],
+) -> int: ...
 def backward(
     q: Tensor,
     k: Tensor,
