@@ -57,6 +57,11 @@ def eager_loss(model, inputs, read):
             module, query, read(key), read(value), mask, **rest
         )
 
+    return loss_with(model, inputs, rounded)
+
+
+def loss_with(model, inputs, rounded):
+    """The mean next-token loss of the model with this function as attention."""
     eager = transformers.LlamaForCausalLM(copy.deepcopy(model.config)).eval()
     eager.load_state_dict(model.state_dict())
     transformers.AttentionInterface.register("rounded", rounded)
@@ -79,6 +84,34 @@ def test_the_loss_is_that_of_a_model_that_reads_rounded_keys_and_values(model, i
     assert damage.effects.baseline == pytest.approx(plain, rel=1e-5)
     change = {e.name: e.exact for e in damage.effects}["q8_0"]
     assert change == pytest.approx(rounded - plain, rel=0.02) and abs(change) > 1e-5
+
+
+def test_the_loss_with_kivi_is_that_of_a_cache_that_grows(model, inputs, residual=3):
+    """Query by query, in an attention function of transformers."""
+    from tests.models.inspect.test_kivi import rounded as of_kivi
+
+    def attend(module, query, key, value, mask, scaling, **rest):
+        outs = []
+        for i in range(query.shape[2]):
+            keys, values = key[:, :, : i + 1].double(), value[:, :, : i + 1].double()
+            n, m = (i + 1) // residual * residual, max(i + 1 - residual, 0)
+            keys[:, :, :n] = of_kivi(key, 3, 2)[:, :, :n]
+            values[:, :, :m] = of_kivi(value, 3, 3)[:, :, :m]
+            keys, values = (x.repeat_interleave(2, 1) for x in (keys, values))
+            weights = (query[:, :, i : i + 1].double() @ keys.mT * scaling).softmax(-1)
+            outs.append((weights @ values).to(query.dtype))
+        return torch.cat(outs, 2).transpose(1, 2).contiguous(), None
+
+    text = {name: x[1:] for name, x in inputs.items()}  # without padding
+    kivi = ch.edits.cache(keys="kivi2", values="kivi2", residual=residual)
+    damage = ch.compare_caches(model, text, {"kivi": kivi})
+    change = loss_with(model, text, attend) - damage.effects.baseline
+    (effect,) = damage.effects
+    assert effect.exact == pytest.approx(change, rel=1e-3) and abs(change) > 1e-3
+    assert damage.bits == {"kivi": 3} and damage.all_kept
+    at_once = ch.edits.cache(keys="kivi2", values="kivi2")
+    worse = ch.compare_caches(model, text, {"kivi": at_once}, metric=None)
+    assert damage.grid("kivi").mean() < worse.grid("kivi").mean()
 
 
 def test_numbers_of_a_head_are_means_over_the_real_queries(model, inputs, damage):
@@ -127,6 +160,8 @@ def test_a_saved_result_is_loaded(damage, tmp_path):
     (["q8"], BadValue, "did you mean 'q8_0'?"),
     ([], BadValue, "compare_caches got 0 edits"),
     ([ch.edits.ablate()], BadType, "compare_caches got 'ablate()': ablate()"),
+    ({"a": [ch.edits.cache(keys="kivi2", residual=4), ch.edits.cache(values="kivi2")]}, BadValue,
+     "has 2 edits"),
     ({"a": 3}, BadType, "'a': 3"),
     ({"a": []}, BadType, "'a': []"),
     ([ch.edits.cache(keys=lambda x: x), ch.edits.cache(keys=lambda x: 2 * x)], BadValue,

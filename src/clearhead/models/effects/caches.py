@@ -155,6 +155,11 @@ def compare_caches(
     hint = f"pass a list of formats ({', '.join(BITS)}) and edits, or a dict of names and these."
     several = [caches] if isinstance(caches, str | Edit) else caches
     groups = named_edits("compare_caches", several, (cache, keep_only, knock_out), rule, hint)
+    for name, group in groups.items():
+        if len(group) > 1 and sum(getattr(edit, "residual", None) is not None for edit in group):
+            rule = "a cache with residual= has one edit, for keys and values."
+            hint = "compare it alone, or leave residual out."
+            raise BadValue(f"The cache {name!r} has {len(group)} edits.", rule, hint)
     recorder = Recorder(grad=False)
     hooks = module_hooks(model, recorder.layers.enter, recorder.layers.leave)
     with torch.no_grad(), editing(recorder), no_random_numbers(model), hooks:
@@ -188,9 +193,13 @@ def _compared(call: UneditedCall, caches: Mapping[str, Sequence[Edit]]) -> Itera
     for cached, edits in caches.items():
         applied = [edits[number] for number in in_order(edits, problem, site)]
         other, others = edited_call(applied, problem, inputs, site)
+        exact = None
+        for edit in applied:
+            if isinstance(edit, cache) and edit.residual:
+                others, exact = edit.rounded(other, others, site), edit.exact(other, site)
         if other is problem and others is inputs:
             continue
-        compared = compare(problem, inputs, other, others)
+        compared = compare(problem, inputs, other, others, exact)
         for head in (h for h in range(problem.H) if counts[:, h].any()):
             of_head = (getattr(compared, by)[:, head][counts[:, head]] for by in MEASURES)
             *means, lost = (x.double() for x in of_head)
