@@ -18,7 +18,7 @@
 // d, in place of 1, 1 and 0 (`rebase`).
 //
 // The limit of the time. A pair costs 2 D multiply-adds, as in forward if Dv = D. Weights and
-// summands take three times as long as forward's softmax, so that the sweep takes 1.3 forwards
+// summands take three to four times as long as the softmax of forward: the sweep takes 1.3 forwards
 // (bench/LOG.md, 2026-11-30).
 #pragma once
 

@@ -35,7 +35,7 @@ template <class A> struct Products {
   static constexpr bool ROWS_ARE_UNITS = sizeof(typename A::Element) == sizeof(Unit);  // float32
   static constexpr int PANEL = SCORE_VECTORS * W;
   static constexpr int KEY_BLOCK = 192;  // keys; their scores of a query block are 18 KB, in L1
-  static constexpr int64_t CHAIN = A::CHAIN;  // steps of one sum
+  static constexpr int64_t CHAIN = A::CHAIN;          // steps of one sum
   static constexpr int SCORE_STRIDE = KEY_BLOCK + W;  // floats; not a power of two, for L1's sets
   static constexpr int PAIR_STRIDE = (KEY_BLOCK + 32) / PER_UNIT;  // units
   static constexpr int WEIGHT_STRIDE = PER_UNIT == 1 ? SCORE_STRIDE : PAIR_STRIDE;
