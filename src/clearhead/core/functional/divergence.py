@@ -201,8 +201,7 @@ def _compared(
     """Yield KL(w || w'), KL(w' || w), the weight that both see and the largest lost, (B, H, q)."""
     lse, lse2 = (x.masked_fill(x == -torch.inf, 0.0) for x in (lse, lse2))  # of rows without keys
     # The sums of w and w', of w over the keys that both see, and of both times log (w / w').
-    sums = [torch.zeros_like(lse) for _ in range(5)]
-    lost = torch.zeros_like(lse)
+    *sums, lost = (torch.zeros_like(lse) for _ in range(6))
     for x, y in logits:
         seen = y > -torch.inf
         gap = torch.where(seen, x - y, 0.0)

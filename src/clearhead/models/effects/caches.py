@@ -192,8 +192,7 @@ def _compared(call: UneditedCall, caches: Mapping[str, Sequence[Edit]]) -> Itera
     counts = counts.expand(problem.B, problem.H, problem.Tq)
     for cached, edits in caches.items():
         applied = [edits[number] for number in in_order(edits, problem, site)]
-        other, others = edited_call(applied, problem, inputs, site)
-        exact = None
+        other, others, exact = *edited_call(applied, problem, inputs, site), None
         for edit in applied:
             if isinstance(edit, cache) and edit.residual:
                 others, exact = edit.rounded(other, others, site), edit.exact(other, site)

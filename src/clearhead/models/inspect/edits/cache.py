@@ -114,6 +114,7 @@ class cache(Edit):
         return problem, inputs if self.residual else self.rounded(problem, inputs, site)
 
     def edit_output(self, out: Tensor, problem: Problem, inputs: Inputs, site: EditSite) -> Tensor:
+        """Return the output with a residual. Raises `BadValue` where autograd records."""
         if not self.residual:
             return out
         if problem.records_grad:
@@ -128,6 +129,7 @@ class cache(Edit):
         return None if self.residual else super().for_copy(batch)
 
     def visible_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
+        """Return them; raises `BadValue` with a residual, whose weights are of several calls."""
         if self.residual:
             rule = "with residual= a query has weights on exact and on rounded keys."
             hint = "use compare_caches, or ch.divergence with exact_mask=."
@@ -147,7 +149,8 @@ class cache(Edit):
         return inputs
 
     def exact(self, problem: Problem, site: EditSite) -> tuple[Mask, Mask]:
-        """Return the pairs of which a query reads the exact key, and those of the exact value."""
+        """Return the pairs of which a query reads the exact key, and those of the exact value.
+        Raises `BadValue` if the position of its query is unknown."""
         residual, (start, first) = self.residual or 0, (site.at.start, site.at.first_key)
         if start is None:
             raise self._unknown_position(problem)
@@ -156,8 +159,7 @@ class cache(Edit):
             for at, size in ((start, problem.Tq), (first, problem.Tk))
         )
         of_keys = documents(key // residual, queries=(query + 1) // residual)
-        offset = (query[:, 0] - key[:, 0]).tolist()
-        align = offset[0] if len(offset) == 1 else offset
+        align = (query[:, 0] - key[:, 0]).squeeze()  # one number if all texts have the same
         return of_keys, window(before=residual - 1, after=0, align=align)
 
     def _read_back(self, x: Tensor, form: Format, starts: list[int] | None = None) -> Tensor:
