@@ -3,6 +3,7 @@
 None of this needs Node.js, but for the last proof of the bundle.
 """
 
+import math
 import re
 import runpy
 import types
@@ -15,6 +16,7 @@ import clearhead as ch
 from clearhead import demo as storyteller, masks
 from clearhead.views import html
 from clearhead.views.html import schema
+from clearhead.views.html.document import packed
 from clearhead.views.html.edits import EDITS, MASKS, fits
 from tests.views.test_page import embedded, full_trace
 from tests.views.test_report_page import toy_report
@@ -51,6 +53,16 @@ def test_another_source_is_another_digest(entry, name, monkeypatch):
         Path, "read_text", lambda path, **how: read(path, **how) + " " * (path == source)
     )
     assert build.first_line(entry) != line
+
+
+def test_the_script_reads_what_python_packed(browser):
+    value = {"text": "</script> ∑ \ud83d", "numbers": [0.1, -3, 10**-9], "beyond": math.inf}
+    source = (FOLDER / "src" / "json.js").read_text(encoding="utf-8").replace("export ", "")
+    page = browser.new_page()
+    read = page.evaluate(f"async (text) => {{ {source} return unpacked(text); }}", packed(value))
+    page.close()
+    assert read == value
+    assert packed(value) == packed(dict(value))
 
 
 @pytest.mark.slow

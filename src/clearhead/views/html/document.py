@@ -1,6 +1,7 @@
 """Write the HTML document of a page: fill in its template and its security policy."""
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -153,6 +154,12 @@ def as_json(value: object) -> str:
     text = json.dumps(strict, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # Because it is ASCII, U+2028, U+2029 and lone surrogates are written as \uXXXX.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def packed(value: object) -> str:
+    """Compress a value for the script, which reads it with `unpacked` when it is needed: its JSON
+    in gzip, in base64. Equal values have the same text."""
+    return base64.b64encode(gzip.compress(as_json(value).encode(), mtime=0)).decode()
 
 
 def _nonfinite(x: float) -> dict[str, str]:

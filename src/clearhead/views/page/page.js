@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b217d2185c7dc300f2c6d800de53c328beec1e1294983818d12fc8a4a019f0c1; do not edit.
+// Made by `make page` from the sources bb84adafca6a73319c465bf8ea2e1e2a64c7b2f1e7807b31bc818890dbfbf142; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

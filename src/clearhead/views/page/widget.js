@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 7809196c50428c7925d51a868d108dd1981b75ce6c632a8276602925c2fe05d2; do not edit.
+// Made by `make page` from the sources b33a89cf8de9e0014501c9b444bb44cf48ae4bfa4556963304d87cf165a73ee9; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
