@@ -520,7 +520,7 @@ export interface SurveyDifference {
 }
 
 /**
- * A metric of one head: row of the table `heads`, histogram without empty bins, examples.
+ * A metric of one head, as heads are compared: of its row of the table `heads`.
  *
  * `compared` is its difference from another survey; None without one.
  */
@@ -528,15 +528,21 @@ export interface SurveyNumbers {
   mean: number;
   low: number | null;
   high: number | null;
-  sd: number | null;
   uniform: number | null;
+  compared: SurveyDifference | null;
+}
+
+/**
+ * A metric of one head alone: the rest of its row, histogram without empty bins, examples.
+ */
+export interface SurveyDetail {
+  sd: number | null;
   quantiles: (number | null)[];
   queries: number;
   texts: number;
   bins: number[];
   counts: number[];
   examples: SurveyExample[];
-  compared: SurveyDifference | null;
 }
 
 /**
@@ -562,19 +568,30 @@ export interface SurveyMix {
 }
 
 /**
+ * What the page has of one head alone. `mixes` has one for each class of tokens, then one for
+ * all queries.
+ */
+export interface SurveyDetails {
+  mixes: SurveyMix[];
+  metrics: Record<string, SurveyDetail>;
+  tokens: SurveyToken[];
+}
+
+/**
  * One head; `metrics` leaves out those without a query.
  *
- * `mixes` has a mix for each class of tokens, the last one for all queries. `several` names two
- * behaviours of a head that does more than one thing; "" for another head.
+ * `shares` has the fraction of all its queries whose largest weight is on each of `key_kinds`.
+ * `several` names two behaviours of a head that does more than one thing; "" for another head.
+ * `details` are its `SurveyDetails`, packed, and read when the head is selected.
  */
 export interface SurveyHead {
   layer: number;
   head: number;
   module: string;
-  mixes: SurveyMix[];
+  shares: number[];
   several: string;
   metrics: Record<string, SurveyNumbers>;
-  tokens: SurveyToken[];
+  details: string;
 }
 
 /**
@@ -638,6 +655,7 @@ export interface SurveyVectors {
  * tokens, and `between` what is between two tokens of a context. The tokenizer puts `around[0]`
  * tokens before the text of each context, and `around[1]` after it.
  * `other` names the survey with which it is compared, and `caution` has what is not compared.
+ * Each of `contexts` is a `SurveyContext`, packed, and read when an example is shown.
  */
 export interface SurveyPage {
   inks: Record<string, Record<string, [number, number, number][]>>;
@@ -648,7 +666,7 @@ export interface SurveyPage {
   key_kinds: Record<string, string>;
   classes: Record<string, string>;
   heads: SurveyHead[];
-  contexts: SurveyContext[];
+  contexts: string[];
   spelling: string[];
   between: string;
   around: [number, number];

@@ -1,6 +1,8 @@
 """The page of a survey, its data, and the folder for HeadVis."""
 
+import base64
 import copy
+import gzip
 import json
 import re
 
@@ -43,15 +45,42 @@ def document(stories) -> str:
     return html.survey_page(stories)
 
 
+def unpacked(text):
+    """What the script reads when it is needed."""
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def settled(page):
+    """The page, when it has read what belongs to the selected head."""
+    page.wait_for_selector("#one[aria-busy=false]")
+    return page
+
+
 def test_the_data_fit_the_schema_and_equal_the_tables(stories, document):
     data = embedded(document)
     assert misfit(data, schema.SurveyPage) is None
+    for head in data["heads"]:
+        assert misfit(unpacked(head["details"]), schema.SurveyDetails) is None
+    for context in data["contexts"]:
+        assert misfit(unpacked(context), schema.SurveyContext) is None
     assert "<script><b>" not in document
-    head = next(x for x in data["heads"] if (x["layer"], x["head"]) == (1, 3))
+    heads = {(x["layer"], x["head"]): (x["metrics"], unpacked(x["details"])) for x in data["heads"]}
+    seen = 0
     for row in stories.heads.to_pylist():
-        if (row["layer"], row["head"]) == (1, 3) and row["queries"]:
-            assert head["metrics"][row["metric"]]["mean"] == row["mean"]
-            assert sum(head["metrics"][row["metric"]]["counts"]) == row["queries"]
+        metrics, details = heads[row["layer"], row["head"]]
+        if row["queries"]:
+            numbers, detail = metrics[row["metric"]], details["metrics"][row["metric"]]
+            names = ("q05", "q25", "q50", "q75", "q95")
+            assert numbers | {"compared": None} == {
+                name: pytest.approx(row[name], rel=1e-4) if row.get(name) is not None else None
+                for name in ("mean", "low", "high", "uniform", "compared")
+            }
+            assert detail["quantiles"] == [
+                None if row[name] is None else pytest.approx(row[name], rel=1e-4) for name in names
+            ]
+            assert (sum(detail["counts"]), detail["texts"]) == (row["queries"], row["texts"])
+            seen += 1
+    assert seen > 300
 
 
 def test_the_mixes_are_those_of_the_tables(stories, document):
@@ -59,28 +88,31 @@ def test_the_mixes_are_those_of_the_tables(stories, document):
     rows = stories.query("select * from mixes").to_pylist()
     shares = {(x["layer"], x["head"], x["token_class"], x["kind"]): x for x in rows}
     for head in data["heads"]:
-        assert [mix["token_class"] for mix in head["mixes"]] == [*CLASSES_OF_STORIES, "all"]
-        for mix in head["mixes"]:
+        mixes = unpacked(head["details"])["mixes"]
+        assert [mix["token_class"] for mix in mixes] == [*CLASSES_OF_STORIES, "all"]
+        assert head["shares"] == [share for share, _, _ in mixes[-1]["shares"]]
+        for mix in mixes:
             of = head["layer"], head["head"], mix["token_class"]
             for kind, (share, low, high) in zip(data["key_kinds"], mix["shares"], strict=True):
                 row = shares.pop((*of, kind))
                 assert (mix["queries"], mix["texts"]) == (row["queries"], row["texts"])
-                assert share == round(row["share"], 4)
-                assert (low, high) == (round(row["low"], 4), round(row["high"], 4))
+                assert (share, low, high) == pytest.approx(
+                    (row["share"], row["low"], row["high"]), rel=1e-4
+                )
     assert not shares
 
 
 def test_examples_are_queries_of_their_texts_with_their_largest_weights(stories, document):
     data, seen = embedded(document), 0
     for head in data["heads"]:
-        for example in head["metrics"]["largest"]["examples"]:
-            tokens = data["contexts"][example["context"]]["tokens"]
+        for example in unpacked(head["details"])["metrics"]["largest"]["examples"]:
+            tokens = unpacked(data["contexts"][example["context"]])["tokens"]
             assert example["query"] < len(tokens) <= 12
             assert example["value"] == pytest.approx(example["weights"][0], abs=1e-5)
             assert example["weights"] == sorted(example["weights"], reverse=True)
             seen += 1
     assert seen > 100
-    words = " ".join(data["spelling"][i] for i in data["contexts"][0]["tokens"])
+    words = " ".join(data["spelling"][i] for i in unpacked(data["contexts"][0])["tokens"])
     assert any(words in text for text in STORIES)
 
 
@@ -105,10 +137,10 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     assert page.locator("#scatter circle").count() == 16
     assert page.text_content("#colour-scale") == "01"  # the layers, pale to strong
     assert "distance 2 to 3" in page.inner_text("#metrics")
-    mixes = page.locator("#mixes tbody tr")
+    mixes = settled(page).locator("#mixes tbody tr")
     assert mixes.locator("th").all_text_contents() == [*CLASSES_OF_STORIES, "all"]
     head = next(x for x in embedded(document)["heads"] if (x["layer"], x["head"]) == (1, 3))
-    shares = [share for share, _, _ in head["mixes"][-1]["shares"]]
+    shares = head["shares"]
     on_page = mixes.last.locator("td").all_text_contents()[1:]
     assert {f"{x:.0%}".replace("%", " %") for x in shares if x >= 0.01} <= set(on_page)
     assert f"{max(shares):.0%}".replace("%", " %") in page.text_content("#roles")
@@ -120,7 +152,7 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     page.locator("#metrics button", has_text="largest").click()
     page.locator("#deciles button", has_text="largest").click()
     assert "metric=largest" in page.url and "decile=10" in page.url and "x=entropy" in page.url
-    shaded = page.locator("#examples article").first.locator("bdi[title*=weight]")
+    shaded = settled(page).locator("#examples article").first.locator("bdi[title*=weight]")
     assert shaded.count() >= 2 and "%" in shaded.first.get_attribute("title")
     page.goto("about:blank")
     page.goto(f"{path.as_uri()}#layer=7&head=0&metric=other")
@@ -143,9 +175,7 @@ def test_the_page_opens_with_what_the_heads_do(stories, document, browser, tmp_p
     first = rows[0]
     assert cells[0].startswith(f"L{first['layer']}H{first['head']} {first['mean']:.2f} ")
     assert cells[0].endswith(f"{first['low']:.2f} to {first['high']:.2f}")
-    shares = [
-        max(x[0] for x in head["mixes"][-1]["shares"]) for head in embedded(document)["heads"]
-    ]
+    shares = [max(head["shares"]) for head in embedded(document)["heads"]]
     expected = f"{sum(share > 0.5 for share in shares)} of 16 heads have most of"
     assert page.inner_text("#findings-words").startswith(expected)
     second = rows[1]
@@ -314,7 +344,7 @@ def test_the_page_that_the_command_writes_opens(run, browser, tmp_path):  # noqa
     assert means[opened] == max(means)
     assert page.text_content("#head-title") == f"L{opened // 8}H{opened % 8}"
     assert page.locator("#metrics tbody tr").count() > 20
-    assert page.locator("#examples article").count() > 0
+    assert settled(page).locator("#examples article").count() > 0
     assert problems == []
     page.close()
 
@@ -356,7 +386,7 @@ def test_the_server_shows_where_two_surveys_differ(run, stories, changed, browse
             seen["axis"] = page.input_value("#axis-y")
             seen["caution"] = page.text_content("#caution")
             page.locator("#metrics button", has_text="largest").click()
-            page.locator("#examples a").first.click()
+            settled(page).locator("#examples a").first.click()
             page.wait_for_url("**/explore#*")
 
     monkeypatch.setattr(server, "start", start)
@@ -630,7 +660,7 @@ def test_an_example_opens_at_its_token_or_says_that_it_is_another_one(stories, b
     with opened_page(browser, served, listener) as page:
         for decile in page.locator("#deciles button").all():
             decile.click()
-            for link in page.locator("#examples a").all():
+            for link in settled(page).locator("#examples a").all():
                 address = link.get_attribute("href")
                 of = parse_qs(urlsplit(address).fragment)
                 before = of["text"][0].split()[: int(of["query"][0].split(":")[0])]

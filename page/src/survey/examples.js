@@ -3,9 +3,9 @@
 import { css, inkOn, mixed } from "../colours.js";
 import { byId, make, number, percent } from "../marks.js";
 import { go } from "./address.js";
-import { LARGEST, chosen, head, metricOf, numbers, survey, theme } from "./store.js";
+import { LARGEST, chosen, head, metricOf, survey, theme } from "./store.js";
 
-/** @import { SurveyExample, SurveyPage } from "../schema.d.ts" */
+/** @import { SurveyContext, SurveyDetails, SurveyExample, SurveyPage } from "../schema.d.ts" */
 
 const BEFORE = 22, AFTER = 8, NEAR_KEY = 5; // tokens around the query and around a key
 const OF_KEYS = /^(first|self|previous|next|largest|separators|duplicate|induction)$/; // weights on some keys
@@ -20,11 +20,17 @@ export function buildExamples() {
   }));
 }
 
-export function drawExamples() {
+export function drawGroups() {
   for (const button of byId("deciles").children) {
     button.setAttribute("aria-pressed", String(Number(button.dataset.decile) === chosen.decile));
   }
-  const shown = numbers().examples.filter((it) => it.decile === chosen.decile);
+}
+
+/** The examples of the selected metric and decile. @param {SurveyDetails} details */
+export const examplesIn = ({ metrics }) => metrics[chosen.metric].examples.filter((it) => it.decile === chosen.decile);
+
+/** @param {SurveyExample[]} shown @param {SurveyContext[]} contexts */
+export function drawExamples(shown, contexts) {
   const isStored = metricOf(chosen.metric)?.examples;
   byId("no-examples").textContent = shown.length ? "" : isStored
     ? "No query of the sample is in this decile: its values fall into the bins of another one."
@@ -32,13 +38,13 @@ export function drawExamples() {
   byId("examples-about").textContent = chosen.decile < LARGEST ? "" : OF_KEYS.test(chosen.metric)
     ? "The values that most exceed those of equal weights; one of each query token first, and queries with four keys or more."
     : "The largest values, of each range of positions in turn; one of each query token first.";
-  byId("examples").replaceChildren(...shown.map((example) => article(example)));
+  byId("examples").replaceChildren(...shown.map((example, i) => article(example, contexts[i])));
 }
 
-/** An example in its context. `source` has the context, and the texts of its tokens.
- * @param {SurveyExample} example @param {Pick<SurveyPage, "contexts" | "spelling" | "between">} [source] */
-export function article(example, source = survey) {
-  const { value, context, query, keys, weights } = example, { name, tokens } = source.contexts[context];
+/** An example in its context. `source` has the texts of its tokens.
+ * @param {SurveyExample} example @param {SurveyContext} context @param {Pick<SurveyPage, "spelling" | "between">} [source] */
+export function article(example, { name, tokens }, source = survey) {
+  const { value, query, keys, weights } = example;
   const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
   const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
   const line = make("p", { class: "sample" });

@@ -17,7 +17,7 @@ export const keysOf = (/** @type {string} */ name) => survey.key_kinds[name] ?? 
 /** What the heads do, as sentences. */
 export function sentences() {
   const kinds = Object.entries(survey.key_kinds), heads = survey.heads, several = heads.filter((it) => it.several);
-  const leading = heads.map(({ mixes }) => mixes.at(-1)?.shares.findIndex(([share]) => share > MOST) ?? -1);
+  const leading = heads.map(({ shares }) => shares.findIndex((share) => share > MOST));
   const groups = kinds.map(([kind, meaning], i) => ({ kind, meaning, n: leading.filter((it) => it === i).length }))
     .filter(({ n }) => n).sort((a, b) => b.n - a.n), all = groups.reduce((sum, { n }) => sum + n, 0);
   const clearest = BEHAVIOURS.filter((name) => name !== "first").flatMap((name) => bestHeads(name).slice(0, 1).map((best) => ({ name, ...best })))

@@ -9,18 +9,17 @@ import { LEAST_Q, chosen, head, metricOf, metricsOf, numbers, survey, words } fr
 const either = (value, digits = 3) => (value === null ? "" : number(value, digits));
 const MOST_TOKENS = 8; // on each side
 
-/** @import { SurveyDifference } from "../schema.d.ts" */
+/** @import { SurveyDetail, SurveyDetails, SurveyDifference } from "../schema.d.ts" */
 
 export const signed = (value, decimals = 3) => (value > 0 ? "+" : "") + number(value, decimals);
 
 export function drawHead() {
-  const { module, mixes } = head();
+  const { module, shares } = head();
   byId("head-title").textContent = headName(head());
   byId("module").textContent = module;
-  byId("roles").textContent = rolesOf(mixes.at(-1));
+  byId("roles").textContent = rolesOf(shares);
+  byId("metric-title").textContent = words(chosen.metric);
   drawMetrics();
-  drawHistogram();
-  drawTokens();
 }
 
 // The groups of metrics in the table, by their names; the first that fits.
@@ -57,10 +56,9 @@ const comparison = (compared) => (compared
   ? [number(compared.mean, 3), number(compared.other, 3), signed(compared.difference), number(compared.q, 3)]
   : ["", "", "", ""]);
 
-function drawHistogram() {
+/** @param {SurveyDetail} detail */
+export function drawHistogram({ bins, counts, quantiles, queries, texts, sd }) {
   const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
-  const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
-  byId("metric-title").textContent = words(chosen.metric);
   byId("formula").textContent = BEHAVIOURS.includes(chosen.metric) ? `The weight on ${keysOf(chosen.metric)}: ${formula}.` : formula;
   byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
   const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
@@ -75,14 +73,15 @@ function drawHistogram() {
   byId("histogram").replaceChildren(...bars);
   byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
   const [q05, , q50, , q95] = quantiles;
-  byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` +
+  byId("quantiles").textContent = `Mean ${number(numbers().mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` +
     [q50 === null ? "" : `Median ${number(q50, 3)}.`, q05 === null ? "" : `5 % of queries are below ${number(q05, 3)}.`,
       q95 === null ? "" : `5 % are above ${number(q95, 3)}.`].join(" ");
 }
 
-function drawTokens() {
+/** @param {SurveyDetails} details */
+export function drawTokens({ tokens }) {
   const parts = /** @type {const} */ (["query", "key"]).map((side) => {
-    const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS)
+    const rows = tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS)
       .map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
     return rows.length ? table(side === "query" ? "Query tokens" : "Key tokens", ["token", "links", "lift"], rows) : "";
   });

@@ -4,21 +4,22 @@ import { css, inkOn, mixed } from "../colours.js";
 import { byId, count, make, number, percent, table } from "../marks.js";
 import { head, survey, theme } from "./store.js";
 
-/** @import { SurveyMix } from "../schema.d.ts" */
+/** @import { SurveyDetails } from "../schema.d.ts" */
 
 const LEAST_SHARE = 0.01; // of a kind of key
 const NAMED = 3; // kinds in the sentence; the table has all
 const kinds = Object.keys(survey.key_kinds);
 
-/** The most frequent kinds of keys in words. @param {SurveyMix | undefined} mix */
-export function rolesOf(mix) {
-  const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: survey.key_kinds[kinds[i]], share }))
+/** The most frequent kinds of keys in words. @param {number[]} shares */
+export function rolesOf(shares) {
+  const parts = shares.map((share, i) => ({ kind: survey.key_kinds[kinds[i]], share }))
     .filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share).slice(0, NAMED);
   return parts.length ? `Its largest weight is ${parts.map(({ kind, share }, i) => `on ${kind} at ${percent(share)}${i ? "" : " of queries"}`).join(", ")}.` : "";
 }
 
-export function drawMixes() {
-  const { mixes, several } = head(), scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+/** @param {SurveyDetails} details */
+export function drawMixes({ mixes }) {
+  const { several } = head(), scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
   const columns = kinds.map((_, i) => i).filter((i) => mixes.some(({ shares }) => shares[i][0] >= LEAST_SHARE));
   const rows = mixes.map(({ token_class: name, queries, texts, shares }) => {
     const about = survey.classes[name] ?? "all queries";

@@ -1,6 +1,6 @@
 // The data of a survey's page, and the selection.
 
-import { parse } from "../json.js";
+import { parse, unpacked } from "../json.js";
 import { byId } from "../marks.js";
 
 /** @import * as schema from "../schema.d.ts" */
@@ -61,6 +61,18 @@ export const screen = {
 
 export const head = () => survey.heads[chosen.at];
 export const numbers = () => head().metrics[chosen.metric];
+
+const reading = /** @type {Map<string, Promise<any>>} */ (new Map()); // by the packed text, which is read once
+function read(packed) {
+  if (!reading.has(packed)) reading.set(packed, unpacked(packed));
+  return /** @type {Promise<any>} */ (reading.get(packed));
+}
+
+/** What the page has of the selected head alone. @returns {Promise<schema.SurveyDetails>} */
+export const readDetails = () => read(head().details);
+
+/** @returns {Promise<schema.SurveyContext>} */
+export const readContext = (/** @type {number} */ number) => read(survey.contexts[number]);
 export const axes = [...PLACE, ...survey.metrics.map((it) => it.name),
   ...(survey.other ? survey.metrics.map((it) => DIFFERENCE + it.name) : [])];
 export const words = (name) => name.replace(DIFFERENCE, "difference of ")

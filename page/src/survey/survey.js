@@ -4,12 +4,12 @@ import { byId } from "../marks.js";
 import { buildThemeButton } from "../theme.js";
 import { go, readAddress } from "./address.js";
 import { drawDifferences } from "./differences.js";
-import { buildExamples, drawExamples } from "./examples.js";
+import { buildExamples, drawExamples, drawGroups, examplesIn } from "./examples.js";
 import { buildFindings, drawFindings } from "./findings.js";
-import { drawHead } from "./head.js";
+import { drawHead, drawHistogram, drawTokens } from "./head.js";
 import { drawMixes } from "./mixes.js";
 import { buildScatter, drawScatter, ticksOf } from "./scatter.js";
-import { LARGEST, chosen, head, metricsOf, screen, survey, theme, valueOn } from "./store.js";
+import { LARGEST, chosen, head, metricsOf, readContext, readDetails, screen, survey, theme, valueOn } from "./store.js";
 import { buildVectors, drawVectors, openVectors } from "./vectors.js";
 
 const wrapped = (i, length) => (i + length) % length;
@@ -20,9 +20,29 @@ function draw() {
   drawScatter();
   drawDifferences();
   drawHead();
-  drawMixes();
-  drawExamples();
+  drawGroups();
   drawVectors();
+  drawDetails();
+}
+
+let draws = 0; // a drawing that waits ends if a later one has begun
+
+// Draws what the page has of the selected head alone.
+async function drawDetails() {
+  const mine = ++draws, section = byId("one");
+  section.setAttribute("aria-busy", "true");
+  try {
+    const details = await readDetails(), examples = examplesIn(details);
+    const contexts = await Promise.all(examples.map(({ context }) => readContext(context)));
+    if (mine !== draws) return;
+    drawHistogram(details.metrics[chosen.metric]);
+    drawMixes(details);
+    drawTokens(details);
+    drawExamples(examples, contexts);
+  } catch (error) {
+    byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
+  }
+  section.setAttribute("aria-busy", "false");
 }
 
 // The keys of HeadVis: h and l for heads, brackets for deciles, and m for metrics. A key that is held is one step back.

@@ -172,5 +172,5 @@ function showExample(number) {
   byId("vectors-example").replaceChildren(...(i < 0
     ? [make("p", { class: "hint" }, "Point at an example to see its text; click to select it. Keys: arrows, Page Up and Page Down, Enter.")]
     : [make("p", { class: "lead" }, wordsOf(data, examples[i]) + (same ? `; ${count(same, "other")} at the same point` : "")),
-      article(examples[i], data)]));
+      article(examples[i], data.contexts[examples[i].context], data)]));
 }

@@ -438,7 +438,7 @@ class SurveyDifference(TypedDict):
 
 
 class SurveyNumbers(TypedDict):
-    """A metric of one head: row of the table `heads`, histogram without empty bins, examples.
+    """A metric of one head, as heads are compared: of its row of the table `heads`.
 
     `compared` is its difference from another survey; None without one.
     """
@@ -446,15 +446,20 @@ class SurveyNumbers(TypedDict):
     mean: float
     low: float | None
     high: float | None
-    sd: float | None
     uniform: float | None
+    compared: SurveyDifference | None
+
+
+class SurveyDetail(TypedDict):
+    """A metric of one head alone: the rest of its row, histogram without empty bins, examples."""
+
+    sd: float | None
     quantiles: list[float | None]
     queries: int
     texts: int
     bins: list[int]
     counts: list[int]
     examples: list[SurveyExample]
-    compared: SurveyDifference | None
 
 
 class SurveyToken(TypedDict):
@@ -478,20 +483,30 @@ class SurveyMix(TypedDict):
     shares: list[tuple[float, float | None, float | None]]
 
 
+class SurveyDetails(TypedDict):
+    """What the page has of one head alone. `mixes` has one for each class of tokens, then one for
+    all queries."""
+
+    mixes: list[SurveyMix]
+    metrics: dict[str, SurveyDetail]
+    tokens: list[SurveyToken]
+
+
 class SurveyHead(TypedDict):
     """One head; `metrics` leaves out those without a query.
 
-    `mixes` has a mix for each class of tokens, the last one for all queries. `several` names two
-    behaviours of a head that does more than one thing; "" for another head.
+    `shares` has the fraction of all its queries whose largest weight is on each of `key_kinds`.
+    `several` names two behaviours of a head that does more than one thing; "" for another head.
+    `details` are its `SurveyDetails`, packed, and read when the head is selected.
     """
 
     layer: int
     head: int
     module: str
-    mixes: list[SurveyMix]
+    shares: list[float]
     several: str
     metrics: dict[str, SurveyNumbers]
-    tokens: list[SurveyToken]
+    details: str
 
 
 class SurveyContext(TypedDict):
@@ -547,6 +562,7 @@ class SurveyPage(TypedDict):
     tokens, and `between` what is between two tokens of a context. The tokenizer puts `around[0]`
     tokens before the text of each context, and `around[1]` after it.
     `other` names the survey with which it is compared, and `caution` has what is not compared.
+    Each of `contexts` is a `SurveyContext`, packed, and read when an example is shown.
     """
 
     inks: dict[str, dict[str, tuple[Colour, ...]]]
@@ -557,7 +573,7 @@ class SurveyPage(TypedDict):
     key_kinds: dict[str, str]
     classes: dict[str, str]
     heads: list[SurveyHead]
-    contexts: list[SurveyContext]
+    contexts: list[str]
     spelling: list[str]
     between: str
     around: tuple[int, int]

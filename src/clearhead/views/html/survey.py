@@ -1,8 +1,8 @@
 """Write the page of a survey: a scatter of all heads; one head's distributions, examples, tokens.
 With another survey of the same texts, the page shows where the two differ.
 
-The page holds all numbers and the contexts of its examples, so it needs no server. It has 14 MB for
-270 heads with 34 metrics.
+The page holds all numbers and the contexts of its examples, so it needs no server. What belongs to
+one head or one context is packed, and read when it is shown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,13 +22,14 @@ from ...corpus.looks import BEHAVIOURS, CLASSES
 from ...corpus.roles import roles_of
 from ...models.roles.role_keys import is_separator
 from . import schema
-from .document import INKS, fields_of, filled, table, write
+from .document import INKS, fields_of, filled, packed, table, write
 from .schema import Host
 
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
 ONE_KEY = "first", "self", "previous", "next", "largest"  # metrics of one weight
 BACK = {"duplicate": 0, "induction": 1}  # from a key to the copy of the query's token
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
+DIGITS = 5  # of a number, of which the page draws at most four
 
 
 def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | None = None) -> str:
@@ -61,25 +62,31 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
     histograms = survey.by_metric("histograms", "bin")
     examples = survey.by_metric("examples", "stratum, rank")
     heads: dict[tuple[int, int], schema.SurveyHead] = {}
+    details: dict[tuple[int, int], schema.SurveyDetails] = {}
     for row in survey.heads.to_pylist():
         layer_head = row["layer"], row["head"]
         if layer_head not in heads:
-            empty: dict[str, object] = {"mixes": [], "several": "", "metrics": {}, "tokens": []}
+            empty: dict[str, object] = {"shares": [], "several": "", "metrics": {}, "details": ""}
             heads[layer_head] = fields_of(schema.SurveyHead, row, **empty)
-        key = *layer_head, row["metric"]
+            details[layer_head] = {"mixes": [], "metrics": {}, "tokens": []}
+        name, key = row["metric"], (*layer_head, row["metric"])
+        heads[layer_head]["metrics"][name] = fields_of(
+            schema.SurveyNumbers, rounded(row), compared=differences.get(key)
+        )
         bins = histograms.get(key, [])
-        heads[layer_head]["metrics"][row["metric"]] = fields_of(
-            schema.SurveyNumbers,
+        details[layer_head]["metrics"][name] = fields_of(
+            schema.SurveyDetail,
             row,
             sd=row["sd_of_texts"],
             quantiles=[row[name] for name in ("q05", "q25", "q50", "q75", "q95")],
             bins=[x["bin"] for x in bins],
             counts=[x["count"] for x in bins],
             examples=[contexts.example(x) for x in _chosen(examples.get(key, []), contexts)],
-            compared=differences.get(key),
         )
-    _add_tokens(survey, heads, contexts)
-    _add_mixes(survey, heads)
+    _add_tokens(survey, details, contexts)
+    _add_mixes(survey, heads, details)
+    for layer_head, of in heads.items():
+        of["details"] = packed(rounded(details[layer_head]))
     return {
         "inks": INKS,
         "host": host,
@@ -89,11 +96,20 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
         "key_kinds": KINDS,
         "classes": CLASSES,
         "heads": list(heads.values()),
-        "contexts": contexts.stored,
+        "contexts": list(map(packed, contexts.stored)),
         "spelling": list(contexts.spelling),
         "between": contexts.between,
         "around": tokens_around(survey),
     }
+
+
+def rounded(value: Any) -> Any:
+    """Round the numbers of data to `DIGITS` digits; counts stay."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(x) for name, x in value.items()}
+    return [rounded(x) for x in value] if isinstance(value, (list, tuple)) else value
 
 
 def tokens_around(survey: Survey) -> tuple[int, int]:
@@ -191,7 +207,7 @@ class Contexts:
 
 
 def _add_tokens(
-    survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead], contexts: Contexts
+    survey: Survey, details: Mapping[tuple[int, int], schema.SurveyDetails], contexts: Contexts
 ) -> None:
     """Add the tokens that each head's links have more often than the corpus, on each side."""
     condition = f"lift >= {LEAST_LIFT} and count >= {LEAST_LINKS}"
@@ -200,10 +216,14 @@ def _add_tokens(
     question = f"select * from tokens where {condition} qualify {best} order by {side}, {first}"
     for row in survey.query(question).to_pylist():
         token = fields_of(schema.SurveyToken, row, token=contexts.token(row["spelling"]))
-        heads[row["layer"], row["head"]]["tokens"].append(token)
+        details[row["layer"], row["head"]]["tokens"].append(token)
 
 
-def _add_mixes(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead]) -> None:
+def _add_mixes(
+    survey: Survey,
+    heads: Mapping[tuple[int, int], schema.SurveyHead],
+    details: Mapping[tuple[int, int], schema.SurveyDetails],
+) -> None:
     """Add where each class of queries looks, and what heads do that do more than one thing."""
     rows = survey.query("select * from mixes").to_pylist()
     mixes = {of: list(own) for of, own in groupby(rows, itemgetter("layer", "head"))}
@@ -217,9 +237,7 @@ def _add_mixes(survey: Survey, heads: Mapping[tuple[int, int], schema.SurveyHead
             of["several"] = roles_of(own, row).reason
         for _, shares in groupby(own, itemgetter("token_class")):
             of_class = list(shares)
-            ends = [tuple(_rounded(x[n]) for n in ("share", "low", "high")) for x in of_class]
-            of["mixes"].append(fields_of(schema.SurveyMix, of_class[0], shares=ends))
-
-
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
+            ends = [(x["share"], x["low"], x["high"]) for x in of_class]
+            mix = fields_of(schema.SurveyMix, of_class[0], shares=ends)
+            details[layer_head]["mixes"].append(mix)
+            of["shares"] = rounded([x["share"] for x in of_class])  # at last those of all queries

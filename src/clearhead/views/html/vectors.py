@@ -4,9 +4,7 @@ from ...corpus import Survey
 from ...corpus.examples import LARGEST
 from ...corpus.vectors import HeadVectors
 from . import schema
-from .survey import Contexts
-
-DIGITS = 5  # of a coordinate
+from .survey import Contexts, rounded
 
 
 def vectors_data(survey: Survey, vectors: HeadVectors) -> schema.SurveyVectors:
@@ -38,8 +36,6 @@ def _part(vectors: HeadVectors, name: str, every: bool) -> schema.SurveyPart:
         "name": name,
         "all": every,
         "size": vectors.parts[name].shape[1],
-        "points": [
-            [float(f"{x:.{DIGITS}g}") for x in point] for point in projection.points.tolist()
-        ],
+        "points": rounded(projection.points.tolist()),
         "shares": projection.shares.tolist(),
     }

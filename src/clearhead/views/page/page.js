@@ -1,4 +1,4 @@
-// Made by `make page` from the sources bb84adafca6a73319c465bf8ea2e1e2a64c7b2f1e7807b31bc818890dbfbf142; do not edit.
+// Made by `make page` from the sources b9e7f5c8350916875e637414e87b433d103bc38791bc1c89dc341788508731e4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

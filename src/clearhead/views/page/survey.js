@@ -1,4 +1,4 @@
-// Made by `make page` from the sources bb84adafca6a73319c465bf8ea2e1e2a64c7b2f1e7807b31bc818890dbfbf142; do not edit.
+// Made by `make page` from the sources b9e7f5c8350916875e637414e87b433d103bc38791bc1c89dc341788508731e4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -122,6 +122,11 @@ var clearhead = (() => {
 
   // src/json.js
   var parse = (text) => JSON.parse(text, (_, value) => value?.float === void 0 ? value : Number(value.float));
+  async function unpacked(text) {
+    const bytes = Uint8Array.from(atob(text), (it) => it.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return parse(await new Response(stream).text());
+  }
 
   // src/survey/store.js
   var survey = parse(byId("survey").textContent);
@@ -173,6 +178,19 @@ var clearhead = (() => {
   };
   var head = () => survey.heads[chosen.at];
   var numbers = () => head().metrics[chosen.metric];
+  var reading = (
+    /** @type {Map<string, Promise<any>>} */
+    /* @__PURE__ */ new Map()
+  );
+  function read(packed) {
+    if (!reading.has(packed)) reading.set(packed, unpacked(packed));
+    return (
+      /** @type {Promise<any>} */
+      reading.get(packed)
+    );
+  }
+  var readDetails = () => read(head().details);
+  var readContext = (number2) => read(survey.contexts[number2]);
   var axes = [
     ...PLACE,
     ...survey.metrics.map((it) => it.name),
@@ -322,7 +340,7 @@ var clearhead = (() => {
   var keysOf = (name) => survey.key_kinds[name] ?? survey.key_kinds[name.replace(/s$/, "")] ?? words(name);
   function sentences() {
     const kinds2 = Object.entries(survey.key_kinds), heads = survey.heads, several = heads.filter((it) => it.several);
-    const leading = heads.map(({ mixes }) => mixes.at(-1)?.shares.findIndex(([share]) => share > MOST) ?? -1);
+    const leading = heads.map(({ shares }) => shares.findIndex((share) => share > MOST));
     const groups = kinds2.map(([kind, meaning], i) => ({ kind, meaning, n: leading.filter((it) => it === i).length })).filter(({ n }) => n).sort((a, b) => b.n - a.n), all = groups.reduce((sum, { n }) => sum + n, 0);
     const clearest = BEHAVIOURS.filter((name) => name !== "first").flatMap((name) => bestHeads(name).slice(0, 1).map((best) => ({ name, ...best }))).sort((a, b) => excess(b.numbers) - excess(a.numbers)).slice(0, BEST).map(({ name, it, numbers: numbers2 }) => `${headName(it)} puts ${number(numbers2.mean, 2)} of its weight on ${keysOf(name)}` + (numbers2.uniform === null ? "" : ` (equal weights: ${number(numbers2.uniform, 2)})`));
     return [
@@ -381,12 +399,12 @@ var clearhead = (() => {
   var LEAST_SHARE = 0.01;
   var NAMED = 3;
   var kinds = Object.keys(survey.key_kinds);
-  function rolesOf(mix) {
-    const parts = (mix?.shares ?? []).map(([share], i) => ({ kind: survey.key_kinds[kinds[i]], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share).slice(0, NAMED);
+  function rolesOf(shares) {
+    const parts = shares.map((share, i) => ({ kind: survey.key_kinds[kinds[i]], share })).filter(({ share }) => share >= LEAST_SHARE).sort((a, b) => b.share - a.share).slice(0, NAMED);
     return parts.length ? `Its largest weight is ${parts.map(({ kind, share }, i) => `on ${kind} at ${percent(share)}${i ? "" : " of queries"}`).join(", ")}.` : "";
   }
-  function drawMixes() {
-    const { mixes, several } = head(), scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
+  function drawMixes({ mixes }) {
+    const { several } = head(), scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const columns = kinds.map((_, i) => i).filter((i) => mixes.some(({ shares }) => shares[i][0] >= LEAST_SHARE));
     const rows = mixes.map(({ token_class: name, queries, texts, shares }) => {
       const about = survey.classes[name] ?? "all queries";
@@ -413,13 +431,12 @@ var clearhead = (() => {
   var MOST_TOKENS = 8;
   var signed = (value, decimals = 3) => (value > 0 ? "+" : "") + number(value, decimals);
   function drawHead() {
-    const { module, mixes } = head();
+    const { module, shares } = head();
     byId("head-title").textContent = headName(head());
     byId("module").textContent = module;
-    byId("roles").textContent = rolesOf(mixes.at(-1));
+    byId("roles").textContent = rolesOf(shares);
+    byId("metric-title").textContent = words(chosen.metric);
     drawMetrics();
-    drawHistogram();
-    drawTokens();
   }
   var GROUPS = (
     /** @type {[RegExp, string][]} */
@@ -456,10 +473,8 @@ var clearhead = (() => {
     byId("metrics").replaceChildren(survey.other ? table("Means of texts, in this survey and in the other", ["metric", "here", "there", "difference", "q"], rows) : table("Means over all queries", ["metric", "mean", "95 % interval", "uniform"], rows));
   }
   var comparison = (compared) => compared ? [number(compared.mean, 3), number(compared.other, 3), signed(compared.difference), number(compared.q, 3)] : ["", "", "", ""];
-  function drawHistogram() {
+  function drawHistogram({ bins, counts, quantiles, queries, texts, sd }) {
     const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
-    const { bins, counts, quantiles, queries, texts, mean, sd } = numbers();
-    byId("metric-title").textContent = words(chosen.metric);
     byId("formula").textContent = BEHAVIOURS.includes(chosen.metric) ? `The weight on ${keysOf(chosen.metric)}: ${formula}.` : formula;
     byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
     const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
@@ -477,17 +492,17 @@ var clearhead = (() => {
     byId("histogram").replaceChildren(...bars);
     byId("histogram-ends").replaceChildren(make("span", {}, number(edges[first], 3)), make("span", {}, number(edges[last + 1], 3)));
     const [q05, , q50, , q95] = quantiles;
-    byId("quantiles").textContent = `Mean ${number(mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` + [
+    byId("quantiles").textContent = `Mean ${number(numbers().mean, 3)}${sd === null ? "" : `, between texts ± ${number(sd, 3)}`}. ` + [
       q50 === null ? "" : `Median ${number(q50, 3)}.`,
       q05 === null ? "" : `5 % of queries are below ${number(q05, 3)}.`,
       q95 === null ? "" : `5 % are above ${number(q95, 3)}.`
     ].join(" ");
   }
-  function drawTokens() {
+  function drawTokens({ tokens }) {
     const parts = (
       /** @type {const} */
       ["query", "key"].map((side) => {
-        const rows = head().tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS).map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
+        const rows = tokens.filter((it) => it.side === side).slice(0, MOST_TOKENS).map((it) => ({ kind: "", cells: [token(survey.spelling[it.token]), it.count.toLocaleString("en"), number(it.lift, 2)] }));
         return rows.length ? table(side === "query" ? "Query tokens" : "Key tokens", ["token", "links", "lift"], rows) : "";
       })
     );
@@ -539,18 +554,20 @@ var clearhead = (() => {
       return button;
     }));
   }
-  function drawExamples() {
+  function drawGroups() {
     for (const button of byId("deciles").children) {
       button.setAttribute("aria-pressed", String(Number(button.dataset.decile) === chosen.decile));
     }
-    const shown2 = numbers().examples.filter((it) => it.decile === chosen.decile);
+  }
+  var examplesIn = ({ metrics }) => metrics[chosen.metric].examples.filter((it) => it.decile === chosen.decile);
+  function drawExamples(shown2, contexts) {
     const isStored = metricOf(chosen.metric)?.examples;
     byId("no-examples").textContent = shown2.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
     byId("examples-about").textContent = chosen.decile < LARGEST ? "" : OF_KEYS.test(chosen.metric) ? "The values that most exceed those of equal weights; one of each query token first, and queries with four keys or more." : "The largest values, of each range of positions in turn; one of each query token first.";
-    byId("examples").replaceChildren(...shown2.map((example) => article(example)));
+    byId("examples").replaceChildren(...shown2.map((example, i) => article(example, contexts[i])));
   }
-  function article(example, source = survey) {
-    const { value, context, query, keys, weights } = example, { name, tokens } = source.contexts[context];
+  function article(example, { name, tokens }, source = survey) {
+    const { value, query, keys, weights } = example;
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
     const line = make("p", { class: "sample" });
@@ -973,7 +990,7 @@ var clearhead = (() => {
     const { points } = partOf(data), same = points.filter((it) => String(it) === String(points[i])).length - 1;
     byId("vectors-example").replaceChildren(...i < 0 ? [make("p", { class: "hint" }, "Point at an example to see its text; click to select it. Keys: arrows, Page Up and Page Down, Enter.")] : [
       make("p", { class: "lead" }, wordsOf(data, examples[i]) + (same ? `; ${count(same, "other")} at the same point` : "")),
-      article(examples[i], data)
+      article(examples[i], data.contexts[examples[i].context], data)
     ]);
   }
 
@@ -985,9 +1002,26 @@ var clearhead = (() => {
     drawScatter();
     drawDifferences();
     drawHead();
-    drawMixes();
-    drawExamples();
+    drawGroups();
     drawVectors();
+    drawDetails();
+  }
+  var draws = 0;
+  async function drawDetails() {
+    const mine = ++draws, section = byId("one");
+    section.setAttribute("aria-busy", "true");
+    try {
+      const details = await readDetails(), examples = examplesIn(details);
+      const contexts = await Promise.all(examples.map(({ context }) => readContext(context)));
+      if (mine !== draws) return;
+      drawHistogram(details.metrics[chosen.metric]);
+      drawMixes(details);
+      drawTokens(details);
+      drawExamples(examples, contexts);
+    } catch (error) {
+      byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
+    }
+    section.setAttribute("aria-busy", "false");
   }
   function listen(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, input")) return;

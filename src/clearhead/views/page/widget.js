@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b33a89cf8de9e0014501c9b444bb44cf48ae4bfa4556963304d87cf165a73ee9; do not edit.
+// Made by `make page` from the sources 4c46efc4e7c6ece7a75cc23d6f0525cf9c2c8d1ee728c68fa7ee3bfec0529820; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
