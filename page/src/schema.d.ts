@@ -520,16 +520,17 @@ export interface SurveyDifference {
 }
 
 /**
- * A metric of one head, as heads are compared: of its row of the table `heads`.
+ * A metric of all heads, in their order: columns of the table `heads`.
  *
- * `compared` is its difference from another survey; None without one.
+ * `mean` is None for a head without a query. `compared` has the differences from another survey,
+ * and is empty without one.
  */
 export interface SurveyNumbers {
-  mean: number;
-  low: number | null;
-  high: number | null;
-  uniform: number | null;
-  compared: SurveyDifference | null;
+  mean: (number | null)[];
+  low: (number | null)[];
+  high: (number | null)[];
+  uniform: (number | null)[];
+  compared: (SurveyDifference | null)[];
 }
 
 /**
@@ -568,8 +569,8 @@ export interface SurveyMix {
 }
 
 /**
- * What the page has of one head alone. `mixes` has one for each class of tokens, then one for
- * all queries.
+ * What the page has of one head alone. `metrics` leaves out those without a query; `mixes` has
+ * one for each class of tokens, then one for all queries.
  */
 export interface SurveyDetails {
   mixes: SurveyMix[];
@@ -578,9 +579,9 @@ export interface SurveyDetails {
 }
 
 /**
- * One head; `metrics` leaves out those without a query.
+ * One head.
  *
- * `shares` has the fraction of all its queries whose largest weight is on each of `key_kinds`.
+ * `shares` has the fraction of its queries whose largest weight is on each of `key_kinds`.
  * `several` names two behaviours of a head that does more than one thing; "" for another head.
  * `details` are its `SurveyDetails`, packed, and read when the head is selected.
  */
@@ -590,7 +591,6 @@ export interface SurveyHead {
   module: string;
   shares: number[];
   several: string;
-  metrics: Record<string, SurveyNumbers>;
   details: string;
 }
 
@@ -666,6 +666,7 @@ export interface SurveyPage {
   key_kinds: Record<string, string>;
   classes: Record<string, string>;
   heads: SurveyHead[];
+  numbers: Record<string, SurveyNumbers>;
   contexts: string[];
   spelling: string[];
   between: string;

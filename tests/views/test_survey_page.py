@@ -50,6 +50,11 @@ def unpacked(text):
     return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
+def close(number):
+    """A number as the page has it, with five digits."""
+    return None if number is None else pytest.approx(number, rel=1e-4)
+
+
 def settled(page):
     """The page, when it has read what belongs to the selected head."""
     page.wait_for_selector("#one[aria-busy=false]")
@@ -64,23 +69,20 @@ def test_the_data_fit_the_schema_and_equal_the_tables(stories, document):
     for context in data["contexts"]:
         assert misfit(unpacked(context), schema.SurveyContext) is None
     assert "<script><b>" not in document
-    heads = {(x["layer"], x["head"]): (x["metrics"], unpacked(x["details"])) for x in data["heads"]}
+    places = [(head["layer"], head["head"]) for head in data["heads"]]
+    details = [unpacked(head["details"])["metrics"] for head in data["heads"]]
     seen = 0
     for row in stories.heads.to_pylist():
-        metrics, details = heads[row["layer"], row["head"]]
-        if row["queries"]:
-            numbers, detail = metrics[row["metric"]], details["metrics"][row["metric"]]
-            names = ("q05", "q25", "q50", "q75", "q95")
-            assert numbers | {"compared": None} == {
-                name: pytest.approx(row[name], rel=1e-4) if row.get(name) is not None else None
-                for name in ("mean", "low", "high", "uniform", "compared")
-            }
-            assert detail["quantiles"] == [
-                None if row[name] is None else pytest.approx(row[name], rel=1e-4) for name in names
-            ]
-            assert (sum(detail["counts"]), detail["texts"]) == (row["queries"], row["texts"])
-            seen += 1
-    assert seen > 300
+        at, metric = places.index((row["layer"], row["head"])), row["metric"]
+        for name in ("mean", "low", "high", "uniform"):
+            assert data["numbers"][metric][name][at] == close(row[name])
+        detail = details[at][metric]
+        names = ("q05", "q25", "q50", "q75", "q95")
+        assert detail["quantiles"] == [close(row[name]) for name in names]
+        assert (sum(detail["counts"]), detail["texts"]) == (row["queries"], row["texts"])
+        seen += 1
+    of_heads = [x for columns in data["numbers"].values() for x in columns["mean"]]
+    assert seen == sum(mean is not None for mean in of_heads) == sum(map(len, details)) > 300
 
 
 def test_the_mixes_are_those_of_the_tables(stories, document):
@@ -295,10 +297,10 @@ def test_the_page_shows_where_two_surveys_differ(stories, changed, browser, tmp_
     assert misfit(data, schema.SurveyPage) is None
     rows = {(r["layer"], r["head"], r["metric"]): r for r in stories.compare(changed).to_pylist()}
     on_page = {
-        (head["layer"], head["head"], metric): numbers["compared"]
-        for head in data["heads"]
-        for metric, numbers in head["metrics"].items()
-        if numbers["compared"]
+        (head["layer"], head["head"], metric): compared
+        for metric, numbers in data["numbers"].items()
+        for head, compared in zip(data["heads"], numbers["compared"], strict=True)
+        if compared
     }
     assert on_page.keys() == rows.keys()
     for key, compared in on_page.items():

@@ -51,7 +51,7 @@ function drawMetrics() {
     : table("Means over all queries", ["metric", "mean", "95 % interval", "uniform"], rows));
 }
 
-/** @param {SurveyDifference | null} compared */
+/** @param {SurveyDifference | null | undefined} compared */
 const comparison = (compared) => (compared
   ? [number(compared.mean, 3), number(compared.other, 3), signed(compared.difference), number(compared.q, 3)]
   : ["", "", "", ""]);

@@ -5,8 +5,18 @@ import { byId } from "../marks.js";
 
 /** @import * as schema from "../schema.d.ts" */
 
-/** @type {schema.SurveyPage} */
+/** @typedef {{mean: number, low: number | null, high: number | null, uniform: number | null,
+ *   compared?: schema.SurveyDifference | null}} Numbers */
+/** @typedef {schema.SurveyHead & {metrics: Record<string, Numbers>}} Head the metrics that it has queries for */
+
+/** @type {Omit<schema.SurveyPage, "heads"> & {heads: Head[]}} */
 export const survey = parse(byId("survey").textContent);
+
+// The page has columns, because they are half as long.
+for (const [at, head] of survey.heads.entries()) {
+  head.metrics = Object.fromEntries(Object.entries(survey.numbers).filter(([, { mean }]) => mean[at] !== null)
+    .map(([name, columns]) => [name, /** @type {any} */ (Object.fromEntries(Object.entries(columns).map(([column, all]) => [column, all[at]])))]));
+}
 
 export const LARGEST = 10; // the number of the group of largest values, after ten deciles
 const PLACE = ["layer", "head"]; // what an axis can show besides means of metrics
@@ -78,7 +88,7 @@ export const axes = [...PLACE, ...survey.metrics.map((it) => it.name),
 export const words = (name) => name.replace(DIFFERENCE, "difference of ")
   .replace(/_(\d+)_(\d+)$/, " $1 to $2").replaceAll("_", " ");
 
-/** The number of a head on an axis. @param {schema.SurveyHead} of */
+/** The number of a head on an axis. @param {Head} of */
 export function valueOn(of, axis) {
   if (PLACE.includes(axis)) return of[axis];
   if (axis.startsWith(DIFFERENCE)) return of.metrics[axis.slice(DIFFERENCE.length)]?.compared?.difference ?? NaN;

@@ -438,16 +438,17 @@ class SurveyDifference(TypedDict):
 
 
 class SurveyNumbers(TypedDict):
-    """A metric of one head, as heads are compared: of its row of the table `heads`.
+    """A metric of all heads, in their order: columns of the table `heads`.
 
-    `compared` is its difference from another survey; None without one.
+    `mean` is None for a head without a query. `compared` has the differences from another survey,
+    and is empty without one.
     """
 
-    mean: float
-    low: float | None
-    high: float | None
-    uniform: float | None
-    compared: SurveyDifference | None
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+    uniform: list[float | None]
+    compared: list[SurveyDifference | None]
 
 
 class SurveyDetail(TypedDict):
@@ -484,8 +485,8 @@ class SurveyMix(TypedDict):
 
 
 class SurveyDetails(TypedDict):
-    """What the page has of one head alone. `mixes` has one for each class of tokens, then one for
-    all queries."""
+    """What the page has of one head alone. `metrics` leaves out those without a query; `mixes` has
+    one for each class of tokens, then one for all queries."""
 
     mixes: list[SurveyMix]
     metrics: dict[str, SurveyDetail]
@@ -493,9 +494,9 @@ class SurveyDetails(TypedDict):
 
 
 class SurveyHead(TypedDict):
-    """One head; `metrics` leaves out those without a query.
+    """One head.
 
-    `shares` has the fraction of all its queries whose largest weight is on each of `key_kinds`.
+    `shares` has the fraction of its queries whose largest weight is on each of `key_kinds`.
     `several` names two behaviours of a head that does more than one thing; "" for another head.
     `details` are its `SurveyDetails`, packed, and read when the head is selected.
     """
@@ -505,7 +506,6 @@ class SurveyHead(TypedDict):
     module: str
     shares: list[float]
     several: str
-    metrics: dict[str, SurveyNumbers]
     details: str
 
 
@@ -573,6 +573,7 @@ class SurveyPage(TypedDict):
     key_kinds: dict[str, str]
     classes: dict[str, str]
     heads: list[SurveyHead]
+    numbers: dict[str, SurveyNumbers]
     contexts: list[str]
     spelling: list[str]
     between: str

@@ -42,9 +42,10 @@ def survey_page(survey: Survey, *, other: Survey | None = None, host: Host | Non
     data = page_data(survey, other, host)
     texts = {"title": f"Survey of {name_of(survey)}", "about": repr(survey).split(": ", 1)[1]}
     texts["caption"] = "The mean of the first metric over all queries."
+    means = next(iter(data["numbers"].values()))["mean"]
     rows = [
-        [f"L{of['layer']}H{of['head']}", *(f"{x['mean']:.4g}" for x in of["metrics"].values())][:2]
-        for of in data["heads"]
+        [f"L{of['layer']}H{of['head']}", "" if mean is None else f"{mean:.4g}"]
+        for of, mean in zip(data["heads"], means, strict=True)
     ]
     return filled("survey", ("page.css", "survey.css"), data, texts, table(rows), host)
 
@@ -63,18 +64,15 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
     examples = survey.by_metric("examples", "stratum, rank")
     heads: dict[tuple[int, int], schema.SurveyHead] = {}
     details: dict[tuple[int, int], schema.SurveyDetails] = {}
+    rows: dict[tuple[int, int, str], dict[str, Any]] = {}
     for row in survey.heads.to_pylist():
         layer_head = row["layer"], row["head"]
         if layer_head not in heads:
-            empty: dict[str, object] = {"shares": [], "several": "", "metrics": {}, "details": ""}
-            heads[layer_head] = fields_of(schema.SurveyHead, row, **empty)
+            heads[layer_head] = fields_of(schema.SurveyHead, row, shares=[], several="", details="")
             details[layer_head] = {"mixes": [], "metrics": {}, "tokens": []}
-        name, key = row["metric"], (*layer_head, row["metric"])
-        heads[layer_head]["metrics"][name] = fields_of(
-            schema.SurveyNumbers, rounded(row), compared=differences.get(key)
-        )
-        bins = histograms.get(key, [])
-        details[layer_head]["metrics"][name] = fields_of(
+        key = *layer_head, row["metric"]
+        rows[key], bins = rounded(row), histograms.get(key, [])
+        details[layer_head]["metrics"][row["metric"]] = fields_of(
             schema.SurveyDetail,
             row,
             sd=row["sd_of_texts"],
@@ -87,15 +85,26 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
     _add_mixes(survey, heads, details)
     for layer_head, of in heads.items():
         of["details"] = packed(rounded(details[layer_head]))
+    metrics = survey.metrics.to_pylist()
+    numbers: dict[str, schema.SurveyNumbers] = {}
+    for metric in (row["metric"] for row in metrics):
+        keys = [(*layer_head, metric) for layer_head in heads]
+        of_heads = {
+            name: [rows.get(key, {}).get(name) for key in keys]
+            for name in ("mean", "low", "high", "uniform")
+        }
+        compared = list(map(differences.get, keys)) if differences else []
+        numbers[metric] = fields_of(schema.SurveyNumbers, of_heads, compared=compared)
     return {
         "inks": INKS,
         "host": host,
         "other": None if other is None else f"{name_of(other)}, in {other.folder.name}",
         "caution": "" if comparison is None else comparison.warning,
-        "metrics": [_metric(row) for row in survey.metrics.to_pylist()],
+        "metrics": list(map(_metric, metrics)),
         "key_kinds": KINDS,
         "classes": CLASSES,
         "heads": list(heads.values()),
+        "numbers": numbers,
         "contexts": list(map(packed, contexts.stored)),
         "spelling": list(contexts.spelling),
         "between": contexts.between,

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b9e7f5c8350916875e637414e87b433d103bc38791bc1c89dc341788508731e4; do not edit.
+// Made by `make page` from the sources 475aae24c5379b0117254f805729aae3c95df46190d7c354c8530ca9213885a7; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 4c46efc4e7c6ece7a75cc23d6f0525cf9c2c8d1ee728c68fa7ee3bfec0529820; do not edit.
+// Made by `make page` from the sources c1f54ddf69f7c654288b30a0c736b7c28cd51dd973900875e6513e6aff804aef; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
