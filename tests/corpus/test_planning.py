@@ -37,6 +37,26 @@ def test_ranks_divide_the_time(planned):
     assert one[1] == pytest.approx(10**9 / large.speed, rel=0.01)
 
 
+def test_a_plan_follows_from_its_probe():
+    """By hand: totals grow with the square root of tokens, and a survey is 100 times the probe."""
+    probe = planning.Probe(
+        tokens=90, texts=3, shards=[25, 75], totals=[1000, 1700], folded=2000, of_texts=500,
+        sums=64, memory=10_000, cutting=0.5, computing=15.0, folding=2.7, reading=0.25, tables=4.0,
+    )  # fmt: skip
+    assert probe.totals_of(25) == 1000 and probe.totals_of(100) == pytest.approx(2000)
+    large = probe.plan(9000, 400)
+    assert (large.tokens, large.texts, large.shards, large.shard_tokens) == (9000, 300, 25, 400)
+    assert large.speed == pytest.approx(5)
+    assert large.memory == 10_000 + planning.COPIES * 64 * 4
+    states = 25 * 4000
+    assert large.disk == pytest.approx(100 * 500 + states + 25 / 16 * 16_000)
+    cut, compute, merging = large.seconds[1]
+    assert (cut, compute) == (50, pytest.approx(25 * 400 / 5))
+    assert merging == pytest.approx(2.7 / 2700 * states + 25 + 4)
+    # 25 shards are four slices of texts, four shards for a rank at most, and two groups.
+    assert large.seconds[8] == pytest.approx((50 / 4, 4 * 400 / 5, (merging - 4) / 2 + 4))
+
+
 def test_the_table(planned):
     lines = str(planned).splitlines()
     assert lines[0].endswith("shards of 2,048 tokens") and len(lines) == 6

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 from ..core.errors import BadType, BadValue
 from ..core.files import atomic_io
 from ..core.formatting import aligned, quantity, si
-from . import corpus, state
+from . import corpus, state, steps
 from .corpus import AT_ONCE
 from .cuts import SHARDS
 from .fold import GROUP, Fold
 from .merge import merge
 from .random_tokens import Needles, RandomRepeats
-from .steps import Texts, compute_shard, make_setup, prepare, shard_tokens_for, torch_threads
-from .texts import read_texts, sizes_of
+from .steps import Setup
+from .texts import Sources, read_texts, sizes_of
 
 LEAST, RANKS = 2048, (1, 8, 64)  # tokens of a shard of the probe
 SAMPLE = 10_000  # characters of a text from which the number of tokens follows
@@ -64,8 +64,66 @@ class Plan(NamedTuple):
         return "\n".join([f"{texts}, in {shards}", f"{speed}, {memory}", *aligned(rows)])
 
 
+class Probe(NamedTuple):
+    """What two shards of a survey took: sizes are in bytes, times in seconds.
+
+    Attributes:
+        tokens, texts: of the texts that it read.
+        shards: the tokens of each shard, with those around each context.
+        totals: the totals of the state of each shard.
+        folded: the totals of both.
+        of_texts: the tokens and sums of texts that are stored.
+        sums: the sums of texts in memory, of both shards.
+        memory: the peak of the process.
+        cutting, computing, folding, reading, tables: to cut the texts, to compute the last shard,
+            to fold the totals, to read the texts for their deviations, and to write the tables.
+    """
+
+    tokens: int
+    texts: int
+    shards: list[int]
+    totals: list[int]
+    folded: int
+    of_texts: int
+    sums: int
+    memory: int
+    cutting: float
+    computing: float
+    folding: float
+    reading: float
+    tables: float
+
+    def totals_of(self, tokens: int) -> float:
+        """Predict the bytes of the totals of a shard."""
+        growth = math.log(self.folded / self.totals[0])
+        power = growth / math.log(sum(self.shards) / self.shards[0])
+        return float(self.totals[0] * (tokens / self.shards[0]) ** power)
+
+    def plan(self, tokens: int, shard: int) -> Plan:
+        """Predict a survey of so many tokens of texts, in shards of so many tokens."""
+        times = tokens / self.tokens  # the survey is so much larger than the probe
+        shards = math.ceil(times * sum(self.shards) / shard)
+        states = shards * self.totals_of(shard)
+        in_groups = shards / GROUP * self.totals_of(GROUP * shard)
+        per_token = self.computing / self.shards[-1]
+        folding = self.folding / sum(self.totals) * states + self.reading * times
+        sums = self.sums * shard / sum(self.shards)
+        seconds = {
+            ranks: (
+                self.cutting * times / min(ranks, math.ceil(shards / SHARDS)),
+                per_token * shard * math.ceil(shards / ranks),
+                folding / min(ranks, math.ceil(shards / GROUP)) + self.tables,
+            )
+            for ranks in RANKS
+        }
+        disk = times * self.of_texts + states + in_groups
+        memory = self.memory + COPIES * sums
+        texts = round(times * self.texts)
+        return Plan(tokens, texts, shards, shard, 1 / per_token, memory, disk, seconds)
+
+
 def plan(
-    model: Any, texts: Texts, *, tokens: int | None = None, shard_tokens: int | None = None,
+    model: Any, texts: steps.Texts, *, tokens: int | None = None, shard_tokens: int | None = None,
     threads: int = 1, **options: Any,
 ) -> Plan:  # fmt: skip
     """Predict the cost of a survey of `tokens` tokens, of which the texts may be a sample.
@@ -76,56 +134,45 @@ def plan(
     if isinstance(texts, (RandomRepeats, Needles)):
         rule = "a plan is of a survey of texts; one of random tokens has few."
         raise BadType(f"A plan of {type(texts).__name__} was requested.", rule, "pass texts.")
-    setup = make_setup(model, threads=threads, **options)
+    setup = steps.make_setup(model, threads=threads, **options)
+    with TemporaryDirectory() as folder, steps.torch_threads(threads):
+        probe = _probe(setup, texts, Path(folder))
+    every = tokens or _tokens_of(setup, texts)
+    return probe.plan(every, shard_tokens or steps.shard_tokens_for(every))
+
+
+def _probe(setup: Setup, texts: Sources, out: Path) -> Probe:
+    """Survey the first texts in two shards. Raises `BadValue` if they are too short."""
     setup.settings["shard tokens"] = size = max(LEAST, setup.settings["context"])
     setup.fixed()  # digests of the model, which are computed once
-    with TemporaryDirectory() as folder, torch_threads(threads):
-        out, start = Path(folder), time.monotonic()
-        manifest = prepare(setup, texts, out, tokens=2 * size)
-        cutting, probe = time.monotonic() - start, manifest.corpus
-        if len(manifest.shards) < 2:
-            gave = f"The texts have {quantity(probe['tokens of texts'], 'token')}."
-            rule = f"a plan measures {quantity(2 * size, 'token')}."
-            raise BadValue(gave, rule, "survey these texts, which takes no longer than a plan.")
-        fold, entries = Fold(out, manifest), manifest.shards
-        computing = [_seconds(compute_shard, setup, out, manifest, entry) for entry in entries]
-        steps = fold.share_totals, fold.share_texts, partial(merge, out)
-        of_totals, of_texts, tables = [_seconds(step) for step in steps]
-        files = [out / state.FOLDER / entry.state for entry in entries]
-        parts = [_bytes(file, state.TOTALS) for file in files]
-        both = _bytes(next(fold.folder.glob("0*")), state.TOTALS)
-        texts_bytes = sum(_bytes(file, state.TEXTS) for file in files)
-        stored = sum((out / corpus.FOLDER / entry.corpus).stat().st_size for entry in entries)
-        _, layers = next(state.read_sums(*state.file_of(out, manifest, entries[0])))
-    sample = [text.content[:SAMPLE] for text in islice(read_texts(texts), AT_ONCE) if text.content]
-    of_sample = sum(map(len, setup.reader.encode(sample))) / sum(len(x.encode()) for x in sample)
-    known = sum(entry.tokens for entry in entries)
-    every = tokens or round(sizes_of(texts) * of_sample)
-    times = every / probe["tokens of texts"]  # the survey is so much larger than the probe
-    of_shard = shard_tokens or shard_tokens_for(every)
-    count = math.ceil(times * known / of_shard)
-    power = math.log(both / parts[0]) / math.log(known / entries[0].tokens)
-
-    def totals(tokens: float) -> float:
-        return parts[0] * (tokens / entries[0].tokens) ** power
-
-    states, in_groups = count * totals(of_shard), count / GROUP * totals(GROUP * of_shard)
-    in_memory = sum(x.nbytes for layer in layers for x in layer)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    folding = of_totals / sum(parts) * states + of_texts * times
-    return Plan(
-        every, round(times * probe["texts"]), count, of_shard, entries[1].tokens / computing[1],
-        peak + COPIES * in_memory * probe["texts"] * of_shard / known,
-        times * (stored + texts_bytes) + states + in_groups,
-        {
-            ranks: (
-                cutting * times / min(ranks, math.ceil(count / SHARDS)),
-                computing[1] / entries[1].tokens * of_shard * math.ceil(count / ranks),
-                folding / min(ranks, math.ceil(count / GROUP)) + tables,
-            )
-            for ranks in RANKS
-        },
+    start = time.monotonic()
+    manifest = steps.prepare(setup, texts, out, tokens=2 * size)
+    cutting, entries, read = time.monotonic() - start, manifest.shards, manifest.corpus
+    if len(entries) < 2:
+        gave = f"The texts have {quantity(read['tokens of texts'], 'token')}."
+        rule = f"a plan measures {quantity(2 * size, 'token')}."
+        raise BadValue(gave, rule, "survey these texts, which takes no longer than a plan.")
+    fold = Fold(out, manifest)
+    computing = [_seconds(steps.compute_shard, setup, out, manifest, entry) for entry in entries]
+    merging = [_seconds(x) for x in (fold.share_totals, fold.share_texts, partial(merge, out))]
+    files = [out / state.FOLDER / entry.state for entry in entries]
+    folded = _bytes(next(fold.folder.glob("0*")), state.TOTALS)
+    of_texts = sum(_bytes(file, state.TEXTS) for file in files)
+    of_texts += sum((out / corpus.FOLDER / entry.corpus).stat().st_size for entry in entries)
+    _, layers = next(state.read_sums(*state.file_of(out, manifest, entries[0])))
+    sums = read["texts"] * sum(x.nbytes for layer in layers for x in layer)
+    return Probe(
+        read["tokens of texts"], read["texts"], [entry.tokens for entry in entries],
+        [_bytes(file, state.TOTALS) for file in files], folded, of_texts, sums,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, cutting, computing[-1], *merging,
     )  # fmt: skip
+
+
+def _tokens_of(setup: Setup, texts: Sources) -> int:
+    """Estimate the tokens of texts by their size, and by the tokens of the first ones."""
+    sample = [text.content[:SAMPLE] for text in islice(read_texts(texts), AT_ONCE) if text.content]
+    tokens = sum(map(len, setup.reader.encode(sample)))
+    return round(sizes_of(texts) * tokens / sum(len(x.encode()) for x in sample))
 
 
 def _seconds(step: Callable[..., object], *arguments: object) -> float:
