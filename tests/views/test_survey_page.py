@@ -163,6 +163,51 @@ def test_the_page_in_a_browser(document, browser, tmp_path):
     page.close()
 
 
+COUNT_UNPACKED = """const Native = DecompressionStream;
+globalThis.unpacked = 0;
+globalThis.DecompressionStream = function (format) { unpacked++; return new Native(format); };"""
+
+
+def test_a_head_is_unpacked_once_when_it_is_selected(document, browser, tmp_path):
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page = browser.new_page()
+    page.add_init_script(COUNT_UNPACKED)
+    page.goto(path.as_uri())
+    settled(page)
+    first = page.evaluate("unpacked")
+    assert 1 < first <= 5  # a head, and the contexts of the examples that are shown
+    page.evaluate("clearhead.go({ at: 0 }); clearhead.go({ at: 1 }); clearhead.go({ at: 2 })")
+    settled(page)
+    assert page.text_content("#head-title") == "L0H2"
+    roles = page.locator("#mixes tbody tr").last.locator("td").all_text_contents()
+    share = max(embedded(document)["heads"][2]["shares"])
+    assert f"{share:.0%}".replace("%", " %") in roles
+    several = page.evaluate("unpacked")
+    assert first + 3 <= several
+    for at in (0, 1, 2):
+        page.evaluate(f"clearhead.go({{ at: {at} }})")
+        settled(page)
+    assert page.evaluate("unpacked") <= several + 8  # contexts of examples that were passed over
+    again = page.evaluate("unpacked")
+    page.evaluate("clearhead.go({ at: 0 })")
+    settled(page)
+    assert page.evaluate("unpacked") == again
+    page.close()
+
+
+def test_a_browser_that_cannot_unpack_is_told(document, browser, tmp_path):
+    path = tmp_path / "survey.html"
+    path.write_text(document, encoding="utf-8")
+    page = browser.new_page()
+    page.add_init_script("delete globalThis.DecompressionStream;")
+    page.goto(path.as_uri())
+    settled(page)
+    assert "one of 2023 or later does" in page.text_content("#no-examples")
+    assert page.locator("#scatter circle").count() == 16
+    page.close()
+
+
 def test_the_page_opens_with_what_the_heads_do(stories, document, browser, tmp_path):
     path = tmp_path / "survey.html"
     path.write_text(document, encoding="utf-8")

@@ -31,18 +31,23 @@ let draws = 0; // a drawing that waits ends if a later one has begun
 async function drawDetails() {
   const mine = ++draws, section = byId("one");
   section.setAttribute("aria-busy", "true");
-  try {
-    const details = await readDetails(), examples = examplesIn(details);
-    const contexts = await Promise.all(examples.map(({ context }) => readContext(context)));
-    if (mine !== draws) return;
-    drawHistogram(details.metrics[chosen.metric]);
-    drawMixes(details);
-    drawTokens(details);
-    drawExamples(examples, contexts);
-  } catch (error) {
+  const shown = await readShown().catch((error) => {
     byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
-  }
+  });
+  if (mine !== draws) return;
   section.setAttribute("aria-busy", "false");
+  if (!shown) return;
+  const { details, examples, contexts } = shown;
+  drawHistogram(details.metrics[chosen.metric]);
+  drawMixes(details);
+  drawTokens(details);
+  drawExamples(examples, contexts);
+}
+
+// Reads the details of the selected head, and the contexts of the examples to show.
+async function readShown() {
+  const details = await readDetails(), examples = examplesIn(details);
+  return { details, examples, contexts: await Promise.all(examples.map(({ context }) => readContext(context))) };
 }
 
 // The keys of HeadVis: h and l for heads, brackets for deciles, and m for metrics. A key that is held is one step back.

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 475aae24c5379b0117254f805729aae3c95df46190d7c354c8530ca9213885a7; do not edit.
+// Made by `make page` from the sources b86c36de2e0f69202c9b8461dea7fde08739a9fe4346def8ba562d9699a0a2c7; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -1017,18 +1017,21 @@ var clearhead = (() => {
   async function drawDetails() {
     const mine = ++draws, section = byId("one");
     section.setAttribute("aria-busy", "true");
-    try {
-      const details = await readDetails(), examples = examplesIn(details);
-      const contexts = await Promise.all(examples.map(({ context }) => readContext(context)));
-      if (mine !== draws) return;
-      drawHistogram(details.metrics[chosen.metric]);
-      drawMixes(details);
-      drawTokens(details);
-      drawExamples(examples, contexts);
-    } catch (error) {
+    const shown2 = await readShown().catch((error) => {
       byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
-    }
+    });
+    if (mine !== draws) return;
     section.setAttribute("aria-busy", "false");
+    if (!shown2) return;
+    const { details, examples, contexts } = shown2;
+    drawHistogram(details.metrics[chosen.metric]);
+    drawMixes(details);
+    drawTokens(details);
+    drawExamples(examples, contexts);
+  }
+  async function readShown() {
+    const details = await readDetails(), examples = examplesIn(details);
+    return { details, examples, contexts: await Promise.all(examples.map(({ context }) => readContext(context))) };
   }
   function listen(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, input")) return;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 475aae24c5379b0117254f805729aae3c95df46190d7c354c8530ca9213885a7; do not edit.
+// Made by `make page` from the sources b86c36de2e0f69202c9b8461dea7fde08739a9fe4346def8ba562d9699a0a2c7; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c1f54ddf69f7c654288b30a0c736b7c28cd51dd973900875e6513e6aff804aef; do not edit.
+// Made by `make page` from the sources c94c4a31d38abd2176363428172a369ba2af86bdf7f018940d73950e5bece8e9; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
