@@ -228,3 +228,48 @@ def test_two_actors_of_ray(files, tmp_path):
     texts, alone = files
     subprocess.run(command(texts, tmp_path / "ray", "--ray", "local"), check=True)
     assert tables(tmp_path / "ray") == alone
+
+
+# A metric whose actor is killed, as often as DEATHS allows: each death leaves a file there.
+DYING = """
+import os, signal
+from pathlib import Path
+from clearhead.corpus.basic import First
+
+class Dying(First):
+    name = "dying"
+
+    def begin(self, batch):
+        deaths = Path(os.environ["DEATHS"])
+        if len(list(deaths.iterdir())) < int(os.environ["MOST_DEATHS"]):
+            (deaths / f"{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.outside
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # Ray starts twice, which takes minutes on a machine with a high load
+def test_actors_of_ray_that_are_killed(files, tmp_path):
+    """Ray restarts a few. If all die again and again, the error states what to do."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    texts, deaths = files[0], tmp_path / "deaths"
+    (tmp_path / "dying.py").write_text(DYING)
+    deaths.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "DEATHS": str(deaths)}
+
+    def ended(out, most, *options):
+        run = [*command(texts, tmp_path / out, "--metrics", "basic,dying:Dying"), *options]
+        of_run = environment | {"MOST_DEATHS": str(most)}
+        return subprocess.run(run, env=of_run, capture_output=True, text=True, check=False)
+
+    assert ended("alone", 0).returncode == 0
+    few = ended("ray", 2, "--ray", "local")
+    assert few.returncode == 0, few.stderr
+    assert len(list(deaths.iterdir())) == 2
+    assert tables(tmp_path / "ray") == tables(tmp_path / "alone")
+    many = ended("again", 1000, "--ray", "local")
+    assert many.returncode != 0 and "Ray stopped" in many.stderr
+    assert "run the same survey again" in " ".join(many.stderr.split())
+    assert ended("again", 0).returncode == 0
+    assert tables(tmp_path / "again") == tables(tmp_path / "alone")

@@ -5,7 +5,7 @@ import { byId, make, number, percent } from "../marks.js";
 import { go } from "./address.js";
 import { LARGEST, chosen, head, metricOf, survey, theme } from "./store.js";
 
-/** @import { SurveyContext, SurveyDetails, SurveyExample, SurveyPage } from "../schema.d.ts" */
+/** @import { SurveyContext, SurveyExample, SurveyPage } from "../schema.d.ts" */
 
 const BEFORE = 22, AFTER = 8, NEAR_KEY = 5; // tokens around the query and around a key
 const OF_KEYS = /^(first|self|previous|next|largest|separators|duplicate|induction)$/; // weights on some keys
@@ -25,9 +25,6 @@ export function drawGroups() {
     button.setAttribute("aria-pressed", String(Number(button.dataset.decile) === chosen.decile));
   }
 }
-
-/** The examples of the selected metric and decile. @param {SurveyDetails} details */
-export const examplesIn = ({ metrics }) => metrics[chosen.metric].examples.filter((it) => it.decile === chosen.decile);
 
 /** @param {SurveyExample[]} shown @param {SurveyContext[]} contexts */
 export function drawExamples(shown, contexts) {

@@ -4,7 +4,7 @@ import { byId } from "../marks.js";
 import { buildThemeButton } from "../theme.js";
 import { go, readAddress } from "./address.js";
 import { drawDifferences } from "./differences.js";
-import { buildExamples, drawExamples, drawGroups, examplesIn } from "./examples.js";
+import { buildExamples, drawExamples, drawGroups } from "./examples.js";
 import { buildFindings, drawFindings } from "./findings.js";
 import { drawHead, drawHistogram, drawTokens } from "./head.js";
 import { drawMixes } from "./mixes.js";
@@ -32,7 +32,7 @@ async function drawDetails() {
   const mine = ++draws, section = byId("one");
   section.setAttribute("aria-busy", "true");
   const shown = await readShown().catch((error) => {
-    byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
+    if (mine === draws) byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
   });
   if (mine !== draws) return;
   section.setAttribute("aria-busy", "false");
@@ -46,7 +46,8 @@ async function drawDetails() {
 
 // Reads the details of the selected head, and the contexts of the examples to show.
 async function readShown() {
-  const details = await readDetails(), examples = examplesIn(details);
+  const { metric, decile } = chosen, details = await readDetails();
+  const examples = details.metrics[metric].examples.filter((it) => it.decile === decile);
   return { details, examples, contexts: await Promise.all(examples.map(({ context }) => readContext(context))) };
 }
 

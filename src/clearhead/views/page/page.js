@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b86c36de2e0f69202c9b8461dea7fde08739a9fe4346def8ba562d9699a0a2c7; do not edit.
+// Made by `make page` from the sources 9f74338333b8d51945dba97d2fab0b68ec404c5969e65a2eb1aaf576520f9f78; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

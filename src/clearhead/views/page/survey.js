@@ -1,4 +1,4 @@
-// Made by `make page` from the sources b86c36de2e0f69202c9b8461dea7fde08739a9fe4346def8ba562d9699a0a2c7; do not edit.
+// Made by `make page` from the sources 9f74338333b8d51945dba97d2fab0b68ec404c5969e65a2eb1aaf576520f9f78; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -566,7 +566,6 @@ var clearhead = (() => {
       button.setAttribute("aria-pressed", String(Number(button.dataset.decile) === chosen.decile));
     }
   }
-  var examplesIn = ({ metrics }) => metrics[chosen.metric].examples.filter((it) => it.decile === chosen.decile);
   function drawExamples(shown2, contexts) {
     const isStored = metricOf(chosen.metric)?.examples;
     byId("no-examples").textContent = shown2.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
@@ -1018,7 +1017,7 @@ var clearhead = (() => {
     const mine = ++draws, section = byId("one");
     section.setAttribute("aria-busy", "true");
     const shown2 = await readShown().catch((error) => {
-      byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
+      if (mine === draws) byId("no-examples").textContent = `This browser does not read compressed data; one of 2023 or later does. ${error}`;
     });
     if (mine !== draws) return;
     section.setAttribute("aria-busy", "false");
@@ -1030,7 +1029,8 @@ var clearhead = (() => {
     drawExamples(examples, contexts);
   }
   async function readShown() {
-    const details = await readDetails(), examples = examplesIn(details);
+    const { metric, decile } = chosen, details = await readDetails();
+    const examples = details.metrics[metric].examples.filter((it) => it.decile === decile);
     return { details, examples, contexts: await Promise.all(examples.map(({ context }) => readContext(context))) };
   }
   function listen(event) {

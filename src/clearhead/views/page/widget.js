@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c94c4a31d38abd2176363428172a369ba2af86bdf7f018940d73950e5bece8e9; do not edit.
+// Made by `make page` from the sources c848d971a08ed5122959c510018293c1fb5c18b7001693c8a1c93b32d58f024f; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
