@@ -22,14 +22,14 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3580,
-    "corpus": 4260,
+    "views": 3610,
+    "corpus": 4290,
     "demo": 370,
-    "models": 9050,
+    "models": 9090,
     "hf": 1960,
     "distributed": 2520,
     "nn": 1030,
-    "core": 9930,
+    "core": 9990,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (
