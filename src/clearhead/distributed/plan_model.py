@@ -57,8 +57,7 @@ def plan_model(
         p = call.problem
         key = p.mask, p.grid, p.G, p.D, p.Dv, p.dtype
         own = next((known for other, known in plans if other == key), None)
-        q, k, v, *_ = call.inputs
-        own = own or plan(q, k, v, world=world, layout=layout, heads=heads, mask=p.mask)
+        own = own or plan(*call.inputs[:3], world=world, layout=layout, heads=heads, mask=p.mask)
         plans.append((key, own))
 
     meta = {name: x.to("meta") for name, x in (*model.named_parameters(), *model.named_buffers())}

@@ -169,11 +169,9 @@ def of_folder(path: Path) -> nn.Module:
         return without_weights(library, config, NAME)
     except Exception as error:  # a configuration may be anything
         gave = f"No model can be built from {str(path)!r}: {' '.join(str(error).split())}"
-        rule = "its configuration is a config.json or a GGUF file of an architecture that calls"
-        rule += " transformers' attention interface."
-        raise BadValue(
-            gave, rule, "check the path; clearhead.hf.supports(config) says more."
-        ) from error
+        rule = "its config.json or GGUF file has an architecture with the attention interface."
+        hint = "check the path; clearhead.hf.supports(config) says more."
+        raise BadValue(gave, rule, hint) from error
 
 
 def without_weights(library: Any, config: Any, implementation: str) -> nn.Module:

@@ -639,3 +639,15 @@ def test_after_an_interrupt_layers_have_their_numbers_again():
         model(x)
         model(x)
     assert [call.layer for call in recording] == [0, 0, 1, 0, 1]
+
+
+def test_a_model_without_numbers_has_shapes_and_no_statistics():
+    model, x = ch.nn.TransformerBlock(24, 3).to("meta"), torch.empty(2, 9, 24, device="meta")
+    with ch.watch(model, stats=[], outputs=True) as seen:
+        model(x)
+    assert seen[0].output.shape == (2, 3, 9, 8)
+    with (
+        pytest.raises(BadValue, match="a statistic got meta tensors"),
+        ch.watch(model, stats=["entropy"]),
+    ):
+        model(x)

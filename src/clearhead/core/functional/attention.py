@@ -9,7 +9,7 @@ from ..engines import CORE, answer, choice, choose, counts_with_output, direct, 
 from ..errors import refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias
-from ..problem.check import Options, make_problem
+from ..problem.check import Options, make_problem, must_have_values
 from ..problem.problem import Inputs, Problem
 from ..stats import Result, Statistics
 from ..torch_state import is_autocast, no_autocast
@@ -113,7 +113,8 @@ def _output(problem: Problem, inputs: Inputs, engine: str, around: Ambient) -> T
         choose(problem, engine)
         out = inputs.q.new_empty(*inputs.q.shape[:3], problem.Dv)
         for follower in around.followers:
-            follower.begin(problem, inputs)
+            if follower.begin(problem, inputs):
+                must_have_values(problem, "a statistic")
             follower.receive(FollowedCall(problem, inputs, out, inputs))
         return problem.with_zero_grad(out, *inputs) if problem.grad else out
     return compute(problem, inputs, engine, around).out
