@@ -486,6 +486,19 @@ def test_a_checkpoint_reads_an_image(folder, tmp_path):
         ch.hf.Checkpoint(folder)
 
 
+def test_a_photograph_is_read_as_its_camera_was_held(folder, tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    upright, turned = Image.fromarray(pixels), Image.fromarray(np.rot90(pixels).copy())
+    exif = turned.getexif()
+    exif[0x0112] = 6  # shown after a quarter turn to the right
+    turned.save(tmp_path / "turned.png", exif=exif)
+    model = ch.hf.ImageCheckpoint(folder)
+    [read, expected] = [model.tokens_and_inputs(x)[1]["pixel_values"]
+                        for x in (tmp_path / "turned.png", upright)]  # fmt: skip
+    assert read.equal(expected)
+
+
 def test_the_command_looks_at_a_photograph(folder, tmp_path, monkeypatch, capsys):
     Image = pytest.importorskip("PIL.Image")
     import clearhead_cli as cli

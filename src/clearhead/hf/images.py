@@ -1,5 +1,6 @@
 """Read images with a checkpoint that has an image processor and no tokenizer."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,15 @@ class ImageCheckpoint(Checkpoint):
         Raises `BadValue` for a file that is not an image, and `BadType` for anything else.
         """
         with needs("hf", "images are read by Pillow."):
-            from PIL import Image
+            from PIL import Image, ImageOps
         rule = "its input is an image: the path of a file, or an image of Pillow."
         hint = "pass for example Path('photo.jpg'); for tensors, use report(model.model, inputs)."
         must_be_of((str, Path, Image.Image), self.name, text, rule, hint)
         try:
-            image = text if isinstance(text, Image.Image) else Image.open(text)
-            return [], dict(self.processor(image.convert("RGB"), return_tensors="pt"))
-        except (OSError, ValueError) as error:
+            with nullcontext(text) if isinstance(text, Image.Image) else Image.open(text) as image:
+                upright = ImageOps.exif_transpose(image).convert("RGB")
+                return [], dict(self.processor(upright, return_tensors="pt"))
+        except Exception as error:  # the reader of a damaged file may raise anything
             gave = f"The image {str(text)!r} cannot be read: {why_failed(error)}."
             hint = "check the path, and open the file in another program."
             raise BadValue(gave, "an image is a file such as JPEG or PNG.", hint) from error
