@@ -6,7 +6,10 @@ token and one column for each 20 ms of sound, and the monotonic path with the la
 
     python examples/whisper.py speech.wav       # PCM, 16 kHz, one channel
     python examples/whisper.py --say "the cat sat on the mat because it was tired"
+    python examples/whisper.py speech.wav --picture words.png --page heads.html
 
+--picture draws the words by time, and --page is the report of all heads, whose frames are named by
+their time.
 The second needs `espeakng-loader`, a package with the speech synthesiser eSpeak NG, which states
 when it begins each word.
 """
@@ -141,10 +144,20 @@ class Word(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """The words of a speech, and how well each head of the decoder's layers aligns, (L, H)."""
+    """The words of a speech, and how well each head of the decoder's layers aligns, (L, H).
+
+    `weights`, (words, frames), has the mean weight of the tokens of each word, over the eight heads
+    that align best.
+    """
 
     words: list[Word]
     scores: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def best(self) -> list[int]:
+        """The numbers of these heads, the best one first."""
+        return [int(i) for i in np.argsort(-self.scores, axis=None)[:8]]
 
 
 def transcribe(model: Any, features: Tensor) -> list[int]:
@@ -188,13 +201,18 @@ def align(
     path = best_path(smooth.flatten(0, 1)[chosen].mean(0).numpy())
     begins = [float(path[path[:, 0] == row, 1].min()) * FRAME for row in range(len(rows))]
     words: list[Word] = []
-    for token, begin, end in zip(tokens[2:-1], begins, begins[1:], strict=False):
-        text = tokenizer.decode([token])
+    of_words: list[list[int]] = []
+    for row, token in enumerate(tokens[2:-1]):
+        text, begin, end = tokenizer.decode([token]), *begins[row : row + 2]
         if text.startswith(" ") or not words:
             words.append(Word(text.strip(), begin, end))
+            of_words.append([row])
         else:
             words[-1] = Word(words[-1].text + text, words[-1].begin, end)
-    return Alignment(words, scores.numpy())
+            of_words[-1].append(row)
+    of_tokens = weights.flatten(0, 1)[chosen].mean(0)
+    of_word = torch.stack([of_tokens[rows].mean(0) for rows in of_words])
+    return Alignment(words, scores.numpy(), of_word.numpy())
 
 
 def best_path(gain: np.ndarray) -> np.ndarray:
@@ -219,6 +237,41 @@ def area_under_curve(scores: np.ndarray, listed: list[list[int]]) -> float:
     for layer, head in listed:
         is_listed[layer, head] = True
     return float((scores[is_listed][:, None] > scores[~is_listed][None]).mean())
+
+
+def name_of(head: int) -> str:
+    """Return the name of a head of the decoder by its number over all layers."""
+    return f"L{head // 6}H{head % 6}"
+
+
+def draw(found: Alignment, path: Path) -> None:
+    """Draw the words by time: one row each, as dark as its weights beside the largest of the row,
+    with a frame around its time."""
+    from matplotlib import pyplot
+    from matplotlib.patches import Rectangle
+
+    count, frames = found.weights.shape
+    figure, ax = pyplot.subplots(figsize=(9, 1.4 + 0.28 * count), layout="constrained")
+    rows = found.weights / found.weights.max(1, keepdims=True)
+    ax.imshow(rows, cmap="Blues", aspect="auto", extent=(0, frames * FRAME, count, 0))
+    for row, word in enumerate(found.words):
+        size = word.end - word.begin, 1
+        ax.add_patch(Rectangle((word.begin, row), *size, fill=False, edgecolor="tab:orange"))
+    ax.set_yticks(np.arange(count) + 0.5, [f"{x.text}  {x.begin:.2f} s" for x in found.words])
+    ax.set_xlabel("seconds")
+    ranked = [f"{name_of(i)} {found.scores.flatten()[i]:.2f}" for i in found.best]
+    ax.set_title(f"Heads by their score as aligners: {', '.join(ranked)}", fontsize=9)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def write_page(model: Any, tokenizer: Any, features: Tensor, tokens: list[int], path: Path) -> None:
+    """Write the report of all heads. A frame of the encoder is named by its time."""
+    inputs = {"input_features": features, "decoder_input_ids": torch.tensor([tokens])}
+    times = [f"{i * FRAME:.2f} s" for i in range(CONFIG["max_source_positions"])]
+    words = [tokenizer.decode([token]) for token in tokens]
+    report = ch.report(model, inputs, tokens=times, decoder_tokens=words, name="Whisper tiny.en")
+    ch.views.html.write_report(report, path)
 
 
 # --------------------------------------------------------------------------------------- the sound
@@ -282,6 +335,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wav", nargs="?", type=Path)
     parser.add_argument("--say", metavar="TEXT")
+    parser.add_argument("--picture", type=Path, help="draw the words by time")
+    parser.add_argument("--page", type=Path, help="write the report of all heads")
     asked = parser.parse_args()
     ch.hf.register()
     folder = fetch()
@@ -304,12 +359,14 @@ def main() -> None:
         spoken = f"   spoken at {begins[i]:.2f}" if len(begins) == len(found.words) else ""
         print(f"{word.begin:6.2f} to {word.end:5.2f}  {word.text}{spoken}")
     listed = json.loads(FILES["config.json"].fetch().read_text())["alignment_heads"]
-    ranked = np.argsort(-found.scores, axis=None)[:8]
-    names = [f"L{i // 6}H{i % 6}" for i in ranked]
-    hits = sum([i // 6, i % 6] in listed for i in ranked.tolist())
+    hits = sum([*divmod(i, 6)] in listed for i in found.best)
     area = area_under_curve(found.scores, listed)
-    print(f"The heads of the decoder that align best: {', '.join(names)}.")
+    print(f"The heads of the decoder that align best: {', '.join(map(name_of, found.best))}.")
     print(f"OpenAI's list of eight has {hits} of them; area under the curve {area:.2f}.")
+    if asked.picture:
+        draw(found, asked.picture)
+    if asked.page:
+        write_page(model, tokenizer, features["input_features"], tokens, asked.page)
 
 
 if __name__ == "__main__":
