@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 LABEL_WIDTH = 16  # of the labels in the lines of a plan
-OF_ONE = "heads kv_heads keys head_size value_size mask softcap dropout seed grad engine".split()
+SIZES = "heads kv_heads keys head_size value_size mask".split()
+ENGINE = "softcap dropout seed grad engine".split()  # what a plan of ranks does not depend on
 
 
 def plan(
@@ -94,9 +95,8 @@ def plan(
     else:
         from clearhead.distributed import plan as plan_of_ranks
 
-        of_one = OF_ONE[-5:]
         rule = "the plan of ranks has both passes, and does not depend on it."
-        refuse(context, of_one, "with --ranks", rule, "leave {} out.")
+        refuse(context, ENGINE, "with --ranks", rule, "leave {} out.")
         planned = plan_of_ranks(q, k, v, world=ranks, layout=layout, mask=masks.parse(mask))
     typer.echo(wrapped(str(planned), LABEL_WIDTH))
 
@@ -109,7 +109,7 @@ def _of_model(context: typer.Context, model: Path, dtype: "torch.dtype") -> str:
     from clearhead.distributed import plan_model
     from clearhead.hf.supports import of_folder
 
-    refuse(context, OF_ONE, "with --model", "the model has these itself.", "leave {} out.")
+    refuse(context, SIZES + ENGINE, "with --model", "the model has these itself.", "leave {} out.")
     options = context.params
     if options["ranks"] is None:
         rule = "a model is planned for the ranks that read its text together."
