@@ -93,6 +93,37 @@ def test_the_ids_of_one_text_are_a_batch_of_one():
     assert len(one) == 1 and str(one[0]) == str(batch[0])
 
 
+class Padded(nn.Module):
+    """torch's attention with a padding mask, and a bias for all texts."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x, key_padding_mask, bias):
+        options = {"need_weights": False, "key_padding_mask": key_padding_mask}
+        with ch.compat.patched():
+            return self.attention(x + bias, x, x, **options)[0]
+
+
+def test_padding_is_cut_out_of_all_inputs():
+    model, x, bias = Padded().eval(), torch.randn(2, 5, 8), torch.randn(1, 5, 8)
+    padding = torch.tensor([[0, 0, 0, 1, 1], [1, 0, 0, 0, 0]]).bool()
+    inputs = {"x": x, "key_padding_mask": padding, "bias": bias}
+    for b, ours in enumerate(ch.report_batch(model, inputs, progress=False)):
+        real = ~padding[b]
+        alone = {"x": x[b : b + 1, real], "key_padding_mask": None, "bias": bias[:, real]}
+        right = ch.report(model, alone, progress=False)
+        assert len(ours.tokens) == int(real.sum()) and ours.heads == right.heads
+
+
+def test_an_input_of_another_batch_is_refused():
+    """Such as the sizes of three images in two texts, of which nothing states whose they are."""
+    inputs = {"attention_mask": padding("right")[:2], "sizes": torch.zeros(3, 2)}
+    with pytest.raises(BadValue, match=r"sizes is of shape \(3, 2\), and the batch has 2 texts"):
+        ch.report_batch(Heads(), inputs)
+
+
 def test_what_is_no_batch_is_refused():
     inputs = {"attention_mask": padding("right")}
     with pytest.raises(BadValue, match="tokens has the tokens of 2 texts, and the batch has 3"):

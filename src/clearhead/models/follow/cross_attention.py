@@ -48,8 +48,8 @@ class TextTracker:
         self.stack = TextStack() if stack is None else stack
         self.in_decoder = False
 
-    def call_site(self, problem: Problem, at: Positions | None = None) -> CallSite:
-        """Return the site of the current call. None for `at` finds the positions of `problem`."""
+    def call_site(self, problem: Problem) -> CallSite:
+        """Return the site of the current call."""
         running = self.stack.running
         crosses = self.stack.crosses
         self.in_decoder = self.in_decoder or crosses
@@ -64,7 +64,7 @@ class TextTracker:
             crosses,
             self._tokens(query_text, problem.Tq, picture),
             self._tokens(key_text, problem.Tk, picture),
-            self.stack.positions(problem) if at is None else at,
+            self.stack.positions(problem),
             in_decoder,
             picture,
         )

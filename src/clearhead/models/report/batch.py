@@ -1,26 +1,16 @@
-"""Report on each text of a batch, from one run of the model: `report_batch`."""
+"""Report on each text of a padded batch: `report_batch`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, kind_of, must_be_of
-from ...core.functional.ambient import FollowedCall, listening, must_not_be_sharded
+from ...core.functional.ambient import must_not_be_sharded
 from ...hf import Checkpoint
-from ...nn.token_ids import as_batch, run_with_known_ids
-from ..follow.column_positions import warn_of_column_positions
-from ..follow.coverage import warn_if_missed
-from ..follow.cross_attention import TextTracker
-from ..follow.layers import module_hooks, no_attention_call, warn_if_compiled
-from ..follow.text_stack import TextStack
-from ..progress import progress_bar
-from .collect import Collector
-from .one_text import TextOfBatch
+from ...nn.token_ids import as_batch
 from .result import Report
-from .run import FOLLOWS, annotated, depth_of
+from .run import report
 
 
 def report_batch(
@@ -32,113 +22,84 @@ def report_batch(
     name: str | None = None,
     progress: bool | None = None,
 ) -> list[Report]:
-    """Run a model once on a batch of texts, and return a `Report` of each text.
+    """Return the `report` of each text of a batch, on the text alone, without padding.
 
-    A report is the same as that of `report` on the text alone, up to rounding. It has no column of
-    padding, which is read from a 2-D `attention_mask` of transformers, the `key_padding_mask` of
-    torch.nn.MultiheadAttention, or `lengths`.
+    For a module, each text is cut out of its inputs. Padding is where `attention_mask`, (B, T), is
+    0 or `key_padding_mask`, (B, T), is True; for inputs named decoder_*, the same names with this
+    prefix count. These columns are left out of each tensor (B, T, ...). Padding that no input
+    states stays.
 
     Args:
         model: a checkpoint, or any module whose attention goes through clearhead.
-        texts: for a checkpoint, texts, which are padded on the right; for a module its inputs, a
-            tensor or a dict of tensors. Ids of one text, (T,), are a batch of one.
+        texts: for a checkpoint, a list of texts; for a module its inputs, a tensor or a dict of
+            tensors. Ids of one text, (T,), are a batch of one.
         tokens: for a module, the tokens of each text, without padding. None means numbers.
         decoder_tokens: the same for the decoder of a model with cross-attention, as in `report`.
         name: the name of the model in the reports. None means that of the checkpoint, or the class.
-        progress: show a progress bar on stderr, one step per layer. None shows it only in a
-            terminal.
+        progress: show a progress bar on stderr for each text, one step per layer. None shows it
+            only in a terminal.
 
     Raises:
         BadValue, BadType: as `report`; a number of `tokens` that does not fit; a call inside
             `distributed.sharded`.
-
-    Warns if texts are padded on the left, and the model counts positions from the padding.
     """
     must_not_be_sharded("report_batch")
-    module, inputs, tokens, written = _read(model, texts, tokens)
-    collectors: list[Collector] = []
-    crops: list[TextOfBatch] = []
-    stack = TextStack()
-    bar = progress_bar("reading, layer by layer", depth_of(module), progress)
-    with bar as advance, torch.no_grad():
-
-        def on_call(call: FollowedCall) -> None:
-            problem, inputs = call.problem, call.inputs
-            stack.calls += 1
-            if not collectors:
-                for tracker in _trackers(problem.B, tokens, decoder_tokens, stack):
-                    crops.append(TextOfBatch(len(crops)))
-                    collectors.append(Collector(tracker))
-            if problem.B != len(collectors):
-                gave = f"A call has a batch of {problem.B}, and an earlier one {len(collectors)}."
-                rule = "every call of a layer has the same texts."
-                raise BadValue(gave, rule, "use report(model, text) for each text.")
-            at = stack.positions(problem)
-            for collector, crop in zip(collectors, crops, strict=True):
-                collector.add_layer(collector.begin(*crop.call(problem, inputs, at)))
-            advance()
-
-        with module_hooks(module, stack.enter, stack.leave), listening(on_call):
-            run_with_known_ids(module, inputs)
-    if not collectors:
-        raise no_attention_call(module, FOLLOWS)
-    warn_if_compiled(module, stacklevel=3)
-    warn_if_missed("report_batch", stack.missed, stacklevel=2)
-    warn_of_column_positions(module, inputs)
-    reader = model if isinstance(model, Checkpoint) else None
-    called = type(module).__name__ if reader is None else reader.name
-    reports = []
-    for number, collector in enumerate(collectors):
-        report = collector.report(called if name is None else name)
-        reports.append(report if reader is None else annotated(report, reader, written[number]))
-    return reports
+    own = list(_texts_alone(model, texts))
+    none = [None] * len(own)
+    for argument, lists in (("tokens", tokens), ("decoder_tokens", decoder_tokens)):
+        if lists is not None and len(lists) != len(own):
+            gave = f"{argument} has the tokens of {len(lists)} texts, and the batch has {len(own)}."
+            rule = f"{argument} is a list for each text."
+            raise BadValue(gave, rule, "pass the tokens of every text, without padding.")
+    return [
+        report(model, text, tokens=x, decoder_tokens=y, name=name, progress=progress)
+        for text, x, y in zip(own, tokens or none, decoder_tokens or none, strict=True)
+    ]
 
 
-def _read(
-    model: Any, texts: object, tokens: Sequence[Sequence[str]] | None
-) -> tuple[nn.Module, Any, Sequence[Sequence[str]] | None, Sequence[str]]:
-    """Return the module with its inputs, the tokens of each text, and the texts as written."""
+def _texts_alone(model: Any, texts: Any) -> Iterator[Any]:
+    """Yield the input of `report` for each text."""
     if isinstance(model, Checkpoint):
-        listed: list[str] = list(texts) if isinstance(texts, (list, tuple)) else []
-        if not listed or not all(isinstance(text, str) for text in listed):
+        if not isinstance(texts, list | tuple) or not texts:
             rule = "a checkpoint reads one or more texts."
             hint = "pass a list of strings; for one text, use report(checkpoint, text)."
             raise BadType(f"report_batch got {kind_of(texts)} for a checkpoint.", rule, hint)
-        read = [model.tokens_and_inputs(text) for text in listed]
-        longest = max(len(own) for own, _ in read)
-        rows = [x["input_ids"] for _, x in read]
-        inputs = {
-            **read[0][1],
-            "input_ids": _stacked(rows, longest),
-            "attention_mask": _stacked([torch.ones_like(x) for x in rows], longest),
-        }
-        return model.module, inputs, [own for own, _ in read], listed
+        yield from texts
+        return
     rule = "a model is a Checkpoint or a torch.nn.Module."
     must_be_of(nn.Module, "report_batch", model, rule, "load a folder by hf.Checkpoint(folder).")
     rule = "a module runs on its inputs: a tensor or a dict of tensors, with a batch of texts."
     hint = "pass for example tokenizer(texts, padding=True, return_tensors='pt')."
     name = f"report_batch of the module {type(model).__name__}"
     must_be_of((Tensor, Mapping), name, texts, rule, hint)
-    return model, as_batch(texts), tokens, ()
+    inputs = as_batch(texts)
+    tensors = {None: inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    real = {side: _real_columns(tensors, side) for side in ("", "decoder_")}
+    sized = (x for x in (real[""], *tensors.values()) if isinstance(x, Tensor) and x.dim())
+    B = len(next(sized, ()))
+    for text in range(B):
+        own = {name: _alone(x, name, text, B, real) for name, x in tensors.items()}
+        yield own.get(None, own)
 
 
-def _stacked(rows: list[Tensor], longest: int) -> Tensor:
-    """Pad rows (1, T) on the right with 0, (B, longest)."""
-    return torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])
+def _real_columns(tensors: Mapping[Any, Any], side: str) -> Tensor | None:
+    """Return the columns of a batch that are not padding, (B, T), or None if it has no mask."""
+    for name, is_padding in ((f"{side}attention_mask", False), (f"{side}key_padding_mask", True)):
+        mask = tensors.get(name)
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            return (mask != 0) ^ is_padding
+    return None
 
 
-def _trackers(
-    B: int,
-    tokens: Sequence[Sequence[str]] | None,
-    decoder_tokens: Sequence[Sequence[str]] | None,
-    stack: TextStack,
-) -> list[TextTracker]:
-    """Return a tracker for each text, with the modules that are running now and later."""
-    for argument, lists in (("tokens", tokens), ("decoder_tokens", decoder_tokens)):
-        if lists is not None and len(lists) != B:
-            gave = f"{argument} has the tokens of {len(lists)} texts, and the batch has {B}."
-            rule = f"{argument} is a list for each text."
-            raise BadValue(gave, rule, "pass the tokens of every text, without padding.")
-    none = [None] * B
-    pairs = zip(tokens or none, decoder_tokens or none, strict=True)
-    return [TextTracker(*pair, stack) for pair in pairs]
+def _alone(x: Any, name: str | None, text: int, B: int, real: Mapping[str, Tensor | None]) -> Any:
+    """Return the part of an input that belongs to one text, with a batch of one."""
+    if not isinstance(x, Tensor) or not x.dim():
+        return x
+    if len(x) not in (1, B):
+        gave = f"The input {name} is of shape {tuple(x.shape)}, and the batch has {B} texts."
+        rule = "the first axis of every tensor counts the texts, or is 1."
+        raise BadValue(gave, rule, "call report(model, inputs) with the inputs of each text.")
+    x = x if len(x) == 1 else x[text : text + 1]
+    columns = real["decoder_" if name is not None and name.startswith("decoder_") else ""]
+    has_columns = columns is not None and x.dim() > 1 and x.shape[1] == columns.shape[1]
+    return x[:, columns[text]] if has_columns else x  # type: ignore[index]  # it is not None

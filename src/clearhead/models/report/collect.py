@@ -16,7 +16,6 @@ from ...core.functional.explain import explain_problem
 from ...core.functional.trace import Trace
 from ...core.masks import Mask, prefix, window
 from ...core.masks.mask import common_align
-from ...core.masks.text_positions import Positions
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import (
     Result,
@@ -41,7 +40,6 @@ from .findings import REGISTER_NORM, REGISTER_WEIGHT, Head, Layer, Link, Registe
 from .norms import Norms
 from .result import Report
 
-UNKNOWN = Norms(None)
 LINKS = 8  # weights per query
 STRONGEST = 10  # links per head
 MOST_DRAWN_PATCHES = 600  # with more, the weights of patches that follow each other are pooled
@@ -100,15 +98,10 @@ class Collector:
     layers: list[Layer] = field(default_factory=list)
     uniform_cache: list[tuple[Mask, tuple[object, ...], _Uniform]] = field(default_factory=list)
 
-    def begin(
-        self, problem: Problem, inputs: Inputs, at: Positions | None = None, norms: Norms = UNKNOWN
-    ) -> BegunCall:
-        """Begin a call, which has the positions `at`; None finds them.
-
-        Raises `BadValue` for a batch of texts and for an empty text.
-        """
+    def begin(self, problem: Problem, inputs: Inputs, norms: Norms) -> BegunCall:
+        """Begin a call. Raises `BadValue` for a batch of texts and for an empty text."""
         _must_be_one_text(problem)
-        site = self.texts.call_site(problem, at)
+        site = self.texts.call_site(problem)
         real = without_padding(problem, site.at)
         requested = _requested(real, site, topk(LINKS))
         if norms.norms is not None and _is_one_text(real, site):

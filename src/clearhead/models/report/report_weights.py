@@ -15,7 +15,7 @@ from ...core.errors import AttentionError, BadType, BadValue
 from ...core.functional.explain import ROUNDING, explain_weights, labels_of
 from ...core.functional.trace import Trace
 from ...core.masks import dense
-from ...core.masks.text_positions import BY_COLUMN, Positions
+from ...core.masks.text_positions import BY_COLUMN
 from ...core.problem.biases import bias
 from ...core.problem.check import Options, make_problem
 from ...core.problem.problem import Inputs, Problem
@@ -75,7 +75,7 @@ class _Texts(TextTracker):
         super().__init__(tokens)
         self.key_tokens = key_tokens
 
-    def call_site(self, problem: Problem, at: Positions | None = None) -> CallSite:
+    def call_site(self, problem: Problem) -> CallSite:
         queries = self._tokens("tokens", problem.Tq)
         _, keys = labels_of(problem.Tq, problem.Tk, queries, self.key_tokens)
         crosses = self.key_tokens is not None and keys != queries
