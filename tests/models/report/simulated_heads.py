@@ -24,6 +24,8 @@ ROLES = {
     "window of 8": ("window8",),
     "self": ("same",),
     "first": ("first",),
+    "later sinks": ("sinks",),
+    "first and later sinks": ("first", "sinks"),
     "separators": ("separators",),
     "induction": ("induction",),
     "duplicate": ("duplicate",),
@@ -39,12 +41,13 @@ def text(T: int, seed: int, words: int = 100) -> list[str]:
     return [{0: ",", 1: "."}.get(x, f"w{x}") for x in drawn.tolist()]
 
 
-def keys_of(tokens: list[str], causal: bool = True) -> RoleKeys:
+def keys_of(tokens: list[str], causal: bool = True, sinks: tuple[int, ...] = ()) -> RoleKeys:
     T = len(tokens)
     keep = torch.ones(T, T, dtype=torch.bool)
     at, words = torch.arange(T), word_numbers(tokens)
     keep = keep.tril() if causal else keep
-    return RoleKeys(at, at, words, words, keep, columns(tokens, T, 0), 0, True)
+    keys = RoleKeys(at, at, words, words, keep, columns(tokens, T, 0), 0, True)
+    return keys.with_sinks(sinks)
 
 
 def without_role(kind: str, heads: int, keys: RoleKeys, strength: float, seed: int) -> Tensor:

@@ -17,10 +17,13 @@ from tests.models.report.models import AttentionCalls, normal, pointing
 
 
 def false_roles(kind: str, T: int, texts: int, heads: int, causal: bool = True) -> int:
-    """How many heads without a role are given one, of texts * heads."""
+    """How many heads without a role are given one, of texts * heads. A third of the texts have
+    later sinks, of which these heads know nothing."""
     count = 0
     for seed in range(texts):
-        keys = simulated.keys_of(simulated.text(T, seed, words=(50, 200)[seed % 2]), causal)
+        tokens = simulated.text(T, seed, words=(50, 200)[seed % 2])
+        sinks = (T // 5, T // 3) if seed % 3 == 1 else ()
+        keys = simulated.keys_of(tokens, causal, sinks)
         strength = (1.0, 4.0)[seed // 2 % 2]
         for start in range(0, heads, 50):
             weights = simulated.without_role(kind, 50, keys, strength, seed * heads + start)
@@ -48,7 +51,8 @@ def test_of_a_thousand_heads_without_a_role_at_most_one_has_one(kind, T, texts, 
 def texts_found(names: tuple[str, ...], texts: int, causal: bool) -> int:
     found = 0
     for seed in range(texts):
-        keys = simulated.keys_of(simulated.text(64, seed), causal)
+        sinks = (3, 9) if "sinks" in names else ()
+        keys = simulated.keys_of(simulated.text(64, seed), causal, sinks)
         weights = simulated.without_role("both", 1, keys, 1.0, seed)
         weights = simulated.planted(weights, keys, names, 0.9)
         [roles] = simulated.roles_of(weights, keys)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor
 
 from ...core.errors import BadValue
@@ -29,7 +30,7 @@ from ...core.stats import (
     value_weighted,
 )
 from ..follow.cross_attention import CallSite, TextTracker
-from ..follow.picture import Picture, stream_norms
+from ..follow.picture import stream_norms
 from ..follow.uniform import uniform_call
 from ..inspect.watcher import without_padding
 from ..roles.call_roles import CallRoles, role_keys, roles_of
@@ -119,11 +120,13 @@ class Collector:
         uniform, keys = self.uniform(problem, inputs, site)
         stack = self.texts.stack
         stream = None
-        if site.picture is not None:
+        if not site.cross_attention:
             stream = stream_norms(stack.running, stack.calls, problem.Tk)
-        received = statistics.received, uniform.received
+        registers = self._registers(site, stream, statistics.received, uniform.received)
+        sinks = tuple(x.token for x in registers)
         assert statistics.top is not None
-        roles = roles_of(real, inputs, keys, statistics.top.keys)
+        masks = tuple(of_mask.with_sinks(sinks) for of_mask in keys)
+        roles = roles_of(real, inputs, masks, statistics.top.keys)
         by_group = cast(dict[str, Tensor], numbers.get("value_weighted", {}))
         moved = {n: x[0].sum(-1).double() / statistics.count for n, x in by_group.items()}
         heads = _heads(len(self.layers), real, statistics, uniform, roles, moved)
@@ -155,29 +158,40 @@ class Collector:
                 in_decoder=site.in_decoder,
                 picture=site.picture,
                 stream_norms=None if stream is None else stream.float().cpu(),
-                registers=self._registers(site.picture, stream, *received),
+                registers=registers,
             )
         )
 
     def _registers(
-        self, picture: Picture | None, stream: Tensor | None, received: Tensor, even: Tensor
+        self, site: CallSite, stream: Tensor | None, received: Tensor, even: Tensor
     ) -> tuple[Register, ...]:
-        """Return the patches that the next layer uses as registers; none if that is unknown.
+        """Return the patches that this layer uses as registers, or the tokens of a text that it
+        uses as sinks besides the first; none if that is unknown.
 
         Keys received the weight `received`, (H, Tk), and from uniform weights `even`.
         """
-        first = next((x.stream_norms for x in self.layers if x.picture is picture), None)
-        if picture is None or stream is None or first is None:
+        text = site.picture, site.in_decoder
+        of_text = (x for x in self.layers if (x.picture, x.in_decoder) == text)
+        first = next((x.stream_norms for x in of_text if not x.cross_attention), None)
+        if stream is None or first is None or first.shape != stream.shape:
             return ()
-        at = picture.patches
-        before, norm = (x[at] / x[at].median().clamp(min=1e-30) for x in (first, stream))
-        weight = received[:, at].mean(0) / even[:, at].mean(0)
+        Tk = len(stream)
+        if site.picture is None:
+            among = site.at.is_real_key(Tk).flatten().expand(Tk).clone()
+            among[_first_key(site)] = False
+        else:
+            among = torch.zeros(Tk, dtype=torch.bool)
+            among[site.picture.patches] = True
+        at = among.nonzero().flatten()
+        before, norm = (x[at.to(x.device)].cpu() for x in (first, stream))
+        before, norm = (x / x.median().clamp(min=1e-30) for x in (before, norm))
+        weight = (received.mean(0) / even.mean(0)).cpu()[at]
         is_register = (norm >= REGISTER_NORM) & (weight >= REGISTER_WEIGHT)
-        is_register &= before.to(norm.device) < REGISTER_NORM
-        tokens = range(at.start, at.stop)
-        rows = zip(tokens, picture.tokens[at], norm.tolist(), weight.tolist(), strict=True)
+        is_register &= before < REGISTER_NORM
+        names = site.key_tokens or tuple(map(str, range(Tk)))
+        rows = zip(at.tolist(), norm.tolist(), weight.tolist(), strict=True)
         chosen = itertools.compress(rows, is_register.tolist())
-        return tuple(Register(len(self.layers), *row) for row in chosen)
+        return tuple(Register(len(self.layers), t, names[t], *numbers) for t, *numbers in chosen)
 
     def report(self, name: str) -> Report:
         """Return the report of the layers, with the tokens of the text, or numbers if unknown.

@@ -118,15 +118,16 @@ class NextToken:
 @dataclass(frozen=True)
 class Register:
     """A patch that a model uses as a register, as large vision transformers do (Darcet et al. 2024,
-    "Vision transformers need registers").
+    "Vision transformers need registers"), or a token of a text that it uses as a sink besides the
+    first (Sun et al. 2024, "Massive activations in large language models").
 
     They choose a cut of the norm for each model. Here `norm` is at least 3 in a layer, but not in
-    the first one, where it is that of the image itself; and `weight` is at least 4.
+    the first one, where it is that of the image or the word itself; and `weight` is at least 4.
 
     Attributes:
         token: its index among the tokens of the layer, and `name`, such as "patch 2,5".
         norm: the norm of its vector in the residual stream as the layer begins, divided by the
-            median over patches.
+            median over patches, or over the tokens of the text after the first.
         weight: the weight that it receives over all heads, divided by that from uniform weights.
     """
 
@@ -158,8 +159,8 @@ class Layer:
         picture: the image whose patches are queries and keys; None for another call. Then the map
             of at most 600 tokens has their exact weights.
         stream_norms: the norm of each token's vector in the residual stream as the layer begins,
-            (Tk,), for the tokens of an image; None if unknown.
-        registers: the patches that are registers in this layer.
+            (Tk,); None if unknown, and in cross-attention.
+        registers: the patches that are registers in this layer, or tokens that are sinks.
     """
 
     number: int

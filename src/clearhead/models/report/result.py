@@ -79,9 +79,10 @@ class Report(ShownInNotebook, Savable):
         return () if self.next_token is None else self.next_token.writers
 
     def registers_of(self, layer: Layer) -> tuple[Register, ...]:
-        """Return the patches of a layer's image that are registers in any layer, each as in the
-        layer where it receives most weight; none without an image."""
-        layers = (x for x in self.layers if x.picture is layer.picture)
+        """Return the patches of a layer's image that are registers in any layer, or the tokens of
+        its text that are sinks, each as in the layer where it receives most weight."""
+        text = layer.picture, layer.in_decoder
+        layers = (x for x in self.layers if (x.picture, x.in_decoder) == text)
         registers = sorted((x for own in layers for x in own.registers), key=lambda x: x.weight)
         most = {x.token: x for x in registers}
         return tuple(most[token] for token in sorted(most))

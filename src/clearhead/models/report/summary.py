@@ -63,15 +63,22 @@ def summary(report: Report, width: int = WIDTH) -> str:
 
 
 def _registers(report: Report, width: int) -> list[str]:
-    """Return which patches of each image are registers in all but name."""
+    """Return which patches of each image are registers in all but name, and which tokens of a
+    text are sinks besides the first."""
     lines = []
-    for layer in {id(x.picture): x for x in report.layers if x.picture is not None}.values():
+    for layer in {(id(x.picture), x.in_decoder): x for x in report.layers}.values():
+        is_text = layer.picture is None
+        of = "tokens" if is_text else "patches"
         patches = [
-            f"{x.name} (in layer {x.layer} it has {x.norm:.1f} times the median norm of patches, "
+            (f"{visible(x.name, 24)!r} ({x.token})" if is_text else x.name)
+            + f" (in layer {x.layer} it has {x.norm:.1f} times the median norm of {of}, "
             f"and {x.weight:.0f} times an even part of the weight)"
             for x in report.registers_of(layer)
         ]
-        sentence = f"Registers in all but name: {'; '.join(patches)}."
+        kind = "Sinks besides the first token" if is_text else "Registers in all but name"
+        sentence = f"{kind}: {'; '.join(patches)}."
+        if is_text and not patches:
+            continue
         if layer.stream_norms is None:
             sentence = "It is unknown whether patches are registers: no module receives the stream."
         elif not patches:

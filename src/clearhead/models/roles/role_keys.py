@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .table import NEAR, OFFSETS, PLACES, REPEATS, WINDOWS
 
-COLUMNS = ("first", "separators", "special")  # roles of keys that are the same for every query
+# Roles of keys that are the same for every query.
+COLUMNS = ("first", "sinks", "separators", "special")
 VOTED = (*OFFSETS, *(x for x in PLACES if x not in OFFSETS), *REPEATS, *WINDOWS, *NEAR)
 # A query has a vote only if the keys of the role are at most this part of those it may look at.
 MOST_CHANCE = 0.5
@@ -46,7 +47,8 @@ def is_separator(token: str) -> bool:
 def columns(tokens: Sequence[str] | None, Tk: int, first: int) -> dict[str, Tensor]:
     """Return the keys of the roles in `COLUMNS`, (Tk,) each; a key has at most one of them.
 
-    "special" is absent without special tokens. Without tokens, no key is a separator.
+    "special" is absent without special tokens. Without tokens, no key is a separator. "sinks" are
+    known to a layer alone (`RoleKeys.with_sinks`).
     """
     is_first = torch.arange(Tk) == first
     known = [] if tokens is None else list(tokens)
@@ -145,6 +147,19 @@ class RoleKeys:
             cells["duplicate"] = (self.key_words == word) & earlier
         cells |= {name: offset.abs() < size for name, size in WINDOWS.items()}
         return {name: cell & allowed for name, cell in cells.items()}
+
+    def with_sinks(self, sinks: tuple[int, ...]) -> "RoleKeys":
+        """Return the roles where these keys are sinks besides the first, and nothing else."""
+        if sinks and sinks not in self._by_sinks:
+            are_sinks = torch.zeros(self.keep.shape[1], dtype=torch.bool)
+            are_sinks[[*sinks]] = True
+            others = {name: column & ~are_sinks for name, column in self.columns.items()}
+            self._by_sinks[sinks] = replace(self, columns={**others, "sinks": are_sinks})
+        return self._by_sinks.get(sinks, self)
+
+    @cached_property
+    def _by_sinks(self) -> "dict[tuple[int, ...], RoleKeys]":
+        return {}
 
     def cells(self, name: str, rows: slice) -> tuple[Tensor, Tensor]:
         """Return the indices of the cells of a role that is voted on: queries, from the first of

@@ -170,15 +170,17 @@ class _Search:
             has = self._having(other).unsqueeze(-1)
             received -= self.received[other] * has
             queries -= (keys.voted[other] & keys.far).sum(0) * has
-        unit = keys.key_words + 1
-        unit[keys.first] = 0  # the first key counts as a separate word
+        # Each sink counts as a separate word. They are tested together, as one mechanism.
+        are_sinks = keys.columns["first"] | keys.columns.get("sinks", keys.columns["first"])
+        unit = keys.key_words + int(are_sinks.sum())
+        unit[are_sinks] = torch.arange(int(are_sinks.sum()))
         size = int(unit.max()) + 1
         received, queries = (
             torch.zeros(self.H, size).index_add_(1, unit, x) for x in (received, queries)
         )
         excess = (received / queries.clamp(min=1)).clamp(min=1e-30).log()
         is_role = torch.zeros(size, dtype=torch.bool)
-        is_role[unit[keys.columns[name]]] = True
+        is_role[unit[are_sinks if name in ("first", "sinks") else keys.columns[name]]] = True
         probability = chance_of_column(excess, is_role, queries >= FEWEST_QUERIES)
         hit = keys.columns[name][self.top[:, chooses, 0].clamp(min=0)]
         return _Tested(mean, probability, COLUMN_CHANCE / len(COLUMNS), hit, words)
