@@ -170,7 +170,8 @@ class _Search:
             has = self._having(other).unsqueeze(-1)
             received -= self.received[other] * has
             queries -= (keys.voted[other] & keys.far).sum(0) * has
-        # Each sink counts as a separate word. They are tested together, as one mechanism.
+        # Each sink counts as a separate word. A sink is tested alone and with the others, since one
+        # mechanism makes all of them.
         are_sinks = keys.columns["first"] | keys.columns.get("sinks", keys.columns["first"])
         unit = keys.key_words + int(are_sinks.sum())
         unit[are_sinks] = torch.arange(int(are_sinks.sum()))
@@ -179,9 +180,13 @@ class _Search:
             torch.zeros(self.H, size).index_add_(1, unit, x) for x in (received, queries)
         )
         excess = (received / queries.clamp(min=1)).clamp(min=1e-30).log()
-        is_role = torch.zeros(size, dtype=torch.bool)
-        is_role[unit[are_sinks if name in ("first", "sinks") else keys.columns[name]]] = True
-        probability = chance_of_column(excess, is_role, queries >= FEWEST_QUERIES)
+        has_others = name in ("first", "sinks") and "sinks" in keys.columns
+        chances = []
+        for column in (keys.columns[name], are_sinks)[: 1 + has_others]:
+            is_role = torch.zeros(size, dtype=torch.bool)
+            is_role[unit[column]] = True
+            chances.append(chance_of_column(excess, is_role, queries >= FEWEST_QUERIES))
+        probability = len(chances) * torch.stack(chances).amin(0)
         hit = keys.columns[name][self.top[:, chooses, 0].clamp(min=0)]
         return _Tested(mean, probability, COLUMN_CHANCE / len(COLUMNS), hit, words)
 
