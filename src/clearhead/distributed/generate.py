@@ -69,11 +69,9 @@ def generate(
             cache.batch_repeat_interleave(len(passed["input_ids"]) // len(cache.layers[0].keys))
 
         cache.get_seq_length = lambda layer_idx=0: of_part(layer_idx) + elsewhere
-        hook = model.register_forward_pre_hook(begin_step, with_kwargs=True)
         part.block.generates = True
         try:
-            with step.computing():
+            with model.register_forward_pre_hook(begin_step, with_kwargs=True), step.computing():
                 return model.generate(ids, past_key_values=cache, **keywords)
         finally:
-            hook.remove()
             del cache.get_seq_length

@@ -5,7 +5,7 @@ process.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -46,16 +46,11 @@ def run_with_known_ids(model: nn.Module, inputs: Any) -> Any:
 def known_ids(model: nn.Module) -> Iterator[None]:
     """Raise `BadValue` inside the `with` block for an id without an embedding."""
     tables = {*_tables(model)}
-    hooks = [
-        module.register_forward_pre_hook(partial(_check, name))
-        for name, module in model.named_modules()
-        if module in tables
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if module in tables:
+                hooks.enter_context(module.register_forward_pre_hook(partial(_check, name)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _cannot_run(model: nn.Module, inputs: Any, error: Exception) -> BadValue:

@@ -4,7 +4,7 @@ import fnmatch
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -226,18 +226,13 @@ def module_hooks(
     after it, also after an error. `leave` returns what replaces the result, or None. With
     `attention_only`, modules that cannot call attention, such as nn.Linear, get no hooks.
     """
-    hooks = []
-    for name, module in model.named_modules():
-        if attention_only and name and _calls_nothing(module):
-            continue
-        before = _Hook(partial(enter, name))
-        hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        hooks.append(module.register_forward_hook(_Hook(leave), always_call=True))
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if not (attention_only and name and _calls_nothing(module)):
+                before, after = _Hook(partial(enter, name)), _Hook(leave)
+                hooks.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(after, always_call=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _calls_nothing(module: nn.Module) -> bool:

@@ -48,11 +48,8 @@ class _WithoutModule(Edit):
             zeros = torch.zeros_like(parts[0])
             return (zeros, *parts[1:]) if isinstance(output, tuple) else zeros
 
-        hook = modules[self.module].register_forward_hook(zero)
-        try:
+        with modules[self.module].register_forward_hook(zero):
             yield
-        finally:
-            hook.remove()
         if runs != [0]:
             raise self._refused(f"it ran {runs.count(0)} times before the receiver")
 
