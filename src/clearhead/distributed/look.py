@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ..core.engines import compute_stats
 from ..core.errors import BadValue
@@ -26,7 +27,6 @@ from ..core.stats import (
     Result,
     Statistic,
     Statistics,
-    TopWeights,
     exact_rows,
     map_tensors,
     parse_stats,
@@ -133,7 +133,10 @@ def shard_statistics(ring: Ring, inputs: Inputs, statistics: Statistics) -> dict
         parts[at] = parts[at].merge(part) if at in parts else part
     complete = [replace(p, problem=replace(p.problem, Tk=len(p.keys))) for p in parts.values()]
     of_queries = [p.finish() for p in complete]
-    results = {s.name: _joined([part[s.name] for part in of_queries]) for s in first}
+    results = {
+        s.name: tree_map(lambda *x: torch.cat(x, 2), *(part[s.name] for part in of_queries))
+        for s in first
+    }
     if len(first) < len(statistics):
         lse = {at: part.lse for at, part in zip(parts, complete, strict=True)}
         results |= _SecondSweep(ring, inputs, lse, statistics).run()
@@ -326,13 +329,3 @@ class _SecondSweep:
     def on_all_ranks(self, x: Tensor) -> Tensor:
         """Sum over the ranks, in order."""
         return torch.stack(self.ring.transport.all_gather(x)).sum(0)
-
-
-def _joined(parts: list[Result]) -> Result:
-    """Concatenate the results of consecutive queries."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {name: _joined([part[name] for part in parts]) for name in first}  # type: ignore
-    if isinstance(first, TopWeights):
-        return TopWeights(*(torch.cat(list(x), 2) for x in zip(*parts, strict=True)))
-    return torch.cat(parts, 2)  # type: ignore[arg-type]
