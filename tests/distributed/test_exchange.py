@@ -1,6 +1,8 @@
 """The exchange of heads for sequence, with and without a ring: as exact as one machine; and what
 cannot be exchanged."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,8 +12,10 @@ from clearhead.core.problem.biases import TensorBias
 from clearhead.core.problem.check import Options
 from clearhead.distributed import Layout
 from clearhead.distributed.attention import Call, attend
-from clearhead.distributed.exchange import OfHeads, of_teams
-from clearhead.distributed.layouts import head_tail
+from clearhead.distributed.cut import Cut
+from clearhead.distributed.exchange import of_teams
+from clearhead.distributed.layouts import Positions, head_tail
+from tests.core.masks.test_masks import cell_by_cell
 from tests.distributed.test_ring import LAYOUTS, check
 from tests.distributed.threads import on_ranks
 from tests.pairs import pairs
@@ -57,9 +61,12 @@ def test_a_team_holds_the_positions_of_its_ranks():
 
 def test_a_mask_of_some_heads():
     whole = ch.dense(keep=PER_HEAD)
-    some = OfHeads(whole, Grid(13, 17, 2, 6), 2, 3)
+    every = (Positions((range(size),)) for size in (13, 17))
+    some = Cut(whole, Grid(13, 17, 2, 6), *every, first_head=2)
     assert torch.equal(some.to_bool(13, 17, B=2, H=3), PER_HEAD[:, 2:5])
-    assert some == OfHeads(whole, Grid(13, 17, 2, 6), 2, 3) != OfHeads(whole, some.grid, 1, 3)
+    assert some == replace(some) != replace(some, first_head=1)
+    grid = Grid(13, 17, 2, 3)
+    assert torch.equal(cell_by_cell(some, grid), PER_HEAD[:, 2:5])
 
 
 @pytest.mark.parametrize("heads", [0, 3, 4, 2.5])

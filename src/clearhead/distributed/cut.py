@@ -20,12 +20,16 @@ from .layouts import Layout, Positions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cut(CachedRanges):
-    """A mask restricted to the queries and keys at some positions of a larger problem."""
+    """A mask restricted to queries and keys at some positions, and some heads, of a larger problem.
+
+    The number of heads is that of the call.
+    """
 
     mask: Mask
     grid: Grid
     queries: Positions
     keys: Positions
+    first_head: int = 0
 
     def __repr__(self) -> str:
         return f"{self.mask!r} cut to {len(self.queries)} queries and {len(self.keys)} keys"
@@ -44,7 +48,7 @@ class Cut(CachedRanges):
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         queries, keys = self.queries.tensor(q.device), self.keys.tensor(k.device)
-        return self.mask.allowed(self.grid, b, h, queries[q], keys[k])
+        return self.mask.allowed(self.grid, b, h + self.first_head, queries[q], keys[k])
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
         band = self.mask.band(self.grid)
@@ -69,12 +73,15 @@ class Cut(CachedRanges):
             if ranges.bits is not None:
                 bits = ranges.bits if ranges.bits.shape[2] == 1 else ranges.bits[:, :, queries]
                 bits = bits if bits.shape[3] == 1 else self.keys.cut(bits, 3)
-        lo, hi = self.keys.before(lo), self.keys.before(hi)
+        heads = slice(self.first_head, self.first_head + grid.H)
+        lo, hi = (x if x.shape[1] == 1 else x[:, heads] for x in map(self.keys.before, (lo, hi)))
+        if bits is not None and bits.shape[1] > 1:
+            bits = bits[:, heads]
         return KeyRanges(lo, hi, Tq, Tk, bits) & all_keys(Tq, Tk, lo.device)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
         at, on = int(self.queries.tensor()[q]), int(self.keys.tensor()[k])
-        return self.mask.reason(self.grid, b, h, at, on)
+        return self.mask.reason(self.grid, b, h + self.first_head, at, on)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,15 +20,12 @@ from torch import Tensor
 
 from ..core.errors import BadValue, whole_number
 from ..core.functional.eager import eagerly
-from ..core.masks import Grid, Mask
-from ..core.masks.key_ranges import KeyRanges
-from ..core.masks.mask import CachedRanges
 from ..core.problem.biases import Alibi
 from ..core.problem.problem import Inputs, Problem
 from ..core.torch_state import batches_gradients
-from .cut import routes
+from .cut import Cut, routes
 from .handshake import agree, reporting_errors
-from .layouts import Layout
+from .layouts import Layout, Positions
 from .ring import Ring
 from .transport import Transport
 
@@ -128,7 +125,8 @@ def exchanged_ring(ring: Ring, inputs: Inputs, heads: int) -> tuple[Ring, Inputs
     )
     first, count = team.index * (p.H // heads), p.H // heads
     grid = of_rank.grid._replace(H=count)
-    mask = OfHeads(of_rank.mask, of_rank.grid, first, count)
+    every_query, every_key = (Positions((range(size),)) for size in grid[:2])
+    mask = Cut(of_rank.mask, of_rank.grid, every_query, every_key, first)
     bias = ring.bias
     if isinstance(bias, Alibi):
         bias = replace(bias, slopes=team.of_head(bias.of(of_rank.grid), 0))
@@ -168,44 +166,6 @@ def check_heads(heads: object, world: int, p: Problem, bias: object) -> int:
         rule = "a rank has the bias of its own queries only, but would compute those of its team."
         raise BadValue(f"heads={count}, with a bias tensor.", rule, hint)
     return count
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class OfHeads(CachedRanges):
-    """A mask restricted to some of the heads."""
-
-    mask: Mask
-    grid: Grid
-    first: int
-    count: int
-
-    def __repr__(self) -> str:
-        return f"{self.mask!r} of heads {self.first} to {self.first + self.count - 1}"
-
-    @property
-    def formula(self) -> str:
-        return self.mask.formula
-
-    def check(self, grid: Grid) -> None:
-        assert grid.H == self.count
-
-    def band(self, grid: Grid) -> tuple[int, int] | None:
-        return self.mask.band(self.grid)
-
-    def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.mask.allowed(self.grid, b, h + self.first, q, k)
-
-    def compute_key_ranges(self, grid: Grid, device: torch.device | None) -> KeyRanges:
-        ranges = self.mask.key_ranges(self.grid, device)
-
-        def cut(x: Tensor) -> Tensor:
-            return x if x.shape[1] == 1 else x[:, self.first : self.first + self.count]
-
-        bits = None if ranges.bits is None else cut(ranges.bits)
-        return KeyRanges(cut(ranges.lo), cut(ranges.hi), ranges.Tq, ranges.Tk, bits)
-
-    def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        return self.mask.reason(self.grid, b, h + self.first, q, k)
 
 
 class Subgroup(Transport):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.engines import CORE
+from ..core.engines.choice import CORE
 from ..core.engines.cpu.backward import OutputGrads, gradients as core_gradients
 from ..core.engines.cpu.call import args_of, attend as core_attend
 from ..core.engines.tiled import TILE_KEYS, TILE_QUERIES, state_of_queries

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..core.engines import compute_stats
+from ..core.engines.choice import compute_stats
 from ..core.errors import BadValue
 from ..core.functional.eager import eagerly
 from ..core.functional.look import Look
