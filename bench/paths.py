@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from clearhead.core.engines import first_capable
+from clearhead.core.engines.choice import first_capable
 from clearhead.core.masks import Causal, Mask, causal, everything, prefix, window
 from clearhead.core.problem.biases import alibi
 from clearhead.core.problem.check import Options, make_problem

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.core.engines import BY_NAME
+from clearhead.core.engines.choice import BY_NAME
 from clearhead.core.errors import AttentionError, how_to_install
 
 Q, K, V = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(2, 3, 7, 8)

@@ -15,8 +15,8 @@ def doctor() -> None:
     """
     import torch
 
-    from clearhead.core import engines
-    from clearhead.core.engines import cpu
+    from clearhead.core.engines import choice
+    from clearhead.core.engines.cpu import extension
     from clearhead.core.errors import how_to_install
     from clearhead.core.formatting import aligned
 
@@ -27,8 +27,8 @@ def doctor() -> None:
         ("torch uses", torch.backends.cpu.get_cpu_capability()),
         ("gpu", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
     ]
-    rows += [(f"engine {e.name}", e.caption) for e in engines.ENGINES]
-    if tiles := cpu.amx_note():
+    rows += [(f"engine {e.name}", e.caption) for e in choice.ENGINES]
+    if tiles := extension.amx_note():
         rows.append(("processor", tiles))
     for package, extra, purpose in (
         ("matplotlib", "plot", "pictures"),

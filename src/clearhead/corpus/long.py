@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..core import engines
+from ..core.engines import choice
 from ..core.errors import BadValue
 from ..core.masks import Mask, induction_keys, prefix, window
 from ..core.problem.problem import Inputs, Problem
@@ -153,7 +153,7 @@ def runs_of(batch: Batch) -> Tensor:
 def output_of(problem: Problem, inputs: Inputs) -> Tensor:
     """Compute the output of a call, (B, H, Tq, Dv), without dropout."""
     problem = problem.without_dropout
-    return engines.choose(problem, "auto").compute(problem, inputs)
+    return choice.choose(problem, "auto").compute(problem, inputs)
 
 
 def long(reader: Reader, context: int) -> list[Metric]:

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import clearhead as ch
-from clearhead.core.engines import BY_NAME, ENGINES, TRITON, tiled
+from clearhead.core.engines import tiled
+from clearhead.core.engines.choice import BY_NAME, ENGINES, TRITON
 from clearhead.core.problem.check import Options, make_problem
 from tests.pairs import pairs
 from tests.problems import PROBLEMS, Case, make, naive_attention, within_yardstick

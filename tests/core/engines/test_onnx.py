@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.core.engines import ENGINES, cpu
+from clearhead.core.engines import cpu
+from clearhead.core.engines.choice import ENGINES
 from clearhead.core.errors import BadValue
 from tests.core.engines.onnx_cases import INPUTS, OUTPUTS, answer_of
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.core.engines import cpu, parts as module
+from clearhead.core.engines import parts as module
 from clearhead.core.engines.cpu import extension
 from clearhead.core.problem.check import Options, make_problem
 
@@ -27,9 +27,9 @@ def level(request, monkeypatch):
             monkeypatch.setattr(f"{HERE}.{name}", size)
         yield request.param
     else:
-        before = cpu.use_level(request.param)
+        before = extension.use_level(request.param)
         yield request.param
-        cpu.use_level(before)
+        extension.use_level(before)
 
 
 def problem_of(case, dtype=torch.float32, scale=1.0):

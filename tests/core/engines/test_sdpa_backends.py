@@ -9,7 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from clearhead.core import torch_state
-from clearhead.core.engines import FUSED, SDPA, TRITON, choose, sdpa, sdpa_backends
+from clearhead.core.engines import sdpa, sdpa_backends
+from clearhead.core.engines.choice import FUSED, SDPA, TRITON, choose
 from clearhead.core.engines.sdpa_backends import Gpu, backends_decline, gpu_of
 from clearhead.core.problem.check import Options, make_problem
 from clearhead.core.torch_state import has_values

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import clearhead as ch
 from clearhead import compat
-from clearhead.core import engines
+from clearhead.core.engines import choice
 from clearhead.core.errors import AttentionError, BadType, BadValue
 from tests.pairs import pairs
 
@@ -331,7 +331,7 @@ sizes = st.integers(1, 9)
 
 
 @given(
-    engine=st.sampled_from(engines.ENGINES),
+    engine=st.sampled_from(choice.ENGINES),
     sizes=st.tuples(sizes, sizes, sizes, sizes, sizes, sizes),
     lead=st.integers(0, 2),
     group=st.booleans(),
@@ -351,7 +351,7 @@ def test_any_call(engine, sizes, lead, group, rule, kept, dtype, scale):
         scale = 1 - scale  # torch's own answer is NaN: the test above
     keywords = {"scale": scale, "enable_gqa": group, "is_causal": rule == "causal"}
     with pytest.MonkeyPatch.context() as patch:  # `auto` tries this engine first
-        patch.setattr(engines.choice, "ENGINES", (engine, *engines.ENGINES))
+        patch.setattr(choice, "ENGINES", (engine, *choice.ENGINES))
         same(tensors, {"bool": mask > -0.5, "float": mask}.get(rule), **keywords)
 
 
@@ -686,9 +686,9 @@ def test_patched_leaves_what_others_put_there(monkeypatch):
     assert F.scaled_dot_product_attention is theirs
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", choice.ENGINES)
 def test_no_engine_calls_the_function_that_replaces_torchs(engine, monkeypatch):
-    monkeypatch.setattr(engines.choice, "ENGINES", (engine, *engines.ENGINES))
+    monkeypatch.setattr(choice, "ENGINES", (engine, *choice.ENGINES))
     with compat.patched():
         assert_close(F.scaled_dot_product_attention(q, k, v), TORCH(q, k, v))
 

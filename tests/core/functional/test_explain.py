@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.core.engines import ENGINES
+from clearhead.core.engines.choice import ENGINES
 from clearhead.core.problem.check import Options, make_problem
 from tests.problems import PROBLEMS
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
-from clearhead.core.engines import ENGINES, cpu, tiled
+from clearhead.core.engines import cpu, tiled
+from clearhead.core.engines.choice import ENGINES
 from clearhead.core.problem import dropout
 from clearhead.core.problem.check import Options, make_problem
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.core.engines.cpu import core, use_level
+from clearhead.core.engines.cpu.extension import core, use_level
 from clearhead.core.masks import Grid, duplicate_keys, induction_keys, key_group as module
 from clearhead.core.masks.data import documents
 from clearhead.core.masks.key_group import key_groups

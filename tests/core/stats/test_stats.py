@@ -31,7 +31,7 @@ from clearhead import (
     prefix,
     window,
 )
-from clearhead.core.engines import statistics_of
+from clearhead.core.engines.choice import statistics_of
 from clearhead.core.engines.reference import steps
 from clearhead.core.masks import Grid
 from clearhead.core.problem.check import Options, make_problem

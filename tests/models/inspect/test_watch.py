@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import clearhead as ch
-from clearhead.core.engines import ENGINES
+from clearhead.core.engines.choice import ENGINES
 from clearhead.core.errors import BadType, BadValue
 from clearhead.core.problem.check import Options, make_problem
 from tests.fresh_process import run_program

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from .. import engines
+from ..engines import choice
 from ..errors import BadValue
 from ..masks import dense
 from ..masks.text_positions import Padding
@@ -405,7 +405,7 @@ def statistics_of(
     """Compute statistics of a call that a listener received, over all queries and keys."""
     if (ranks := ambient().ranks) is not None:
         return ranks.statistics(problem, inputs, statistics)
-    return engines.statistics_of(problem, inputs, statistics)
+    return choice.statistics_of(problem, inputs, statistics)
 
 
 def rows_of(p: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
@@ -418,5 +418,5 @@ def rows_of(p: Problem, inputs: Inputs, queries: Tensor) -> Tensor:
     part = replace(p, Tq=len(queries), mask=dense(keep=keep), bias=added)
     requested = [exact_rows(range(len(queries)))]
     part_of = inputs._replace(q=inputs.q[:, :, queries])
-    results = engines.statistics_of(part, part_of, requested)
+    results = choice.statistics_of(part, part_of, requested)
     return cast(Tensor, results["exact_rows"])

@@ -5,7 +5,9 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from ..engines import CORE, answer, choice, choose, counts_with_output, direct, kind_of, replay
+from ..engines import choice
+from ..engines.choice import CORE, answer, choose, counts_with_output, kind_of, replay
+from ..engines.cpu import direct
 from ..errors import refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias

@@ -9,7 +9,8 @@ from typing import NoReturn, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from ..engines import CORE, answer, choose, core_divergences, statistics_of
+from ..engines.choice import CORE, answer, choose, statistics_of
+from ..engines.cpu.divergence import core_divergences
 from ..errors import BadValue, kind_of, refuse_keywords
 from ..files.results import Savable
 from ..masks import Mask, intersect

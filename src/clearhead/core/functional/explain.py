@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engines import CORE, choose, reference
+from ..engines import reference
+from ..engines.choice import CORE, choose
 from ..errors import BadType, BadValue, is_iterable, kind_of, must_be_strided, refuse_keywords
 from ..masks import Mask
 from ..problem.biases import Bias

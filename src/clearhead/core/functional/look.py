@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..engines import direct
+from ..engines.cpu import direct
 from ..errors import BadValue, refuse_keywords
 from ..files.results import Savable, data_frame
 from ..formatting import ShownInNotebook, aligned

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from ..engines import choose, compute_stats, named, statistics_of
+from ..engines.choice import choose, compute_stats, named, statistics_of
 from ..errors import BadType, BadValue, as_count, as_index, is_iterable, must_be_of, refuse_keywords
 from ..errors.limits import MOST_DENSE_CELLS, STRIP_CELLS, SUMMARY_PAIRS
 from ..formatting import ShownInNotebook

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from .. import engines
+from ..engines import choice
 from ..errors import refuse_keywords
 from ..formatting import ShownInNotebook, si
 from ..masks import Mask
@@ -89,8 +89,8 @@ def plan(
 
 def plan_of(problem: Problem, engine: str) -> Plan:
     """Plan a problem that is already checked."""
-    chosen, declined = engines.first_capable(problem, engine)
-    order = engines.order(problem)
+    chosen, declined = choice.first_capable(problem, engine)
+    order = choice.order(problem)
     later = order[order.index(chosen) + 1 :] if chosen and engine == "auto" else ()
     return Plan(
         problem=problem.describe(),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.engines import choose
+from ...core.engines.choice import choose
 from ...core.errors import BadValue
 from ...core.functional.ambient import EditedCall, Editor
 from ...core.problem.problem import Inputs, Problem

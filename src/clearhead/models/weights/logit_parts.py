@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.engines import largest_parts
+from ...core.engines.parts import largest_parts
 from ...core.errors import BadValue, as_count, as_index
 from ...core.functional.matrix import Matrix
 from ...core.problem.problem import Inputs, Problem, repeat_heads

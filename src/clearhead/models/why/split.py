@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...core import engines
+from ...core.engines import choice
 from ...core.errors import BadValue
 from ...core.errors.limits import STRIP_CELLS
 from ...core.problem.problem import Inputs
@@ -114,7 +114,7 @@ class Split:
         both = replace(
             p, H=2, G=1, Dv=v.shape[-1], dtype=v.dtype, sinks=sinks, grad=True, input_dims=4
         )
-        out = engines.choose(both, "auto").compute(both, inputs)
+        out = choice.choose(both, "auto").compute(both, inputs)
         means = out[0].detach().double()
         sums, sees = means[..., -1:], means[1, :, -1] > 0
         along = torch.zeros_like(means)

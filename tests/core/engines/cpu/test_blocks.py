@@ -5,7 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead.core.engines import cpu
-from clearhead.core.engines.cpu import blocks
+from clearhead.core.engines.cpu import blocks, extension
 from clearhead.core.problem.blocks import BYTES, in_blocks
 from clearhead.core.problem.check import make_problem
 
@@ -26,9 +26,9 @@ SIZES = [
 
 @pytest.fixture(params=LEVELS)
 def level(request):
-    before = cpu.use_level(request.param)
+    before = extension.use_level(request.param)
     yield request.param
-    cpu.use_level(before)
+    extension.use_level(before)
 
 
 @pytest.mark.parametrize("format", list(BYTES))

@@ -43,9 +43,9 @@ short = str
 
 @pytest.fixture(params=LEVELS)
 def level(request):
-    before = cpu.use_level(request.param)
+    before = extension.use_level(request.param)
     yield request.param
-    cpu.use_level(before)
+    extension.use_level(before)
 
 
 @pytest.fixture
@@ -522,7 +522,7 @@ def test_amx_that_the_core_does_not_use_is_named(monkeypatch):
     for there in (True, False):
         tiles = SimpleNamespace(has_amx=partial(bool, there))
         monkeypatch.setattr("clearhead.core.engines.cpu.extension.core", tiles)
-        assert ("AMX" in cpu.amx_note()) == there
+        assert ("AMX" in extension.amx_note()) == there
 
 
 @pytest.mark.outside
@@ -537,7 +537,7 @@ def test_an_unknown_level_is_refused_and_named():
     assert "CLEARHEAD_CPU=mmx" in said and all(name in said for name in LEVELS)
     assert said.split()[-1] == "sdpa"
     with pytest.raises(ch.BadValue, match="'mmx'"):
-        cpu.use_level("mmx")
+        extension.use_level("mmx")
 
 
 @pytest.mark.outside

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.core.engines.cpu import core, use_level
+from clearhead.core.engines.cpu.extension import core, use_level
 
 LEVELS = [name for name, _, present in core.levels() if present]
 SIZES = [(1, 53), (1, 1501), (5, 107), (17, 97), (37, 131)]  # Tq, Tk

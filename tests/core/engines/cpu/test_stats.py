@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 import clearhead as ch
 from clearhead import stats
-from clearhead.core.engines import compute_stats
+from clearhead.core.engines.choice import compute_stats
 from clearhead.core.engines.cpu import Cpu, stats_backward
 from clearhead.core.problem.check import Options, make_problem
 from clearhead.core.stats import parse_stats, sweep

@@ -18,14 +18,7 @@ from ...stats import Partial, Result, Statistics, finished_lse, lse_alone
 from ..engine import Engine, Results, policy_of
 from ..operators import in_kernels, why_not_operator, with_own_buffers
 from .call import DTYPES, all_plain, args_of
-from .extension import (
-    amx_note as amx_note,
-    core,
-    level,
-    level_error as level_error,
-    status as status,
-    use_level as use_level,
-)
+from .extension import core, level, level_error, status
 from .operator import attend_or_record
 from .stats import core_results, core_stats, readable
 from .stats_backward import core_stats_with_grad

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import clearhead as ch
 from clearhead import stats
 from clearhead.core import torch_state
-from clearhead.core.engines import TRITON
+from clearhead.core.engines.choice import TRITON
 from clearhead.core.engines.gpu.replay import Records
 from clearhead.core.masks import Grid
 from clearhead.core.problem.biases import TensorBias

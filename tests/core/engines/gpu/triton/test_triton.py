@@ -18,7 +18,8 @@ import torch
 
 import clearhead as ch
 from clearhead.core import engines
-from clearhead.core.engines import FUSED, SDPA, TILED, TRITON, order_on
+from clearhead.core.engines import choice
+from clearhead.core.engines.choice import FUSED, SDPA, TILED, TRITON, order_on
 from clearhead.core.engines.gpu.triton import Triton
 from clearhead.core.engines.sdpa_backends import Gpu, backends_decline
 from clearhead.core.problem.check import Options, make_problem
@@ -380,7 +381,7 @@ def test_auto_reports_which_engine_it_chose_and_why(monkeypatch):
     """The device is described; none is needed."""
     monkeypatch.setattr("clearhead.core.engines.gpu.triton.INSTALLED", True)
     monkeypatch.setattr("clearhead.core.engines.gpu.fused.INSTALLED", True)
-    for room in (engines.choice, engines.sdpa, engines.gpu.triton, engines.gpu.fused):
+    for room in (choice, engines.sdpa, engines.gpu.triton, engines.gpu.fused):
         monkeypatch.setattr(room, "gpu_of", lambda device: AMPERE)
     cuda = torch.device("cuda")
     for keywords, chosen, caption in (
@@ -392,15 +393,15 @@ def test_auto_reports_which_engine_it_chose_and_why(monkeypatch):
         ({"dtype": torch.float32, "G": 2}, TRITON, "efficient: does not support grouped heads)"),
     ):
         problem = replace(problem_of(**keywords), device=cuda)
-        engine, declined = engines.first_capable(problem, "auto")
+        engine, declined = choice.first_capable(problem, "auto")
         assert engine is chosen and not declined
         assert engine.caption_of(problem).endswith(caption)
         thrice = "; each product as three of tf32; " in engine.caption_of(problem)
         assert thrice == (engine is TRITON and problem.dtype == torch.float32)
-    engine, declined = engines.first_capable(replace(problem_of(softcap=2.0), device=cuda), "auto")
+    engine, declined = choice.first_capable(replace(problem_of(softcap=2.0), device=cuda), "auto")
     assert engine is TRITON and declined == {"sdpa": ["torch has no soft cap"]}
     with pytest.raises(ch.BadValue, match=r"without one torch would store weights of 0\.5 GB"):
-        engines.choose(replace(problem_of(dtype=torch.float32, G=2), device=cuda), "sdpa")
+        choice.choose(replace(problem_of(dtype=torch.float32, G=2), device=cuda), "sdpa")
 
 
 def test_weights_are_not_stored_silently():
@@ -430,7 +431,7 @@ def test_the_kernels_decline_a_problem_on_a_cpu(monkeypatch):
     q = torch.randn(3, 4)
     with pytest.raises(ch.BadValue, match="the Triton kernels compute on a GPU"):
         ch.attention(q, q, q, engine="triton")
-    assert engines.order(make_problem(q, q, q, Options())[0]) == engines.ENGINES
+    assert choice.order(make_problem(q, q, q, Options())[0]) == choice.ENGINES
 
 
 def test_without_triton_the_error_names_what_to_install(monkeypatch):
