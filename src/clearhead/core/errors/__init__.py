@@ -177,12 +177,15 @@ def as_count(
     return count
 
 
-def as_index(what: str, value: object, size: int, rule: str, hint: str) -> int:
+def as_index(
+    what: str, value: object, size: int, rule: str = "", hint: str = "pass one of these."
+) -> int:
     """Return `value` as a position from 0 to `size` - 1, where -1 is the last.
 
     Raises as `as_count` does; `what` is the thing that has this position, such as "Head".
     """
     index = whole_number(value)
+    rule = rule or f"there are {size}, counted from 0; -1 is the last."
     if index is None:
         raise BadType(f"{what} {value!r} was requested.", rule, hint)
     if not -size <= index < size:

@@ -345,6 +345,5 @@ def _positions(which: Which, size: int, name: str) -> Sequence[int]:
         return range(*which.indices(size))
     one = not is_iterable(which)
     indices: Iterable[Any] = [which] if one else which  # type: ignore[assignment]  # by `one`
-    rule = f"there are {size}, counted from 0; -1 is the last."
     hint = f"pass an int, a slice or a list of ints, from {-size} to {size - 1}."
-    return [as_index(name, i, size, rule, hint) for i in indices]
+    return [as_index(name, i, size, hint=hint) for i in indices]

@@ -102,7 +102,7 @@ class Trace(ShownInNotebook, Savable):
         """Return an index into an axis, counted from 0, and the axis's size (1 if it is absent)."""
         count = self.size(letter) or 1
         rule = f"this trace {holds} {count}, counted from 0."
-        return as_index(name, which, count, rule, "pass one of these."), count
+        return as_index(name, which, count, rule), count
 
     def size(self, letter: str) -> int | None:
         """Return the size of an axis, by its letter; None if no step has this axis."""

@@ -127,8 +127,6 @@ def _layer(call: Call) -> _Layer:
 
 def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:
     count = int(at.is_real(T).sum(-1).max())
-    rule = f"there are {count} tokens, numbered from 0; -1 is the last."
-    hint = f"use rows from 0 to {count - 1}."
     for row in rows:
-        as_index("Row", row, count, rule, hint)
+        as_index("Row", row, count)
     return tuple(map(int, rows))

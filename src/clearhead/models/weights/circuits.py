@@ -207,10 +207,7 @@ class Circuits:
 
     def _at(self, layer: int, head: int) -> tuple[int, int]:
         L, H = self.W_Q.shape[:2]
-        return (
-            as_index("Layer", layer, L, f"layers are 0 to {L - 1}.", "pass one of these."),
-            as_index("Head", head, H, f"heads are 0 to {H - 1}.", "pass one of these."),
-        )
+        return as_index("Layer", layer, L), as_index("Head", head, H)
 
 
 @own_dtypes()

@@ -94,11 +94,8 @@ class LogitAttribution:
 
         Raises `BadValue` for a layer, head or query that does not exist.
         """
-        named = {"Layer": layer, "Head": head, "Query": query}
-        layer, head, query = (
-            as_index(what, x, size, f"it is a number from 0 to {size - 1}.", "pass one of these.")
-            for (what, x), size in zip(named.items(), self.heads.shape, strict=True)
-        )
+        names = "Layer", "Head", "Query"
+        layer, head, query = map(as_index, names, (layer, head, query), self.heads.shape)
         parts = self._parts(layer, slice(query, query + 1))[head, 0]
         self._check_sum(layer, head, slice(query, query + 1), parts.sum(), parts.abs().sum())
         return parts

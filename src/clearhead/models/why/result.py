@@ -131,10 +131,9 @@ class Why(ShownInNotebook, Savable):
         """
         self._parts("sources", of)
         rule = f"earlier layers are 0 to {self.layer - 1}."
-        layer = as_index("Layer", layer, self.layer, rule, "pass one of these.")
+        layer = as_index("Layer", layer, self.layer, rule)
         parts = self._with_run().sources(of, layer)
-        rule = f"heads are 0 to {len(parts) - 1}."
-        return parts[as_index("Head", head, len(parts), rule, "pass one of these.")].float()
+        return parts[as_index("Head", head, len(parts))].float()
 
     @own_dtypes()
     def pairs(self) -> Tensor:

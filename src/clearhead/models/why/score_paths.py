@@ -135,7 +135,7 @@ def record_scores(
         rule = f"the model makes {count} attention calls, 0 to {count - 1}."
         layers: Sequence[int] = range(count)
         if layer is not None:
-            layers = [as_index("Layer", layer, count, rule, "pass one of these.")]
+            layers = [as_index("Layer", layer, count, rule)]
         if any(calls[i].at.padded for i in layers):
             gave = "why got a text with padding."
             hint = "pass the tokens of the text alone."

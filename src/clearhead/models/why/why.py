@@ -121,13 +121,11 @@ class Reasons:
         run = self.runs[layer]
         run.must_be_linear()
         p = run.problem
-        rule = f"heads are 0 to {p.H - 1}."
-        h = as_index("Head", head, p.H, rule, "pass one of these.")
+        h = as_index("Head", head, p.H)
         if query is not None:
-            rule = f"queries are 0 to {p.Tq - 1}."
-            query = as_index("Query", query, p.Tq, rule, "pass one of these.")
+            query = as_index("Query", query, p.Tq)
         if key is not None:
-            key = as_index("Key", key, p.Tk, f"keys are 0 to {p.Tk - 1}.", "pass one of these.")
+            key = as_index("Key", key, p.Tk)
         if not isinstance(against, str):
             rule = _AGAINST.format(f"a key from 0 to {p.Tk - 1}")
             against = as_index("A contrast with key", against, p.Tk, rule, "pass a position.")
