@@ -254,19 +254,12 @@ def is_plain(*tensors: Tensor | None) -> bool:
     """
     return (
         not torch.compiler.is_compiling()
-        and not is_intercepted()
+        and _get_tracing_state() is None
+        and _len_torch_dispatch_stack() == 0
+        and not is_included(PRE_DISPATCH)
         and not is_included(LEGACY_VMAP)
+        and peek_interpreter_stack() is None
         and all(map(PLAIN_TYPES.__contains__, map(type, tensors)))
-    )
-
-
-def is_intercepted() -> bool:
-    """Does a mode or a transform intercept the operations of an eager call?"""
-    return (
-        _get_tracing_state() is not None
-        or _len_torch_dispatch_stack() != 0
-        or is_included(PRE_DISPATCH)
-        or peek_interpreter_stack() is not None
     )
 
 
