@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from ...core.errors import BadValue
 from ...core.files.results import Savable, data_frame
 from ...core.formatting import ShownInNotebook, aligned
-from ...core.functional.ambient import editing, must_not_be_sharded
+from ...core.functional.ambient import editing
 from ...core.functional.divergence import compare
 from ...core.torch_state import loadable
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
 from ..follow.coverage import warn_if_missed
-from ..follow.layers import module_hooks, must_be_module, no_attention_call, refuse_compiled
+from ..follow.layers import module_hooks, must_be_runnable, no_attention_call
 from ..follow.refused_models import no_random_numbers
 from ..inspect.edits import Edit, cache, keep_only, knock_out
 from ..inspect.edits.cache import BITS
@@ -148,9 +148,7 @@ def compare_caches(
     Raises:
         BadValue, BadType: an unknown format; an edit of another kind; what `effects` raises.
     """
-    must_be_module("compare_caches", model, "compare_caches runs a model.", ", then its inputs")
-    must_not_be_sharded("compare_caches")
-    refuse_compiled(model)
+    must_be_runnable("compare_caches", model, "compare_caches runs a model.", ", then its inputs")
     rule = "a cache is a format, or the edits cache, keep_only and knock_out."
     hint = f"pass a list of formats ({', '.join(BITS)}) and edits, or a dict of names and these."
     several = [caches] if isinstance(caches, str | Edit) else caches

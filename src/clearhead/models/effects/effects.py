@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, as_count, kind_of
 from ...core.errors.limits import TOKENS_AT_ONCE
-from ...core.functional.ambient import editing, must_not_be_sharded
+from ...core.functional.ambient import editing
 from ...nn.token_ids import as_batch, run_with_known_ids
 from ..follow.column_positions import warn_of_column_positions
 from ..follow.copies import Layout, fresh
 from ..follow.coverage import warn_if_missed
-from ..follow.layers import module_hooks, must_be_module, no_attention_call, refuse_compiled
+from ..follow.layers import module_hooks, must_be_runnable, no_attention_call
 from ..follow.refused_models import no_random_numbers
 from ..inspect.edits import Edit, ablate, cache, path
 from ..progress import progress_bar
@@ -104,9 +104,7 @@ def effects(
     Source: as in `ablate`; the estimate Nanda 2023, "Attribution Patching".
     """
     rule = "effects runs a model with edits of its attention."
-    must_be_module("effects", model, rule, ", then its inputs")
-    must_not_be_sharded("effects")
-    refuse_compiled(model)
+    must_be_runnable("effects", model, rule, ", then its inputs")
     inputs = checked_inputs(inputs)
     if at_once is not None:
         rule = "it is the number of copies of the batch that run together, 1 or more."

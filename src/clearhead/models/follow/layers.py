@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from ...core.errors import BadType, BadValue, is_iterable, kind_of, whole_number
-from ...core.functional.ambient import THROUGH_CLEARHEAD
+from ...core.functional.ambient import THROUGH_CLEARHEAD, must_not_be_sharded
 from ...core.torch_state import compiled_parts, in_backward
 from ...hf.inspect_model import names_of
 from .refused_models import heads_must_be_whole
@@ -161,6 +161,13 @@ def must_be_module(verb: str, model: object, rule: str, more: str = "") -> None:
     """Raise `BadType` for anything but a module. `more` follows the hint."""
     if not isinstance(model, nn.Module):
         raise BadType(f"{verb} got {kind_of(model)}.", rule, f"pass a torch.nn.Module{more}.")
+
+
+def must_be_runnable(verb: str, model: object, rule: str, more: str = "") -> None:
+    """Raise an error unless `verb` got a module that is not compiled, and not inside `sharded`."""
+    must_be_module(verb, model, rule, more)
+    must_not_be_sharded(verb)
+    refuse_compiled(cast(nn.Module, model))
 
 
 def checked_list(name: str, value: object, patterns: bool = False) -> tuple[Any, ...] | None:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, as_count, as_index, must_be_among, whole_number
-from ...core.functional.ambient import must_not_be_sharded
 from ...core.torch_state import own_dtypes
-from ..follow.layers import must_be_module, refuse_compiled
+from ..follow.layers import must_be_runnable
 from .attention_weights import ModelWeights, read_weights
 from .norms_and_rotations import Norm, Rotary
 
@@ -228,9 +227,7 @@ def circuits(model: nn.Module) -> Circuits:
     (BERT), latent attention (MLA), an encoder and decoder, a model that reads no ids, quantised,
     sharded or offloaded weights, and layers of different sizes.
     """
-    must_be_module("circuits", model, "circuits reads the weights of a model.")
-    must_not_be_sharded("circuits")
-    refuse_compiled(model)
+    must_be_runnable("circuits", model, "circuits reads the weights of a model.")
     return _folded(model, read_weights(model))
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadType, BadValue, kind_of
-from ...core.functional.ambient import ambient, must_not_be_sharded
+from ...core.functional.ambient import ambient
 from ...core.torch_state import own_dtypes
 from ...nn.token_ids import run_with_known_ids
 from ..follow.copies import fresh
-from ..follow.layers import must_be_module, no_attention_call, refuse_compiled
+from ..follow.layers import must_be_runnable, no_attention_call
 from ..follow.outputs import logits_of
 from ..follow.refused_models import no_random_numbers, weights_must_be_whole
 from ..follow.run import AttentionCall
@@ -70,9 +70,7 @@ def logit_attribution(
     Wild".
     """
     rule, more = "logit_attribution runs a model with logits.", ", then the ids of a text"
-    must_be_module("logit_attribution", model, rule, more)
-    must_not_be_sharded("logit_attribution")
-    refuse_compiled(model)
+    must_be_runnable("logit_attribution", model, rule, more)
     weights_must_be_whole("logit_attribution", model)
     inputs, text = _one_text(ids)
     paths = DirectPaths(model)

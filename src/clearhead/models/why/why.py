@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import BadValue, as_index
-from ...core.functional.ambient import must_not_be_sharded, without_followers
+from ...core.functional.ambient import without_followers
 from ...core.torch_state import own_dtypes
 from ...nn.token_ids import as_batch
-from ..follow.layers import must_be_module, refuse_compiled
+from ..follow.layers import must_be_runnable
 from ..follow.refused_models import weights_must_be_whole
 from ..inspect.edits import Edit, ablate, patch, path
 from ..inspect.edits.path import without_paths
@@ -98,9 +98,7 @@ class Reasons:
     def __init__(
         self, model: nn.Module, inputs: Tensor | Mapping[str, Any], layer: int | None = None
     ) -> None:
-        must_be_module("why", model, "why runs a model.", ", then inputs")
-        must_not_be_sharded("why")
-        refuse_compiled(model)
+        must_be_runnable("why", model, "why runs a model.", ", then inputs")
         weights_must_be_whole("why", model)
         self.model, self.inputs = model, as_batch(inputs)
         self.runs = {run.layer: run for run in record_scores(model, self.inputs, layer)}
