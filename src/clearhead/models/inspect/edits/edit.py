@@ -109,8 +109,7 @@ class Edit:
 
     def applies(self, problem: Problem, site: EditSite) -> bool:
         """Return whether the edit selects a query of this call."""
-        where = self.where(problem, site)
-        return where is None or bool(where.any())
+        return bool(self.where(problem, site).any())
 
     def for_copy(self, batch: range) -> "Edit | None":
         """Return the edit limited to these rows, which are one copy of the batch among several.
@@ -157,25 +156,20 @@ class Edit:
         existing = sorted((b for b in range(-B, B) if b in self.batch), key=self.batch.index)
         return list(dict.fromkeys(b % B for b in existing))
 
-    def where(self, problem: Problem, site: EditSite) -> Tensor | None:
-        """Return booleans for the selected queries, (B|1, H|1, Tq|1); None if all are selected.
+    def where(self, problem: Problem, site: EditSite) -> Tensor:
+        """Return booleans for the selected queries, (B|1, H|1, Tq|1).
 
         An edit `of_keys` returns those of keys, (B|1, G|1, Tk|1).
         """
-        parts = []
+        selected = torch.ones((1, 1, 1), dtype=torch.bool)
         if self.heads is not None:
             flags = flags_at(self.heads_of(problem), self.head_count(problem))
-            parts.append(flags.reshape(1, -1, 1))
+            selected = selected & flags.reshape(1, -1, 1)
         if self.batch is not None:
-            parts.append(flags_at(self.batch_of(problem), problem.B).reshape(-1, 1, 1))
+            selected = selected & flags_at(self.batch_of(problem), problem.B).reshape(-1, 1, 1)
         if self.positions is not None:
-            parts.append(self.at_positions(problem, site))
-        if not parts:
-            return None
-        selected = parts[0].to(problem.device)
-        for part in parts[1:]:
-            selected = selected & part.to(problem.device)
-        return selected
+            selected = selected & self.at_positions(problem, site)
+        return selected.to(problem.device)
 
     def at_positions(self, problem: Problem, site: EditSite) -> Tensor:
         """Return which queries of the call, or keys, are at the named positions, (B|1, 1, T).
@@ -206,9 +200,8 @@ class Edit:
     def factors(self, factor: float, problem: Problem, site: EditSite) -> Tensor:
         """Return `factor` for the selected queries and 1 for the others, (B|1, H|1, Tq|1) in the
         wide dtype."""
-        where = self.where(problem, site)
-        one = torch.ones((1, 1, 1), dtype=problem.wide, device=problem.device)
-        return one * factor if where is None else torch.where(where, factor, one)
+        one = torch.ones((), dtype=problem.wide, device=problem.device)
+        return torch.where(self.where(problem, site), factor, one)
 
 
 def edited_call(edits: Sequence[Edit], problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
@@ -261,9 +254,7 @@ def replaced(
     full = out.index_put(tuple(x.to(out.device) for x in target), value[text, :, number])
     if edit.positions is None:
         return full
-    where = edit.where(problem, site)
-    assert where is not None
-    return torch.where(where.unsqueeze(-1), full, out)
+    return torch.where(edit.where(problem, site).unsqueeze(-1), full, out)
 
 
 def columns_at(

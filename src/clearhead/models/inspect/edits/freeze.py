@@ -100,9 +100,7 @@ class freeze(FromRecording):
             exists = torch.zeros(problem.B, Tq + 1, dtype=torch.bool)
             columns = queries.expand(len(batch), -1) % (Tq + 1)  # column Tq takes the -1
             exists[batch] = exists[batch].scatter(1, columns, True)
-            where = self.where(problem, site)
-            assert where is not None
-            missing = where.any(1).cpu() & ~exists[:, :Tq]
+            missing = self.where(problem, site).any(1).cpu() & ~exists[:, :Tq]
             if bool(missing.any()):
                 absent = missing.any(0).nonzero().flatten().tolist()
                 gave = f"{self!r} selects queries {absent}, whose rows were not recorded."

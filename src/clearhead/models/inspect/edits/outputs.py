@@ -67,8 +67,7 @@ class ablate(Edit):
             return replaced(self, out, self.by, problem, site)
         if self.over is not None:
             return replaced(self, out, self._mean(problem, site), problem, site)
-        where = self.where(problem, site)
-        return torch.zeros_like(out) if where is None else out.masked_fill(where.unsqueeze(-1), 0.0)
+        return out.masked_fill(self.where(problem, site).unsqueeze(-1), 0.0)
 
     def _mean(self, problem: Problem, site: EditSite) -> Tensor:
         """Return the mean of each head over the reference set, (n, 1, Dv)."""

@@ -117,8 +117,7 @@ class patch(FromRecording):
             at.is_real_key(size) if self.of_keys else at.is_real(size) for at in (call.at, site.at)
         )
         was = was & (torch.arange(size) < recorded.shape[2])
-        where = self.where(problem, site)
-        now = now & (True if where is None else where.cpu())
+        now = now & self.where(problem, site).cpu()
         texts = torch.tensor(self.batch_of(problem))
         now, was = (x[texts if len(x) > 1 else [0]].any(1) for x in (now, was))
         if bool((missing := now & ~was).any()):

@@ -79,10 +79,8 @@ class knock_out(Edit):
                 return replace(problem, mask=edited.mask), inputs
         where = self.where(problem, site)
         edges = edges_in_call(self.removed(), grid, site.at)
-        if where is None and names_lengths(~edges, grid):
-            where = torch.ones(1, 1, 1, dtype=torch.bool)  # otherwise they would mean padding
         mask = intersect(rule, ~edges)
-        if where is not None:
+        if names_lengths(~edges, grid) or not bool(where.all()):  # lengths would mean padding
             mask = WithoutEdges(rule, edges, where, repr(self))
         self._cache.append((rule, at, _Edited(mask, _counts_differ(problem, mask))))
         del self._cache[:-MASKS_KEPT]
@@ -209,7 +207,7 @@ class uniform(Edit):
         return None  # with sinks it applies to complete heads only
 
     def edit_problem(self, problem: Problem, inputs: Inputs, site: EditSite) -> Edited:
-        where = self.factors(0.0, problem, site) == 0
+        where = self.where(problem, site)
         inputs = inputs._replace(q=inputs.q.masked_fill(where.unsqueeze(-1), 0.0))
         sinks = problem.sinks
         if sinks is not None:
