@@ -312,23 +312,17 @@ def _refuse_gradient(name: str, x: Tensor) -> Tensor:
     """Return `x` with a backward pass that raises `BadValue`."""
     if not x.is_floating_point():
         return x
-    with torch.enable_grad():
-        copy: Tensor = _RefusedGradient.apply(x, torch.empty(0, requires_grad=True), name)
-    return copy
 
-
-class _RefusedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, name: str) -> Tensor:
-        ctx.name = name
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        gave = f"A loss uses a statistic that watch recorded in {ctx.name or 'the model'}."
+    def refuse(gradient: Tensor) -> None:
+        gave = f"A loss uses a statistic that watch recorded in {name or 'the model'}."
         rule = "a checkpoint with use_reentrant=True, or a reversible layer, records no gradients."
         hint = "pass use_reentrant=False (gradient_checkpointing_kwargs), or detach the statistic."
         raise BadValue(gave, rule, hint)
+
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        leaf.register_hook(refuse)
+        return leaf.clone()
 
 
 def _columns(rows: Tensor) -> Tensor:
