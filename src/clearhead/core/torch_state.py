@@ -226,6 +226,15 @@ def running_functions() -> Iterator[tuple[Any, str]]:
         frame = frame.f_back
 
 
+def checkpoint_with(pack: Any) -> Any:
+    """Return the frame of the checkpoint with ``use_reentrant=False`` whose hook on saved tensors
+    is `pack`, or None for another hook, which a checkpoint has while it recomputes."""
+    if getattr(pack, "__module__", "") != checkpoint.__name__:
+        return None
+    cells = [cell.cell_contents for cell in pack.__closure__ or ()]
+    return next((x for x in cells if isinstance(x, checkpoint._CheckpointFrame)), None)
+
+
 def batches_gradients() -> bool:
     """Is this a backward pass of is_grads_batched=True or jacobian(vectorize=True)?
 

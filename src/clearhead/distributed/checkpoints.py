@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils import checkpoint
 
 from ..core.errors import BadValue
-from ..core.torch_state import running_functions
+from ..core.torch_state import checkpoint_with, running_functions
 
 
 def open_checkpoints() -> list[Any]:
@@ -34,9 +34,8 @@ def _frame(pack: Any) -> Any:
     """Return the frame of a checkpoint from its hook, or None while it recomputes."""
     if pack.__qualname__.startswith("_recomputation_hook"):
         return None
-    for cell in pack.__closure__ or ():
-        if hasattr(cell.cell_contents, "recompute_fn"):
-            return cell.cell_contents
+    if (frame := checkpoint_with(pack)) is not None:
+        return frame
     gave = "torch.utils.checkpoint ran inside distributed.sharded, in a form that is not known."
     rule = "a checkpoint recomputes attention calls, which need the ranks of the block."
     raise BadValue(gave, rule, "use no checkpoints, or another version of torch.")

@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.autograd.function import FunctionCtx
-from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
+from torch.utils.checkpoint import CheckpointFunction
 
 from ...core.errors import BadValue
-from ...core.torch_state import running_functions
+from ...core.torch_state import checkpoint_with, running_functions
 from .edits.edit import EditSite
 
 
@@ -56,7 +56,8 @@ class ReentrantCheckpoints:
         Without the edit it would save other tensors than before, which torch reports as an error of
         its own.
         """
-        frame = _frame_of_checkpoint()
+        pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
+        frame = checkpoint_with(pack)
         if frame is None or frame in self._guarded:
             return
         self._guarded.add(frame)
@@ -73,20 +74,6 @@ class ReentrantCheckpoints:
             gave = f"A checkpoint with use_reentrant={mode} recomputes layers after the with block."
             rule = "a layer is edited when it is recomputed, too."
             raise BadValue(gave, rule, "call backward() inside the block.")
-
-
-def _frame_of_checkpoint() -> Any:
-    """Return what the innermost checkpoint with ``use_reentrant=False`` knows of itself, or None.
-
-    It packs saved tensors by functions that hold it.
-    """
-    for hook in torch._C._autograd._top_saved_tensors_default_hooks(True) or ():
-        code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None)
-        variables = dict(zip(code.co_freevars, cells, strict=True)) if code and cells else {}
-        frame = variables["frame"].cell_contents if "frame" in variables else None
-        if isinstance(frame, _CheckpointFrame):
-            return frame
-    return None
 
 
 def running_checkpoints() -> list[tuple[Any, bool]]:
