@@ -1,15 +1,13 @@
-"""The page of a survey, its data, and the folder for HeadVis."""
+"""The page of a survey, and its data."""
 
 import base64
 import copy
 import gzip
 import json
-import re
 
 import pytest
 import torch
 
-import clearhead as ch
 from clearhead import demo as storyteller
 from clearhead.core.errors import BadValue
 from clearhead.corpus import Survey, survey
@@ -615,79 +613,6 @@ def test_a_survey_of_another_model_is_refused(stories):
         next(other.module.parameters()).add_(1)
     with pytest.raises(BadValue, match="with these weights"):
         stories.must_be_of(other)
-
-
-def test_the_folder_for_headvis(stories, tmp_path):
-    out = stories.export_headvis(tmp_path / "headvis")
-
-    def read(name):
-        return json.loads((out / name).read_text(encoding="utf-8"))
-
-    config = read("config.json")
-    assert (config["n_layers"], config["n_heads"], len(config["heads"])) == (2, 8, 16)
-    rows = read("scatter_data.json")
-    assert [[row["layer"], row["head"]] for row in rows] == config["heads"]
-    assert set(config["metrics"]) >= set(rows[0]) - {"layer", "head"}
-    for layer, head in config["heads"]:
-        data = read("heads/" + config["head_data_pattern"].format(layer=layer, head=head))
-        for sequence in data["sequences"]:
-            assert 1 <= sequence["interval"] <= config["n_intervals"]
-            assert len(sequence["tokens"]) == sequence["seq_len"]
-            assert max(sequence["attention_indices"]) < sequence["seq_len"] ** 2
-            assert len(sequence["attention_values"]) == len(sequence["attention_indices"])
-            weights = dict(
-                zip(sequence["attention_indices"], sequence["attention_values"], strict=True)
-            )
-            places = [(*divmod(i, sequence["seq_len"]), w) for i, w in weights.items()]
-            inside = [w for q, k, w in places if q and k and q != k]
-            assert sequence["max_activation"] == pytest.approx(max(inside, default=0), abs=1e-4)
-        for plot in config["custom_plots"]:
-            bins = data[plot["key"]]
-            assert len(bins["bin_edges"]) == len(bins["bin_values"]) + 1
-        total = sum(data["qk_distance_histogram"]["bin_values"])
-        assert 0.8 < total / data["statistics"]["queries"] <= 1.001  # a few queries have no choice
-
-
-def test_the_folder_for_headvis_has_why_each_head_looks(stories, tmp_path):
-    """Of one link of each head, in a sequence of the folder; pairs sum as `why` sums them."""
-    model = storyteller.load()
-    out = stories.export_headvis(tmp_path / "headvis", model)
-    manifest = json.loads((out / "attributions/manifest.json").read_text())
-    assert len(manifest) == 16
-    for number, (name, entry) in enumerate(manifest.items()):
-        layer, head, sequence = map(int, re.fullmatch(r"L(\d)H(\d)S(\d+)", name).groups())
-        ((query, key),) = entry["qk"]
-        assert entry["ov"] == [] and (layer, head) == divmod(number, 8)
-        data = json.loads((out / f"heads/L{layer}H{head}.json").read_text())
-        (own,) = (x for x in data["sequences"] if x["sequence_id"] == sequence)
-        assert own["max_activation"] == max(x["max_activation"] for x in data["sequences"])
-        at = own["attention_indices"].index(query * own["seq_len"] + key)
-        assert own["attention_values"][at] == pytest.approx(own["max_activation"], abs=1e-4)
-        path = out / f"attributions/qk/{name}Q{query}K{key}.json"
-        pairs = json.loads(path.read_text())["pairs"]
-        sizes = [abs(pair["attribution"]) for pair in pairs]
-        assert sizes == sorted(sizes, reverse=True)
-        stratum, rank = divmod(sequence, 20)
-        ((text, context),) = stories.query(
-            "select text, context from examples where metric = 'largest' and layer = ? and "
-            "head = ? and stratum = ? and rank = ?",
-            [layer, head, stratum, rank],
-        ).rows
-        assert stories.context(text, context) == own["tokens"]
-        shard, index = stories._context(text, context)
-        ids = shard.context(index)
-        reasons = ch.why(model.model, ids, layer=layer, head=head, query=query, key=key)
-        if layer == 0:  # few parts, so all pairs
-            total = sum(pair["attribution"] for pair in pairs)
-            assert total == pytest.approx(reasons.contrast, rel=1e-4)
-        assert len(pairs) == min(40, len(reasons.components) ** 2)
-        named = {str(x): i for i, x in enumerate(reasons.components)}
-        expected = reasons.pairs()
-        for pair in pairs:
-            q, k = named[pair["query_feature"]], named[pair["key_feature"]]
-            assert pair["attribution"] == pytest.approx(float(expected[q, k]), abs=1e-4)
-            assert pair["key_description"] == f"{pair['key_feature']} at {own['tokens'][key]!r}"
-            assert pair["query_snippets"] == pair["key_snippets"] == []
 
 
 def test_an_example_opens_at_its_token_or_says_that_it_is_another_one(stories, browser):

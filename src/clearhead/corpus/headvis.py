@@ -1,97 +1,241 @@
-"""Write a survey as the folder `data/` that the viewer HeadVis reads.
+"""Write a survey as the folder `data/` that HeadVis and the loaders of Neuronpedia read.
 
-Source of the format: `data_pipeline.py`, `server.py` and `attributions.js` of
-github.com/anthropics/headvis, 2026. An interval is a decile of the queries by their largest weight.
-A sequence has the weights of one query, because a survey stores no matrices, and its activation is
-their largest outside row 0, column 0 and the diagonal. Distances and tokens are those of the whole
-corpus.
+Sources of the format: `data_pipeline.py`, `server.py`, `src/Index.svelte`, `UmapView.svelte` and
+`data.js` of github.com/anthropics/headvis, and `compute-head-metrics.py`, `load-head-metrics.py`
+and `load-head-sequences.py` of github.com/hijohnnylin/neuronpedia, 2026.
+
+The numbers of heads are those of the survey, over all texts. It stores no matrices, so the model
+reads a sample of contexts again for complete patterns.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from ..core.errors import writable_folder
+from ..core.errors import as_count, must_be_of, writable_folder
+from ..core.functional.ambient import FollowedCall
+from ..core.stats import TopWeights, topk
+from ..models.inspect.recording import Call
+from ..models.inspect.watcher import Watcher
 from ..models.why import why
-from .examples import DECILES, IN_DECILE
+from .basic import Largest
+from .examples import DECILES
 from .reader import Reader
+from .vectors import Context, HeadVectors, in_order_of_hashes
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
     from . import Survey
 
-SEQUENCES_BY = "largest"  # the metric whose examples are the sequences
+Head = tuple[int, int]  # a layer, and the number of the head in it
 Rows = Sequence[Mapping[str, Any]]
-DISTANCE = re.compile(r"distance_(\d+)(?:_(\d+))?")
+WEIGHTS, LEAST = 8, 0.005  # the most weights of a row that are written, and the least of them
+TOKENS = 50  # of queries, and of keys, of one head
+DISTANCE = re.compile(r"distance_(\d+)_(\d+)")
 PATTERN = "L{layer}H{head}.json"
 PAIRS = 40  # of what wrote the query and what wrote the key, for one link
-PLOTS = {"qk_distance_histogram": "Q-K distance", "histogram": "Largest weight of a query"}
-STATISTICS = {
-    "queries": ("queries", "Queries"),
-    "texts": ("texts", "Texts"),
-    "mean_largest": ("mean", "Mean of the largest weight"),
+NAMES = {  # of metrics in Neuronpedia
+    "self": "self_attention_score",
+    "previous": "prev_token_score",
+    "entropy": "pattern_entropy",
+    "induction": "induction_score",
 }
+PLOTS = {"qk_distance_histogram": "Q-K distance", "histogram": "Largest weight of a query"}
+STATISTICS = {"queries": "Queries", "texts": "Texts", "mean": "Mean of the largest weight"}
 TABLES = {"top_query_tokens": "Top query tokens", "top_key_tokens": "Top key tokens"}
 
 
 def export_headvis(
-    survey: "Survey", folder: str | Path, model: "str | Path | TextModel | nn.Module | None" = None,
-    *, tokenizer: Any = None,
+    survey: "Survey", folder: str | Path, model: "str | Path | TextModel | nn.Module", *,
+    dataset: str, contexts: int = 20, heads: Iterable[Head] = (), tokenizer: Any = None,
 ) -> Path:  # fmt: skip
-    """Write the survey as a folder that the viewer HeadVis reads, and return its path.
+    """Write the survey as a folder that HeadVis and Neuronpedia read, and return its path.
 
-    With the `model` of the survey, the tab QK has one link of each head: that of the largest weight
-    of the stored ones, outside row 0, column 0 and the diagonal. `why` splits its contrast with
-    the other keys into pairs of what wrote the query and what wrote the key, `PAIRS` of them. The
-    format has features of a sparse dictionary there; these are heads, MLPs, embeddings and biases.
+    >>> survey.export_headvis(  # doctest: +SKIP
+    ...     "exports/smollm2/headvis/stories", "checkpoint", dataset="stories", heads=[(17, 3)]
+    ... )
 
-    Raises `BadValue` if the folder cannot be created, for another model, and what `why` raises."""
+    Means, histograms and tokens are those of all texts. The model reads a uniform sample of
+    contexts, each once, for the pattern of every head: of each row the `WEIGHTS` largest weights,
+    from `LEAST` on, with four decimals. The `max_activation` of a pattern is its largest weight
+    outside row 0, column 0 and the diagonal, 0 if no weight is outside. The contexts in its order
+    are cut into ten equal parts, the intervals of a head. Patterns wait in files: memory has the
+    largest weights of one layer at a time, and never a square.
+
+    Args:
+        folder: where to write. Neuronpedia expects EXPORTS/MODEL/headvis/DATASET.
+        model: the model of the survey.
+        dataset: the name of the texts, which a survey does not have.
+        contexts: how many contexts the model reads, 1 or more; all if there are fewer.
+        heads: heads, as (layer, head), for the tabs UMAP and QK. They take more runs of the model,
+            one for each context of `Survey.vectors`. The tab UMAP has these vectors on three
+            principal components, without examples that rest on the first key. The tab QK has the
+            largest link of the patterns: `why` splits its contrast with the other keys into pairs
+            of what wrote the query and what wrote the key, `PAIRS` of them. The format has features
+            of a sparse dictionary there; these are heads, MLPs, embeddings and biases.
+        tokenizer: that of a module.
+
+    Raises:
+        BadType: if `dataset` is not a string.
+        BadValue: if the folder cannot be created; for another model, a head that does not exist,
+            and a survey without the metrics of `basic`; and what `why` raises.
+    """
+    rule, hint = "contexts is how many the model reads, 1 or more.", "pass for example contexts=20."
+    contexts = as_count("contexts", contexts, rule, hint, least=1)
+    hint = 'pass for example dataset="stories".'
+    must_be_of(str, "dataset", dataset, "it is the name of the texts.", hint)
+    for metric in (Largest.name, *NAMES):
+        survey.must_have(metric)
+    reader, named = survey.must_be_of(model, tokenizer), [(layer, head) for layer, head in heads]
+    for layer, head in named:
+        survey.of_head("heads", layer, head)
     out = writable_folder(folder, "an export is")
-    reader = None if model is None else survey.must_be_of(model, tokenizer)
-    (out / "heads").mkdir(exist_ok=True)
-    (out / "attributions" / "qk").mkdir(parents=True, exist_ok=True)
-    rows = survey.query("select * from heads order by layer, head, metric").to_pylist()
-    heads = {
-        layer_head: {row["metric"]: row for row in of}
-        for layer_head, of in groupby(rows, itemgetter("layer", "head"))
-    }
-    _write(out / "config.json", _config(survey, list(heads)))
-    means = [
-        {"layer": layer, "head": head, **{name: row["mean"] for name, row in of.items()}}
-        for (layer, head), of in heads.items()
+    for part in ("heads", "umap", "attributions/qk"):
+        (out / part).mkdir(parents=True, exist_ok=True)
+    rows = _by_head(survey, "heads", "metric")
+    histograms = _by_head(survey, f"histograms where metric = '{Largest.name}'", "bin")
+    rank = "row_number() over (partition by layer, head, side order by count desc, token)"
+    tokens = _by_head(survey, f"tokens qualify {rank} <= {TOKENS}", rank)
+    means: list[dict[str, float]] = [
+        {"layer": layer, "head": head, **{_metric(row): row["mean"] for row in own}}
+        for (layer, head), own in rows.items()
     ]
+    means.sort(key=len, reverse=True)  # the axes of the viewer are the numbers of the first row
     _write(out / "scatter_data.json", means)
-    histograms = survey.by_metric("histograms", "bin")
-    examples = survey.by_metric("examples", "stratum, rank")
+    _write(out / "config.json", _config(survey, means, [*rows], named, dataset))
+    every = survey.query("select text, unnest(range(contexts)) from texts").rows
+    chosen = in_order_of_hashes(survey.manifest.fixed["seed"], every)[:contexts]
+    numbers = {context: number for number, context in enumerate(chosen)}
     manifest: dict[str, Any] = {}
-    for (layer, head), metrics in heads.items():
-        name, key = PATTERN.format(layer=layer, head=head), (layer, head, SEQUENCES_BY)
-        stored = [row for row in examples.get(key, []) if row["stratum"] < DECILES]
-        sequences = [_sequence(survey, row) for row in stored]
-        tokens = survey.tokens(layer, head).to_pylist()
-        _write(out / "heads" / name, _head(sequences, metrics, tokens, histograms[key]))
-        if reader is not None and stored:
-            row, sequence = max(zip(stored, sequences, strict=True), key=lambda x: _link(x[0])[0])
-            manifest |= _write_pairs(survey, reader, row, sequence, out / "attributions" / "qk")
+    with TemporaryDirectory(dir=out) as lines:
+        _write_lines(survey, reader, chosen, Path(lines))
+        texts = [survey.context(*context) for context in chosen]
+        for of, own in rows.items():
+            name, metrics = _name(*of), {row["metric"]: row for row in own}
+            link, sequences = _sequences(Path(lines) / name, texts)
+            data = _head(sequences, metrics, tokens.get(of, []), histograms[of])
+            _write(out / "heads" / name, data)
+            if of in named:
+                vectors = survey.vectors(reader, *of).without_first()
+                _write(out / "umap" / name, _cloud(vectors, numbers))
+                if sequences[0]["max_activation"]:
+                    context = chosen[sequences[0]["sequence_id"]]
+                    at = of, sequences[0], context, link
+                    manifest |= _write_pairs(survey, reader, *at, out / "attributions" / "qk")
+    _write(out / "umap" / "sequences.json", {i: survey.context(*x) for x, i in numbers.items()})
     _write(out / "attributions" / "manifest.json", manifest)
     _write(out / "server_config.json", {})  # the viewer works without a server
     return out
 
 
+def _metric(row: Mapping[str, Any]) -> str:
+    return NAMES.get(row["metric"], row["metric"])
+
+
+def _name(layer: int, head: int) -> str:
+    return PATTERN.format(layer=layer, head=head)
+
+
+def _by_head(survey: "Survey", table: str, order: str) -> dict[Head, list[dict[str, Any]]]:
+    rows = survey.query(f"select * from {table} order by layer, head, {order}").to_pylist()
+    return {head: list(own) for head, own in groupby(rows, itemgetter("layer", "head"))}
+
+
+def _write_lines(
+    survey: "Survey", reader: Reader, contexts: Iterable[Context], folder: Path
+) -> None:
+    """Write a file for each head, with a line of JSON for its pattern in each context."""
+
+    def receive(call: Call, _: FollowedCall) -> None:
+        top = call.statistics["topk"]
+        assert isinstance(top, TopWeights)
+        for head, (weights, keys) in enumerate(
+            zip(top.weights[0].double(), top.keys[0], strict=True)
+        ):
+            with (folder / _name(call.layer, head)).open("a") as file:
+                file.write(json.dumps(_pattern(weights, keys)) + "\n")
+
+    watcher = Watcher(reader.module, receive, (topk(WEIGHTS),))
+    for context in contexts:
+        shard, index = survey._context(*context)
+        with watcher.hooked():
+            reader.run(shard.context(index).unsqueeze(0))
+
+
+def _pattern(weights: Tensor, keys: Tensor) -> tuple[int, dict[str, Any]]:
+    """Return the flat index of the largest link of a pattern, and the pattern.
+
+    `weights` and `keys` are the largest of each row, (T, n). A link is outside row 0, column 0 and
+    the diagonal.
+    """
+    T = len(keys)
+    query = torch.arange(T).unsqueeze(-1)
+    outside = weights.masked_fill((query == 0) | (keys <= 0) | (keys == query), 0.0)
+    index, large = query * T + keys, weights >= LEAST
+    indices, order = index[large].sort()
+    return int(index.flatten()[outside.argmax()]), {
+        "attention_indices": indices.tolist(),
+        "attention_values": weights[large][order].round(decimals=4).tolist(),
+        "seq_len": T,
+        "max_activation": float(outside.max()),
+    }
+
+
+def _sequences(file: Path, texts: Sequence[list[str]]) -> tuple[int, list[dict[str, Any]]]:
+    """Return the largest link of a head, as a flat index, and its patterns, the strongest first.
+
+    `texts` has the tokens of each context.
+    """
+    read = [json.loads(line) for line in file.read_text().splitlines()]
+    order = sorted(range(len(read)), key=lambda i: -read[i][1]["max_activation"])
+    return read[order[0]][0], [
+        {
+            "sequence_id": number,
+            "interval": DECILES - rank * DECILES // len(read),
+            "tokens": texts[number],
+            **read[number][1],
+        }
+        for rank, number in enumerate(order)
+    ]
+
+
+def _cloud(vectors: HeadVectors, numbers: dict[Context, int]) -> dict[str, Any]:
+    """Return the vectors of a head on three principal components, 0 on those that do not exist.
+
+    A context without a number receives the next one.
+    """
+    rows = vectors.examples.to_pylist()
+    points = {part: vectors.pca(part.lower()).points for part in "QKOV"}
+    return {
+        "seq_idx": [numbers.setdefault((x["text"], x["context"]), len(numbers)) for x in rows],
+        "top_q": [row["query"] for row in rows],
+        "top_k": [row["key"] for row in rows],
+        "norms": vectors.parts["q"].norm(dim=-1).tolist(),
+        "pca": {
+            part: {f"d{i}": own for i, own in enumerate(pad(x, (0, 3 - x.shape[1])).T.tolist())}
+            for part, x in points.items()
+        },
+        "clusters": [],
+    }
+
+
 def _write_pairs(
-    survey: "Survey", reader: Reader, row: Mapping[str, Any], sequence: Mapping[str, Any],
-    folder: Path,
+    survey: "Survey", reader: Reader, of: Head, sequence: Mapping[str, Any], context: Context,
+    link: int, folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write the pairs of an example's largest link, and return the entry of the manifest."""
-    shard, number = survey._context(row["text"], row["context"])
-    ids, query, key = shard.context(number), row["query"], _link(row)[1]
-    result = why(reader.module, ids, layer=row["layer"], head=row["head"], query=query, key=key)
+    """Write the pairs of a head's largest link, and return the entry of the manifest."""
+    (layer, head), (query, key) = of, divmod(link, sequence["seq_len"])
+    shard, number = survey._context(*context)
+    result = why(reader.module, shard.context(number), layer=layer, head=head, query=query, key=key)
     parts = result.pairs()
     pairs: list[dict[str, Any]] = []
     for index in parts.abs().flatten().argsort(descending=True)[:PAIRS].tolist():
@@ -102,88 +246,73 @@ def _write_pairs(
             pair |= {f"{side}_feature": wrote, f"{side}_description": f"{wrote} at {token!r}"}
             pair[f"{side}_snippets"] = []
         pairs.append(pair)
-    name = f"L{row['layer']}H{row['head']}S{sequence['sequence_id']}"
+    name = f"L{layer}H{head}S{sequence['sequence_id']}"
     _write(folder / f"{name}Q{query}K{key}.json", {"pairs": pairs})
     return {name: {"qk": [[query, key]], "ov": []}}
 
 
-def _config(survey: "Survey", heads: list[tuple[int, int]]) -> dict[str, Any]:
-    metrics = survey.metrics.to_pylist()
+def _config(
+    survey: "Survey", means: Rows, heads: Sequence[Head], named: Sequence[Head], dataset: str
+) -> dict[str, Any]:
+    formulas = {_metric(row): row["formula"] for row in survey.metrics.to_pylist()}
+    metrics = [name for name in formulas if any(name in row for row in means)]
+    fixed, corpus = survey.manifest.fixed, survey.manifest.corpus
     return {
-        "model_name": str(survey.manifest.fixed["model"]),
-        "heads": [list(layer_head) for layer_head in heads],
+        "model_name": str(fixed["model"]),
+        "dataset_name": dataset,
+        "n_sequences": corpus["contexts"],
+        "seq_len": fixed["context"],
+        "dtype": fixed["dtype"],
+        "attn_implementation": "clearhead",
+        "n_texts": corpus["texts"] - corpus["skipped"],
+        "n_tokens": corpus["tokens of texts"],
+        "heads": heads,
         "n_layers": len({layer for layer, _ in heads}),
         "n_heads": max(head for _, head in heads) + 1,
         "n_intervals": DECILES,
-        "metrics": [row["metric"] for row in metrics],
-        "metric_descriptions": {row["metric"]: row["formula"] for row in metrics},
+        "metrics": metrics,
+        "metric_descriptions": {name: formulas[name] for name in metrics},
         "head_data_pattern": PATTERN,
-        "has_umap": False,
-        "umap_heads": [],
+        "has_umap": bool(named),
+        "umap_heads": named,
         "custom_plots": [{"key": key, "label": label} for key, label in PLOTS.items()],
         "custom_tables": [{"key": key, "label": label} for key, label in TABLES.items()],
         "statistics_display": {
-            name: {"label": label, "format": "default"} for name, (_, label) in STATISTICS.items()
+            name: {"label": label, "format": "default"} for name, label in STATISTICS.items()
         },
     }
 
 
-def _head(
-    sequences: list[dict[str, Any]], metrics: Mapping[str, Any], tokens: Rows, histogram: Rows
-) -> dict[str, Any]:
+def _head(sequences: Rows, metrics: Mapping[str, Any], tokens: Rows, bins: Rows) -> dict[str, Any]:
+    counts = {row["bin"]: row["count"] for row in bins}
     return {
         "sequences": sequences,
         "qk_distance_histogram": _distances(metrics),
         **{
             f"top_{side}_tokens": [
                 {"token": row["spelling"], "weight": row["count"] / row["total"]}
-                for row in sorted(tokens, key=itemgetter("count"), reverse=True)
+                for row in tokens
                 if row["side"] == side
             ]
             for side in ("query", "key")
         },
         "histogram": {
-            "bin_edges": [row["low"] for row in histogram] + [histogram[-1]["high"]],
-            "bin_values": [row["count"] for row in histogram],
+            "bin_edges": Largest.bins.edges(),
+            "bin_values": [counts.get(number, 0) for number in range(Largest.bins.count)],
         },
-        "statistics": {
-            name: metrics[SEQUENCES_BY][column] for name, (column, _) in STATISTICS.items()
-        },
+        "statistics": {column: metrics[Largest.name][column] for column in STATISTICS},
     }
-
-
-def _sequence(survey: "Survey", row: Mapping[str, Any]) -> dict[str, Any]:
-    tokens, query = survey.context(row["text"], row["context"]), row["query"]
-    return {
-        "sequence_id": IN_DECILE * row["stratum"] + row["rank"],
-        "interval": row["stratum"] + 1,
-        "tokens": tokens,
-        "attention_indices": [query * len(tokens) + key for key in row["keys"]],
-        "attention_values": [round(weight, 4) for weight in row["weights"]],
-        "seq_len": len(tokens),
-        "max_activation": _link(row)[0],
-    }
-
-
-def _link(row: Mapping[str, Any]) -> tuple[float, int]:
-    """Return the largest stored weight outside row 0, column 0 and the diagonal, and its key.
-
-    The weight is 0 if there is none; then the key is that of the largest weight.
-    """
-    pairs = zip(row["weights"], row["keys"], strict=True)
-    inside = [pair for pair in pairs if row["query"] and 0 < pair[1] != row["query"]]
-    return max(inside, default=(0.0, row["keys"][0]))
 
 
 def _distances(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return the sums of weights by distance: 0, 1, 2 to 3, 4 to 7, and so on."""
-    bins = {0: metrics["self"], 1: metrics["previous"]}
+    bins, last = {0: metrics["self"], 1: metrics["previous"]}, 1
     for name, row in metrics.items():
         if match := DISTANCE.fullmatch(name):
-            bins[int(match[1])] = row
+            bins[int(match[1])], last = row, max(last, int(match[2]))
     lows = sorted(bins)
     return {
-        "bin_edges": [float(low) for low in lows] + [2.0 * max(lows[-1], 1)],
+        "bin_edges": [*map(float, lows), last + 1.0],
         "bin_values": [bins[low]["mean"] * bins[low]["queries"] for low in lows],
     }
 

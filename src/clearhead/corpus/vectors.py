@@ -3,7 +3,7 @@
 Letters: n examples, T tokens of a context, D head dimension, Dv value size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,14 +148,20 @@ def chosen_examples(examples: Table, seed: int, n: int) -> dict[Context, list[di
     of_context: dict[Context, dict[int, dict[str, Any]]] = {}
     for row in examples.to_pylist():
         of_context.setdefault((row["text"], row["context"]), {})[row["query"]] = row
-    texts, contexts = np.array([*of_context], dtype=np.int64).T
     chosen: dict[Context, list[dict[str, Any]]] = {}
-    order = hashes(seed, texts, contexts, np.zeros_like(texts)).tolist()
-    for _, text_context in sorted(zip(order, of_context, strict=True)):
+    for text_context in in_order_of_hashes(seed, of_context):
         if sum(map(len, chosen.values())) >= n:
             break
         chosen[text_context] = [row for _, row in sorted(of_context[text_context].items())]
     return chosen
+
+
+def in_order_of_hashes(seed: int, contexts: Iterable[Context]) -> list[Context]:
+    """Return contexts in the order of their hashes: the first ones are a uniform sample."""
+    every = list(contexts)
+    texts, numbers = np.array(every, dtype=np.int64).T
+    order = hashes(seed, texts, numbers, np.zeros_like(texts)).argsort(kind="stable")
+    return [every[i] for i in order.tolist()]
 
 
 def read_vectors(
