@@ -10,7 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.corpus import headvis
+from clearhead.corpus import basic, headvis
 from clearhead.corpus.basic import First, Largest
 
 from .models import CONTEXT, MODELS, SIZES, texts, tokenizer
@@ -38,7 +38,12 @@ def exported(request, tmp_path_factory):
     eager = MODELS[request.param](attn_implementation="eager").double().eval()
     eager.load_state_dict(model.state_dict())
     folder, tok = tmp_path_factory.mktemp("survey"), tokenizer(True)
-    survey = ch.survey(model, texts(), out=folder / "out", tokenizer=tok, context=CONTEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(basic, "STRIP", 7)  # so that contexts have several
+        survey = ch.survey(
+            model, texts(), out=folder / "out", tokenizer=tok, context=CONTEXT,
+            metrics="basic,distance",
+        )  # fmt: skip
     out = survey.export_headvis(
         folder / "headvis", model, dataset="words", contexts=30, heads=[(1, 4)], tokenizer=tok
     )
@@ -85,9 +90,12 @@ def test_patterns_are_the_largest_weights_of_each_row(exported):
             strengths[number] = float(outside(weights).max())
             assert sequence["max_activation"] == pytest.approx(strengths[number], abs=5e-6)
             seen += any(row.count_nonzero() > 8 for row in weights)
-        in_order = sorted(strengths, key=strengths.__getitem__)
-        intervals = {x["sequence_id"]: x["interval"] for x in sequences}
-        assert [intervals[number] for number in in_order] == [1 + i // 3 for i in range(30)]
+        cut = [
+            [strengths[x["sequence_id"]] for x in sequences if x["interval"] == interval]
+            for interval in range(1, 11)
+        ]
+        assert [len(part) for part in cut] == [3] * 10
+        assert all(max(low) <= min(high) + 1e-5 for low, high in pairwise(cut))
     assert seen > 100  # rows had more than eight weights
 
 
@@ -275,7 +283,7 @@ def test_the_contract_of_the_viewer(exported):
 CONFIG_KEYS = "model_name", "dataset_name", "n_sequences", "seq_len", "dtype", "attn_implementation"
 METRICS = {
     "self_attention_score": "self", "prev_token_score": "previous", "pattern_entropy": "entropy",
-    "induction_score": "induction",
+    "induction_score": "induction", "qk_distance": "distance",
 }  # fmt: skip
 
 
@@ -315,6 +323,30 @@ def test_the_contract_of_the_loaders(exported, tmp_path):
             assert max(sequence["attention_indices"]) < 2**31  # a column of int32
             assert all(type(weight) is float for weight in sequence["attention_values"])
             assert 1 <= sequence["interval"] <= 10
+
+
+def test_distances_are_those_of_dense_weights_over_all_texts(exported):
+    survey, _, eager, out = exported
+    sums, queries = torch.zeros(3, 2, 6).double(), 0
+    for text, contexts in survey.query("select text, contexts from texts").rows:
+        for context in range(contexts):
+            weights = torch.stack(weights_of(eager, survey.context(text, context)))
+            T = weights.shape[-1]
+            distance = (torch.arange(T)[:, None] - torch.arange(T)).abs()
+            chooses = (weights > 0).sum(-1)[0, 0] > 1
+            for power in (1, 2):
+                by_query = (weights * distance**power).sum(-1)
+                sums[power] += by_query[..., chooses].sum(-1)
+            queries += int(chooses.sum())
+    mean, square = sums[1:] / queries
+    for row in read(out / "scatter_data.json"):
+        at = row["layer"], row["head"]
+        assert row["qk_distance"] == pytest.approx(float(mean[at]), rel=1e-5)
+        variance = float(square[at] - mean[at] ** 2)
+        assert row["qk_distance_variance"] == pytest.approx(variance, rel=1e-4)
+    described = read(out / "config.json")["metric_descriptions"]
+    assert described["qk_distance"] == "Σ w |q - k|"
+    assert "without the square" in described["qk_distance_variance"]
 
 
 def test_axes_are_those_of_all_heads(tmp_path):

@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..core.functional.ambient import rows_of
 from ..core.masks import Mask, dense, duplicate_keys, induction_keys, prefix, window
 from ..core.stats import Statistic, mass, topk
 from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric, WithoutBaseline
@@ -18,6 +19,7 @@ from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric, WithoutBase
 RECENT = (4, 16, 64, 256)
 TOP_KEYS = 4  # of each query, in examples
 NEAR = 16
+STRIP = 64  # queries
 
 
 class Entropy(Metric):
@@ -117,6 +119,30 @@ class Distances(Mass):
     def values(self, call: LayerCall) -> Tensor:
         parts = list(call["mass"].values())
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+class Distance(WithoutBaseline):
+    """The distance of a query to its keys, by weight, or its square, for the variance.
+
+    It is different for every query of a key, so the weights of `STRIP` queries are computed at a
+    time.
+    """
+
+    source, examples = "HeadVis 2026, transformer-circuits.pub/2026/headvis", False
+
+    def __init__(self, context: int, power: int) -> None:
+        self.name, self.formula = "distance", "Σ w |q - k|"
+        if power == 2:
+            self.name, self.formula = "distance_squared", "Σ w |q - k|²"
+        self.power, self.bins = power, Bins(0.0, float(max(context - 1, 1) ** power))
+
+    def values(self, call: LayerCall) -> Tensor:
+        assert call.problem is not None and call.inputs is not None
+        keys, means = torch.arange(call.problem.Tk), []
+        for queries in torch.arange(call.problem.Tq).split(STRIP):
+            distances = (queries.unsqueeze(-1) - keys).abs() ** self.power
+            means.append((rows_of(call.problem, call.inputs, queries) * distances).sum(-1))
+        return torch.cat(means, -1)
 
 
 class Next(Mass):

@@ -43,11 +43,14 @@ TOKENS = 50  # of queries, and of keys, of one head
 DISTANCE = re.compile(r"distance_(\d+)_(\d+)")
 PATTERN = "L{layer}H{head}.json"
 PAIRS = 40  # of what wrote the query and what wrote the key, for one link
+VARIANCE = "qk_distance_variance"
 NAMES = {  # of metrics in Neuronpedia
     "self": "self_attention_score",
     "previous": "prev_token_score",
     "entropy": "pattern_entropy",
     "induction": "induction_score",
+    "distance": "qk_distance",
+    "distance_squared": VARIANCE,
 }
 PLOTS = {"qk_distance_histogram": "Q-K distance", "histogram": "Largest weight of a query"}
 STATISTICS = {"queries": "Queries", "texts": "Texts", "mean": "Mean of the largest weight"}
@@ -93,7 +96,7 @@ def export_headvis(
     contexts = as_count("contexts", contexts, rule, hint, least=1)
     hint = 'pass for example dataset="stories".'
     must_be_of(str, "dataset", dataset, "it is the name of the texts.", hint)
-    for metric in (Largest.name, *NAMES):
+    for metric in (Largest.name, "self", "previous"):
         survey.must_have(metric)
     reader, named = survey.must_be_of(model, tokenizer), [(layer, head) for layer, head in heads]
     for layer, head in named:
@@ -109,6 +112,9 @@ def export_headvis(
         {"layer": layer, "head": head, **{_metric(row): row["mean"] for row in own}}
         for (layer, head), own in rows.items()
     ]
+    for row in means:
+        if VARIANCE in row:
+            row[VARIANCE] -= row["qk_distance"] ** 2
     means.sort(key=len, reverse=True)  # the axes of the viewer are the numbers of the first row
     _write(out / "scatter_data.json", means)
     _write(out / "config.json", _config(survey, means, [*rows], named, dataset))
@@ -255,6 +261,8 @@ def _config(
     survey: "Survey", means: Rows, heads: Sequence[Head], named: Sequence[Head], dataset: str
 ) -> dict[str, Any]:
     formulas = {_metric(row): row["formula"] for row in survey.metrics.to_pylist()}
+    if VARIANCE in formulas:
+        formulas[VARIANCE] += ", without the square of the mean qk_distance"
     metrics = [name for name in formulas if any(name in row for row in means)]
     fixed, corpus = survey.manifest.fixed, survey.manifest.corpus
     return {
