@@ -1,5 +1,6 @@
 """The folder for HeadVis and Neuronpedia: patterns against dense weights, and both contracts."""
 
+import copy
 import json
 import math
 import re
@@ -381,10 +382,15 @@ def test_what_is_refused(exported, tmp_path):
         survey.export_headvis(tmp_path, model, contexts=0, **options)
     with pytest.raises(ch.BadType, match="dataset got None"):
         survey.export_headvis(tmp_path, model, **(options | {"dataset": None}))
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    with pytest.raises(ch.AttentionError, match="attention"):
+        survey.export_headvis(tmp_path / "eager", eager, **options)
+    assert not any((tmp_path / "eager" / "heads").iterdir())
     other = demo.load()
     with pytest.raises(ch.BadValue, match="with these weights"):
         survey.export_headvis(tmp_path, other, dataset="words")
     few = ch.survey(other, STORIES, out=tmp_path / "few", metrics=[First(), Largest()])
     with pytest.raises(ch.BadValue, match="'self'"):
         few.export_headvis(tmp_path, other, dataset="stories")
-    assert {x.name for x in tmp_path.iterdir()} == {"few"}
+    assert {x.name for x in tmp_path.iterdir()} == {"few", "eager"}

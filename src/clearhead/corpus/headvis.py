@@ -90,12 +90,12 @@ def export_headvis(
     Raises:
         BadType: if `dataset` is not a string.
         BadValue: if the folder cannot be created; for another model, a head that does not exist,
-            and a survey without the metrics of `basic`; and what `why` raises.
+            and a survey without the metrics of `basic`; for a model whose attention clearhead does
+            not compute; and what `why` raises.
     """
     rule, hint = "contexts is how many the model reads, 1 or more.", "pass for example contexts=20."
     contexts = as_count("contexts", contexts, rule, hint, least=1)
-    hint = 'pass for example dataset="stories".'
-    must_be_of(str, "dataset", dataset, "it is the name of the texts.", hint)
+    must_be_of(str, "dataset", dataset, "it names the texts.", 'pass dataset="stories".')
     for metric in (Largest.name, "self", "previous"):
         survey.must_have(metric)
     reader, named = survey.must_be_of(model, tokenizer), [(layer, head) for layer, head in heads]
@@ -175,6 +175,7 @@ def _write_lines(
         shard, index = survey._context(*context)
         with watcher.hooked():
             reader.run(shard.context(index).unsqueeze(0))
+    watcher.check_recorded()
 
 
 def _pattern(weights: Tensor, keys: Tensor) -> tuple[int, dict[str, Any]]:
