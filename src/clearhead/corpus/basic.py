@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.functional.ambient import rows_of
 from ..core.masks import Mask, dense, duplicate_keys, induction_keys, prefix, window
+from ..core.problem.problem import Inputs, Problem
 from ..core.stats import Statistic, mass, topk
 from .metric import YES_OR_NO, Batch, Bins, LayerCall, Mass, Metric, WithoutBaseline
 
@@ -122,11 +123,7 @@ class Distances(Mass):
 
 
 class Distance(WithoutBaseline):
-    """The distance of a query to its keys, by weight, or its square, for the variance.
-
-    It is different for every query of a key, so the weights of `STRIP` queries are computed at a
-    time.
-    """
+    """The distance of a query to its keys, by weight, or its square, for the variance."""
 
     source, examples = "HeadVis 2026, transformer-circuits.pub/2026/headvis", False
 
@@ -138,11 +135,7 @@ class Distance(WithoutBaseline):
 
     def values(self, call: LayerCall) -> Tensor:
         assert call.problem is not None and call.inputs is not None
-        keys, means = torch.arange(call.problem.Tk), []
-        for queries in torch.arange(call.problem.Tq).split(STRIP):
-            distances = (queries.unsqueeze(-1) - keys).abs() ** self.power
-            means.append((rows_of(call.problem, call.inputs, queries) * distances).sum(-1))
-        return torch.cat(means, -1)
+        return distances_of(call.problem, call.inputs)[self.power - 1]
 
 
 class Next(Mass):
@@ -188,6 +181,21 @@ def doublings(low: int, high: int) -> list[tuple[int, int]]:
     ends = [0, *(2**n for n in range(high.bit_length() + 1))]
     parts = [(max(a, low), min(b, high)) for a, b in pairwise(ends)]
     return [(a, b) for a, b in parts if a < b]
+
+
+@lru_cache(maxsize=1)  # both metrics read it
+def distances_of(problem: Problem, inputs: Inputs) -> Tensor:
+    """Return Σ w |q - k| and Σ w |q - k|² of each query, (2, B, H, T).
+
+    A key has another distance from every query, so the weights of `STRIP` queries are computed at a
+    time.
+    """
+    keys, means = torch.arange(problem.Tk), []
+    for queries in torch.arange(problem.Tq).split(STRIP):
+        weights = rows_of(problem, inputs, queries)
+        distances = (queries.unsqueeze(-1) - keys).abs()
+        means.append(torch.stack([(weights * distances**n).sum(-1) for n in (1, 2)]))
+    return torch.cat(means, -1)
 
 
 class LooksAt(WithoutBaseline):

@@ -126,17 +126,16 @@ def export_headvis(
         _write_lines(survey, reader, chosen, Path(lines))
         texts = [survey.context(*context) for context in chosen]
         for of, own in rows.items():
-            name, metrics = _name(*of), {row["metric"]: row for row in own}
+            name = PATTERN.format(layer=of[0], head=of[1])
+            metrics = {row["metric"]: row for row in own}
             link, sequences = _sequences(Path(lines) / name, texts)
-            data = _head(sequences, metrics, tokens.get(of, []), histograms[of])
-            _write(out / "heads" / name, data)
+            parts = metrics, tokens.get(of, []), histograms[of]
+            _write(out / "heads" / name, _head(sequences, *parts))
             if of in named:
                 vectors = survey.vectors(reader, *of).without_first()
                 _write(out / "umap" / name, _cloud(vectors, numbers))
                 if sequences[0]["max_activation"]:
-                    context = chosen[sequences[0]["sequence_id"]]
-                    at = of, sequences[0], context, link
-                    manifest |= _write_pairs(survey, reader, *at, out / "attributions" / "qk")
+                    manifest |= _write_pairs(survey, reader, of, sequences[0], link, chosen, out)
     _write(out / "umap" / "sequences.json", {i: survey.context(*x) for x, i in numbers.items()})
     _write(out / "attributions" / "manifest.json", manifest)
     _write(out / "server_config.json", {})  # the viewer works without a server
@@ -147,27 +146,20 @@ def _metric(row: Mapping[str, Any]) -> str:
     return NAMES.get(row["metric"], row["metric"])
 
 
-def _name(layer: int, head: int) -> str:
-    return PATTERN.format(layer=layer, head=head)
-
-
 def _by_head(survey: "Survey", table: str, order: str) -> dict[Head, list[dict[str, Any]]]:
     rows = survey.query(f"select * from {table} order by layer, head, {order}").to_pylist()
     return {head: list(own) for head, own in groupby(rows, itemgetter("layer", "head"))}
 
 
-def _write_lines(
-    survey: "Survey", reader: Reader, contexts: Iterable[Context], folder: Path
-) -> None:
+def _write_lines(survey: "Survey", reader: Reader, contexts: list[Context], out: Path) -> None:
     """Write a file for each head, with a line of JSON for its pattern in each context."""
 
     def receive(call: Call, _: FollowedCall) -> None:
         top = call.statistics["topk"]
         assert isinstance(top, TopWeights)
-        for head, (weights, keys) in enumerate(
-            zip(top.weights[0].double(), top.keys[0], strict=True)
-        ):
-            with (folder / _name(call.layer, head)).open("a") as file:
+        patterns = zip(top.weights[0].double(), top.keys[0], strict=True)
+        for head, (weights, keys) in enumerate(patterns):
+            with (out / PATTERN.format(layer=call.layer, head=head)).open("a") as file:
                 file.write(json.dumps(_pattern(weights, keys)) + "\n")
 
     watcher = Watcher(reader.module, receive, (topk(WEIGHTS),))
@@ -236,12 +228,12 @@ def _cloud(vectors: HeadVectors, numbers: dict[Context, int]) -> dict[str, Any]:
 
 
 def _write_pairs(
-    survey: "Survey", reader: Reader, of: Head, sequence: Mapping[str, Any], context: Context,
-    link: int, folder: Path,
+    survey: "Survey", reader: Reader, of: Head, sequence: Mapping[str, Any], link: int,
+    contexts: list[Context], out: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the pairs of a head's largest link, and return the entry of the manifest."""
     (layer, head), (query, key) = of, divmod(link, sequence["seq_len"])
-    shard, number = survey._context(*context)
+    shard, number = survey._context(*contexts[sequence["sequence_id"]])
     result = why(reader.module, shard.context(number), layer=layer, head=head, query=query, key=key)
     parts = result.pairs()
     pairs: list[dict[str, Any]] = []
@@ -254,7 +246,7 @@ def _write_pairs(
             pair[f"{side}_snippets"] = []
         pairs.append(pair)
     name = f"L{layer}H{head}S{sequence['sequence_id']}"
-    _write(folder / f"{name}Q{query}K{key}.json", {"pairs": pairs})
+    _write(out / "attributions" / "qk" / f"{name}Q{query}K{key}.json", {"pairs": pairs})
     return {name: {"qk": [[query, key]], "ov": []}}
 
 
