@@ -6,6 +6,7 @@ package onnx.
 
     clearhead look photo.jpg --model "$(python examples/dinov2.py)"
     python examples/dinov2.py --photo               # fetch a photograph of scikit-image, too
+    python examples/dinov2.py --photos              # fetch ten into a folder, for a survey
     python examples/dinov2.py --compare photo.jpg   # with the ONNX file, run by onnxruntime
 """
 
@@ -37,6 +38,18 @@ PHOTO = WheelFile(  # by NASA, in the public domain
     sha256="88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
     name="astronaut.png",
 )
+PHOTOS = {  # of scikit-image, for `--photos`: none of a microscope, and no drawing
+    "astronaut.png": "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
+    "brick.png": "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf",
+    "camera.png": "b0793d2adda0fa6ae899c03989482bff9a42d3d5690fc7e3648f2795d730c23a",
+    "chelsea.png": "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
+    "coffee.png": "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7",
+    "coins.png": "f8d773fc9cfa6f4d8e5942dc34d0a0788fcaed2a4fefbbed0aef5398d7ef4cba",
+    "grass.png": "b6b6022426b38936c43a4ac09635cd78af074e90f42ffa8227ac8b7452d39f89",
+    "gravel.png": "c48615b451bf1e606fbd72c0aa9f8cc0f068ab7111ef7d93bb9b0f2586440c12",
+    "motorcycle_left.png": "db18e9c4157617403c3537a6ba355dfeafe9a7eabb6b9b94cb33f6525dd49179",
+    "rocket.jpg": "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
+}
 FOLDER = cache_folder() / "dinov2-small"
 CONFIG = {
     "architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 384,
@@ -63,6 +76,15 @@ def fetch() -> Path:
         (FOLDER / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
         save_file(weights, FOLDER / "model.safetensors", {"format": "pt"})
     return FOLDER
+
+
+def photos() -> Path:
+    """Return a folder with `PHOTOS`, and download them if it lacks one."""
+    folder = cache_folder() / "photos"
+    for name, digest in PHOTOS.items():
+        member = f"skimage/data/{name}"
+        WheelFile(PHOTO.package, member, digest, f"photos/{name}").fetch()
+    return folder
 
 
 def converted(graph: Any) -> dict[str, torch.Tensor]:
@@ -116,8 +138,9 @@ def compare(picture: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--photo", action="store_true", help="print the path of a photograph")
+    parser.add_argument("--photos", action="store_true", help="print a folder of ten photographs")
     parser.add_argument("--compare", type=Path, metavar="PHOTO", help="with onnxruntime")
     asked = parser.parse_args()
-    print(PHOTO.fetch() if asked.photo else fetch())
+    print(photos() if asked.photos else PHOTO.fetch() if asked.photo else fetch())
     if asked.compare:
         compare(asked.compare)

