@@ -1,7 +1,8 @@
-"""`clearhead survey`: what every head of a model does over many texts."""
+"""`clearhead survey`: what every head of a model does over many texts, or pictures."""
 
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ def survey(
         typer.Argument(
             metavar="TEXTS...",
             help="Files and folders of texts, .jsonl and .parquet files; or a text in quotes. "
+            "Files and folders of pictures for a vision model. "
             "Or: work OUT, merge OUT, compare OUT OTHER.",
         ),
     ] = None,
@@ -56,7 +58,7 @@ def survey(
         str | None,
         typer.Option(
             help="Sets of metrics, and your own as module:name, with commas; default: basic, "
-            "long with --needles, and those of OUT with work."
+            "grid for pictures, long with --needles, and those of OUT with work."
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
@@ -74,7 +76,7 @@ def survey(
         typer.Option("--plan", help="Print what --tokens would cost, by the first ones of TEXTS."),
     ] = False,
 ) -> None:
-    """Measure what every head of a model does over many texts.
+    """Measure what every head of a model does over many texts, or pictures.
 
     The same command continues an interrupted survey, and adds texts to it. Several processes may
     run it at the same time, on machines that share the folder: by torchrun, as a SLURM array, or by
@@ -89,6 +91,7 @@ def survey(
       clearhead survey --repeats 100 50 --model DIR --out out/repeats
       clearhead survey book.txt --needles 100 16 --model DIR --out out/hidden
       clearhead survey texts/ --model DIR --tokens 1000000000 --plan
+      clearhead survey photos/ --model DIR --out out/photos
       clearhead survey merge out/survey
       clearhead survey compare out/tuned out/base
     """
@@ -104,25 +107,28 @@ def survey(
     from clearhead.views import html
     from clearhead.views.load import load_text_model
 
-    sources = _sources(texts, repeats, needles)
-    if metrics is None:
-        metrics = "basic" if needles is None else "long"
+    sources, load = _sources(texts, repeats, needles), partial(load_text_model, pictures=True)
+    if metrics is None and needles is not None:
+        metrics = "long"
+    sets = None if metrics is None else metrics.split(",")
     if plan:
-        options: dict[str, Any] = {"context": size, "metrics": metrics.split(","), "seed": seed}
+        options: dict[str, Any] = {"context": size, "metrics": sets, "seed": seed}
         options |= {"tokens": tokens, "shard_tokens": shard, "threads": threads}
-        typer.echo(str(plan_of(load_text_model(model), sources, **options)))
+        typer.echo(str(plan_of(load(model), sources, **options)))
         return
     writable_folder(out, "a survey is", OTHER_FOLDER)
     result = run(
-        load_text_model(model), sources, out=out, context=size, tokens=tokens, seed=seed,
-        metrics=metrics.split(","), threads=threads, shard_tokens=shard, workers=workers,
-        ray=None if ray is None else (ray, load_text_model), progress=True,
+        load(model), sources, out=out, context=size, tokens=tokens, seed=seed, metrics=sets,
+        threads=threads, shard_tokens=shard, workers=workers,
+        ray=None if ray is None else (ray, load), progress=True,
     )  # fmt: skip
     typer.echo(str(result))
     if needles is not None:
         _print_retrieval(result)
-    if "long" in metrics.split(","):
+    if "long" in (sets or ()):
         _print_forgetting(result)
+    if result.grid is not None:
+        _print_places(result)
     for name, reason in result.manifest.corpus["skipped texts"][:MOST_SHOWN]:
         say(f"left out {name}: {reason}")
     say(f"survey   {out}")
@@ -151,7 +157,7 @@ def _on_surveys(name: str, folders: list[str], model: Path | None, metrics: str 
         from clearhead.corpus.steps import setup_of_manifest, work
         from clearhead.views.load import load_text_model
 
-        setup = setup_of_manifest(load_text_model(model), out, metrics)
+        setup = setup_of_manifest(load_text_model(model, pictures=True), out, metrics)
         work(setup, out)
         Fold(out, setup.must_fit(out)).share()
 
@@ -184,6 +190,17 @@ def _compare(folder: Path, other: Path) -> None:
     if comparison.warning:
         say(comparison.warning)
     say(f"page     {html.write_survey(one, folder / 'compare.html', other=two)}")
+
+
+def _print_places(result: "Survey") -> None:
+    """Print the head with the most weight at each place on the grid of pictures."""
+    first = "row_number() over (partition by metric order by mean desc, layer, head) = 1"
+    rows = result.query(
+        "select metric, layer, head, mean, uniform from heads where metric in ('self', 'row', "
+        f"'column', 'neighbours') or starts_with(metric, 'on_') qualify {first} order by metric"
+    ).rows
+    for name, layer, head, mean, uniform in rows:
+        typer.echo(f"{name:<12}L{layer}H{head}  {mean:.3f}  (equal weights: {uniform:.3f})")
 
 
 def _print_retrieval(result: "Survey") -> None:

@@ -11,6 +11,7 @@ from clearhead.corpus import Survey
 from examples.stories import write_stories
 from examples.storyteller import story
 from tests.cli.test_cli import run  # noqa: F401  # a fixture
+from tests.corpus.vision import draw, planted, save
 
 pytest.importorskip("duckdb", reason="a survey needs DuckDB")
 
@@ -129,3 +130,21 @@ def test_the_effects_of_differences_are_printed(run, tmp_path):  # noqa: F811
     sure = re.search(r"(\d+) of 448 numbers .* 0 of these with an effect of 0\.2 or more", said)
     assert sure and int(sure[1]) > 20
     assert len(re.findall(r", effect -?0\.0\d+ \(-?0\.\d+ to -?0\.\d+\), q ", printed)) == 8
+
+
+def test_pictures(run, tmp_path):  # noqa: F811
+    model = save(planted(), tmp_path / "model", (24, 40))
+    pictures, out = draw(tmp_path / "pictures", 3), tmp_path / "out"
+    code, printed, errors = run("survey", pictures, "--model", model, "--out", out)
+    assert code == 0 and (out / "index.html").exists(), errors
+    first, *rows = printed.splitlines()
+    assert first.endswith("2 heads, 48 tokens of 3 pictures, 3 x 5 patches.")
+    # Equal weights of 16 keys: 44 pairs of patches side by side for 15 queries.
+    assert "neighbours  L0H0  0.800  (equal weights: 0.183)" in rows
+    assert "on_cls      L0H1  1.000  (equal weights: 0.062)" in rows
+    (state,) = (out / "states").iterdir()
+    state.unlink()
+    code, _, errors = run("survey", "work", out, "--model", model)
+    assert code == 0 and state.exists(), errors
+    code, _, errors = run("survey", pictures, "--model", model, "--out", out, "--plan")
+    assert code != 0 and "a plan is of texts alone" in errors

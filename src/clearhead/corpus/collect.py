@@ -19,7 +19,7 @@ from .corpus import Shard
 from .examples import EXAMPLE, LayerExamples, Queries
 from .fold import must_have_layers
 from .groups import Pile
-from .looks import BEHAVIOURS, SHAPE, add_looks, sum_by_class, token_classes
+from .looks import BEHAVIOURS, NAMES, SHAPE, add_looks, sum_by_class, token_classes
 from .metric import Batch, LayerCall, Metric, slices_of
 from .reader import Reader
 from .requests import Requests
@@ -46,7 +46,7 @@ def state_of(
     for batch in shard.batches(batch_tokens):
         watcher.use(collector.begin(batch))
         with watcher.hooked():
-            reader.run(batch.ids)
+            reader.run(batch.ids, batch.pixels)
         advance(batch.ids.numel())
     watcher.check_recorded()
     return collector.state()
@@ -72,6 +72,8 @@ class Collector:
         self.requests = Requests([*self.metrics, TOP], batch)
         self.rows = torch.searchsorted(self.texts, torch.tensor(batch.texts))
         self.classes = token_classes(batch.ids, batch.spelling, self.spaced)
+        if batch.pixels is not None:
+            self.classes.fill_(NAMES.index("other"))
         self.queries = Queries(self.seed, batch, self.classes)
         self._uniform: list[tuple[Mask, _Uniform]] = []
         return self.requests.statistics
@@ -107,8 +109,9 @@ class Collector:
             if metric.examples:
                 examples.add(self.sampled.index(number), values, counts)
         examples.select()
-        fits = fits_of(self.batch, top.keys)
-        add_looks(layer.looks, self.rows, self.classes, fits, uniform.chooses)
+        if self.batch.pixels is None:  # kinds of keys are those of texts
+            fits = fits_of(self.batch, top.keys)
+            add_looks(layer.looks, self.rows, self.classes, fits, uniform.chooses)
         layer.chances += uniform.chances
         self.linked.add(links_of(call.layer, top.keys[..., 0], uniform.chooses, self.batch))
         if call.layer == 0:

@@ -40,6 +40,7 @@ class Shard:
         contexts: the number of each context in its text.
         names: the name of each text that begins in this shard, by its number.
         spelling: the text of each token id in this shard.
+        pixels: the picture of each context, (contexts, channels, height, width); None for texts.
     """
 
     ids: Tensor
@@ -48,12 +49,19 @@ class Shard:
     contexts: Tensor
     names: dict[int, str]
     spelling: dict[int, str]
+    pixels: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The contexts, by the names of these attributes."""
+        names = "ids", "lengths", "texts", "contexts", "pixels"
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     @property
     def digest(self) -> str:
         """A digest of the contexts."""
         digest = hashlib.sha256()
-        for part in (self.ids, self.lengths, self.texts, self.contexts):
+        for part in self.tensors.values():
             digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
             digest.update(part.numpy().tobytes())
         return digest.hexdigest()[:16]
@@ -112,7 +120,8 @@ class Shard:
         """Return contexts of equal length as a batch."""
         ids = torch.stack([self.context(index) for index in indices])
         texts, contexts = self.texts[indices].tolist(), self.contexts[indices].tolist()
-        return Batch(ids, texts, contexts, self.spelling, self._is_separator[ids])
+        pixels = None if self.pixels is None else self.pixels[indices]
+        return Batch(ids, texts, contexts, self.spelling, self._is_separator[ids], pixels)
 
     def write(self, out: Path) -> Path:
         """Write the shard, if the folder does not have it, or only a damaged one."""
@@ -120,9 +129,8 @@ class Shard:
         with suppress(BadValue):
             read_shard(path)
             return path
-        tensors = {n: getattr(self, n) for n in ("ids", "lengths", "texts", "contexts")}
         about = {"names": self.names, "spelling": self.spelling}
-        return atomic_io.write(path, tensors, {"shard": about})
+        return atomic_io.write(path, self.tensors, {"shard": about})
 
 
 def damaged(path: Path, why: str) -> BadValue:
@@ -166,6 +174,7 @@ class Cutter:
             raise BadValue(f"context={context!r}.", rule, "pass a larger context.")
         self.skipped: list[tuple[str, str]] = []
         self._contexts: list[tuple[list[int], int, int]] = []
+        self._pixels: list[Tensor] = []
         self._names: dict[int, str] = {}
         self._filled = 0
 
@@ -181,6 +190,8 @@ class Cutter:
                 self._names[self.texts] = text.name
             else:
                 self.skipped.append((text.name, text.reason or "it has no token"))
+            if text.file is not None and self.reader.pictures is not None:
+                self._pixels.append(self.reader.pictures.pixels(text.file))
             for number, start in enumerate(range(0, len(ids), self.size)):
                 piece = ids[start : start + self.size]
                 context = [*self.before, *piece, *self.after]
@@ -209,6 +220,7 @@ class Cutter:
         parts = {"ids": ids, "lengths": lengths, "texts": texts, "contexts": numbers}
         tensors = {name: torch.tensor(part, dtype=torch.int32) for name, part in parts.items()}
         spelling = {i: str(self.reader.words[i]) for i in sorted({*ids})}
-        shard = Shard(**tensors, names=self._names, spelling=spelling)
-        self._contexts, self._names, self._filled = [], {}, 0
+        pixels = torch.cat(self._pixels) if self._pixels else None
+        shard = Shard(**tensors, names=self._names, spelling=spelling, pixels=pixels)
+        self._contexts, self._names, self._pixels, self._filled = [], {}, [], 0
         return shard

@@ -17,7 +17,7 @@ CLASSES = {
     "digit": "a number, or its beginning",
     "start": "the beginning of a word",
     "continuation": "the rest of a word",
-    "other": "special tokens, and incomplete characters",
+    "other": "special tokens, incomplete characters, and patches of pictures",
 }
 NAMES = list(CLASSES)
 _INSIDE = "'\u2019"  # of words

@@ -112,10 +112,11 @@ class Manifest:
         same = len(states) > last and known[:last] == states[:last]
         if same:
             before, after = (
-                read_shard(out / FOLDER / manifest.shards[last].corpus).ids
+                read_shard(out / FOLDER / manifest.shards[last].corpus).tensors
                 for manifest in (self, new)
             )
-            same = before.equal(after[: len(before)])
+            names = {"ids", "pixels"} & {*before}
+            same = all(before[name].equal(after[name][: len(before[name])]) for name in names)
         if not same:
             rule = "texts can be added after those of a survey, and not changed or left out."
             hint = "pass the same texts first, or another folder as out=."
@@ -160,6 +161,7 @@ def fixed_values(
 ) -> dict[str, Any]:
     """Return the values on which all numbers of a survey depend."""
     before, after = reader.around
+    grid = None if reader.pictures is None else reader.pictures.grid
     parameters = list(reader.module.parameters())
     dtypes = sorted(
         {str(x.dtype).removeprefix("torch.") for x in parameters if x.dtype.is_floating_point}
@@ -170,6 +172,7 @@ def fixed_values(
         "tokenizer digest": reader.tokenizer_digest,
         "tokens before each context": before,
         "tokens after each context": after,
+        **({} if grid is None else {"grid": [list(grid.before), grid.rows, grid.columns]}),
         **settings,
         "metrics": {metric.name: metric.version for metric in metrics},
         **{name: value for metric in metrics for name, value in metric.settings.items()},

@@ -87,6 +87,7 @@ class Batch:
         contexts: the number of each context in its text.
         spelling: the text of each token id.
         separators: True for punctuation and ends of lines, (B, T).
+        pixels: pictures whose patches are the tokens, (B, channels, height, width); None for texts.
     """
 
     ids: Tensor
@@ -94,6 +95,7 @@ class Batch:
     contexts: Sequence[int]
     spelling: Mapping[int, str]
     separators: Tensor
+    pixels: Tensor | None = None
 
     def matches(self, test: Callable[[str], bool]) -> Tensor:
         """Return which tokens pass a test of their text without spaces around it, (B, T)."""

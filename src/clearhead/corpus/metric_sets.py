@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from ..core.errors import BadType, BadValue, did_you_mean, is_iterable
 from .basic import Distance, basic
 from .cache_bits import caches
+from .grid import grid
 from .long import long
 from .metric import Metric
 from .reader import Reader
@@ -21,6 +22,7 @@ SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
     "attribution": attribution,
     "reasons": reasons,
     "caches": caches,
+    "grid": grid,
 }
 
 
@@ -69,6 +71,11 @@ def _metrics_of(entry: object, reader: Reader, context: int) -> list[Metric]:
     if not isinstance(entry, str):
         raise _not_metrics(entry)
     if entry in SETS:
+        if (entry == "grid") != (reader.pictures is not None):
+            read = "texts" if reader.pictures is None else "pictures"
+            gave = f"metrics has {entry!r}, and {reader.name} reads {read}."
+            rule = "'grid' is of patches, which have no previous token, no copies, no next token."
+            raise BadValue(gave, rule, f"pass metrics={reader.default_metrics!r}.")
         return SETS[entry](reader, context)
     module, colon, attribute = entry.partition(":")
     if not colon:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import BadType, BadValue, kind_of
-from ..hf import Checkpoint
+from ..hf import Checkpoint, ImageCheckpoint, open_checkpoint
 from ..hf.token_text import TokenTexts, Vocabulary
 from ..models.effects.digest import weights_digest
 from ..models.report.text_model import TextModel
 from ..nn.token_ids import run_with_known_ids
+from .pictures import Pictures, open_pictures
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class Reader:
         tokenizer: of transformers; None for a model with its own.
         text_model: the model, if it has its own tokenizer or its own way to run.
         words: the token of each id.
+        pictures: how it reads pictures in place of texts; None for a model of texts.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Reader:
     tokenizer: Any
     text_model: TextModel | None
     words: Sequence[str]
+    pictures: Pictures | None = None
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of texts, without the tokens that the tokenizer adds around a text."""
@@ -67,9 +70,9 @@ class Reader:
         hint = "pass a tokenizer of transformers that adds them around the tokens of a text."
         raise BadValue(gave, "special tokens are added before and after each context.", hint)
 
-    def run(self, ids: Tensor) -> None:
-        """Run the model on contexts of equal length, (B, T)."""
-        inputs: dict[str, Any] = {"input_ids": ids}
+    def run(self, ids: Tensor, pixels: Tensor | None = None) -> None:
+        """Run the model on contexts of equal length, (B, T), or on pixels of pictures."""
+        inputs: dict[str, Any] = {"input_ids": ids} if pixels is None else {"pixel_values": pixels}
         if getattr(getattr(self.module, "config", None), "use_cache", False):
             inputs["use_cache"] = False
         with torch.no_grad():
@@ -80,13 +83,21 @@ class Reader:
 
     @cached_property
     def longest(self) -> int | None:
-        """The number of positions of the model; None if it is unlimited or unknown."""
+        """The number of positions of the model, or of tokens of a picture; None if it is unlimited
+        or unknown."""
+        if self.pictures is not None:
+            return len(self.words)
         if isinstance(self.text_model, Checkpoint):
             return self.text_model.longest
         config = getattr(self.module, "config", None)
         names = ("max_position_embeddings", "n_positions", "context")
         sizes = (getattr(config, name, None) for name in names)
         return next((int(size) for size in sizes if size and size > 0), None)
+
+    @property
+    def default_metrics(self) -> str:
+        """The set of metrics that a survey has if none is chosen."""
+        return "basic" if self.pictures is None else "grid"
 
     @cached_property
     def spaced(self) -> bool:
@@ -107,7 +118,9 @@ class Reader:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """A digest of the vocabulary and the rules of the tokenizer."""
+        """A digest of the vocabulary and the rules of the tokenizer, or of the image processor."""
+        if self.pictures is not None:
+            return _short(*self.words, self.pictures.model.processor.to_json_string())
         if self.tokenizer is None:
             return _short(*map(str, self.words))
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -123,7 +136,7 @@ def open_reader(model: "str | Path | TextModel | nn.Module | Reader", tokenizer:
     if isinstance(model, Reader):
         return model
     if isinstance(model, (str, Path)):
-        model = Checkpoint(model)
+        model = open_checkpoint(model)
     if isinstance(model, nn.Module):
         if tokenizer is None:
             gave = f"survey got the module {type(model).__name__} without a tokenizer."
@@ -136,16 +149,19 @@ def open_reader(model: "str | Path | TextModel | nn.Module | Reader", tokenizer:
             module, predictor = module.get_encoder(), None
         elif isinstance(getattr(model, "base_model", None), nn.Module):
             module = module.base_model  # without the head that computes logits
-        words = Vocabulary(TokenTexts(tokenizer))
+        vocabulary = Vocabulary(TokenTexts(tokenizer))
         model.eval()
         name = type(model).__name__
-        return Reader(name, None, module, predictor, tokenizer, None, words)
+        return Reader(name, None, module, predictor, tokenizer, None, vocabulary)
     if not hasattr(model, "tokens_and_inputs"):
         rule = "a model is a checkpoint folder, a Checkpoint, or a torch.nn.Module with tokenizer=."
         hint = "pass one of these."
         raise BadType(f"survey got {kind_of(model)} for a model.", rule, hint)
     own = getattr(model, "tokenizer", None)
-    return Reader(model.name, model.path, model.module, model.predictor, own, model, model.words)
+    pictures = open_pictures(model) if isinstance(model, ImageCheckpoint) else None
+    words = model.words if pictures is None else pictures.grid.tokens
+    about = model.name, model.path, model.module, model.predictor
+    return Reader(*about, own, model, words, pictures)
 
 
 def _short(*parts: str) -> str:

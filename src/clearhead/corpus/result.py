@@ -61,14 +61,23 @@ class Survey:
         fixed, counts = self.manifest.fixed, self.manifest.corpus
         heads = self.query("select count(distinct (layer, head)) from heads").rows[0][0]
         skipped = counts["skipped"]
+        read, contexts = "text", f"contexts of up to {fixed['context']} tokens"
+        if self.grid is not None:
+            read, contexts = "picture", f"{self.grid[1]} x {self.grid[2]} patches"
         return (
             f"{fixed['model']}: {quantity(heads, 'head')}, "
             f"{quantity(counts['tokens of texts'], 'token')} of "
-            f"{quantity(counts['texts'] - skipped, 'text')}, contexts of up to "
-            f"{fixed['context']} tokens."
-            + f" Left out: {quantity(skipped, 'text')}."
+            f"{quantity(counts['texts'] - skipped, read)}, {contexts}."
+            + f" Left out: {quantity(skipped, read)}."
             * bool(skipped)
         )
+
+    @property
+    def grid(self) -> tuple[list[str], int, int] | None:
+        """The tokens before the patches of a picture, and the rows and columns of these; None for
+        texts."""
+        grid = self.manifest.fixed.get("grid")
+        return None if grid is None else tuple(grid)
 
     def query(self, sql: str, parameters: list[Any] | None = None) -> Table:
         """Return the rows of a query in SQL.
@@ -287,6 +296,14 @@ class Survey:
         """
         shard, index = self._context(text, context)
         return [shard.spelling[i] for i in shard.context(index).tolist()]
+
+    def pixels(self, text: int, context: int = 0) -> Tensor | None:
+        """Return a picture as the model received it, (channels, height, width); None for a text.
+
+        Raises `BadValue` for a context that the survey does not have.
+        """
+        shard, index = self._context(text, context)
+        return None if shard.pixels is None else shard.pixels[index]
 
     def _context(self, text: int, context: int) -> tuple[Shard, int]:
         """Return the shard of a context, and the index of the context in it."""

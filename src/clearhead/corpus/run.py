@@ -29,6 +29,7 @@ from .fold import Fold
 from .manifest import Manifest, ShardEntry, read_manifest
 from .merge import are_merged, merge, missing_shards
 from .metric import Metric
+from .reader import open_reader
 from .result import Survey
 from .steps import (
     Setup,
@@ -191,7 +192,7 @@ def survey(
     context: int | None = None,
     tokens: int | None = None,
     seed: int = 0,
-    metrics: "str | Metric | Iterable[str | Metric]" = "basic",
+    metrics: "str | Metric | Iterable[str | Metric] | None" = None,
     tokenizer: Any = None,
     threads: int = 1,
     shard_tokens: int | None = None,
@@ -209,21 +210,27 @@ def survey(
     text is as long as it is. The folder `out` has the tokens of the texts, the state of each
     shard, and the tables; the same call continues an interrupted survey, or adds texts to it.
 
+    A picture is a text whose tokens are its patches. The folder has the pixels that the model
+    receives, so it is complete without the files.
+
     Several processes may compute one survey, on any machines that share the folder: start the same
     call in each, by torchrun, as any SLURM array, or by hand. A shard is computed by one of them
     (`claims`), also if others end early.
 
     Args:
         model: a checkpoint folder or GGUF file, a `hf.Checkpoint`, the included model, or a module
-            with its `tokenizer`.
+            with its `tokenizer`; or a folder or `hf.ImageCheckpoint` of a vision model.
         texts: strings, files, folders, .jsonl and .parquet files with a field "text"; or
             `clearhead.corpus.RandomRepeats`, random tokens that are repeated, or `Needles`, random
-            tokens that are hidden in texts.
+            tokens that are hidden in texts. For a vision model, the paths of pictures and of
+            folders of them.
         out: the folder of the survey.
-        context: the most tokens of a context; None means 1024, or fewer if the model has fewer.
+        context: the most tokens of a context; None means 1024, or fewer if the model has fewer. A
+            picture is one context.
         tokens: stop after this number of tokens of texts; None reads all.
         seed: selects the examples.
-        metrics: sets of metrics, and your own; see `clearhead.corpus.Metric`.
+        metrics: sets of metrics, and your own; see `clearhead.corpus.Metric`. None means "basic",
+            and "grid" for pictures.
         threads: the threads of torch. Other threads give other rounding, so they are fixed.
         shard_tokens: the tokens of a shard, at least; an interruption loses at most one. None means
             65,536, or more for more than 1,024 shards.
@@ -236,13 +243,15 @@ def survey(
 
     Raises:
         BadValue: a survey in `out` of another model, of other settings, versions or texts; a text
-            on which a metric is NaN; a full disk. Shards that are finished stay valid.
+            on which a metric is NaN; a full disk; a picture that cannot be read, and a vision model
+            whose tokens are not its patches. Shards that are finished stay valid.
     """
     connect().close()  # DuckDB is needed at the end, so that a fault of it is an error now
     folder = as_path("survey", out)
+    reader = open_reader(model, tokenizer)
     if shard_tokens is None:
-        shard_tokens = chosen_shard_tokens(texts, folder, tokens)
-    setup = make_setup(model, context, seed, metrics, tokenizer, threads, shard_tokens)
+        shard_tokens = chosen_shard_tokens(reader, texts, folder, tokens)
+    setup = make_setup(reader, context, seed, metrics, tokenizer, threads, shard_tokens)
     workers = as_count("workers", workers, "a survey has workers.", "pass workers=2.", least=1)
     pattern_of(folder)
     manifest = prepare(setup, texts, folder, tokens=tokens)

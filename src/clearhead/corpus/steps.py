@@ -28,6 +28,7 @@ from .manifest import FILE, Manifest, ShardEntry, describe, fixed_values, read_m
 from .merge import missing_shards
 from .metric import Metric
 from .metric_sets import chosen_metrics, entries_of
+from .pictures import read_pictures
 from .random_tokens import Needles, RandomRepeats
 from .reader import Reader, open_reader
 from .state import is_state_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 Texts: TypeAlias = Sources | RandomRepeats | Needles
 CONTEXT = 1024  # tokens
 SHARD_TOKENS, BATCH_TOKENS = 65536, 4096
+PICTURE_TOKENS = 8192  # of a shard that has pixels too, several kilobytes of each token
 MOST_SHARDS, MOST_SHARD_TOKENS = 1024, 2**22
 MOST_SKIPPED = 1000  # texts left out that the manifest names
 
@@ -77,10 +79,10 @@ class Setup(NamedTuple):
 
 
 def make_setup(
-    model: "str | Path | TextModel | nn.Module",
+    model: "str | Path | TextModel | nn.Module | Reader",
     context: int | None = None,
     seed: int = 0,
-    metrics: "str | Metric | Iterable[str | Metric]" = "basic",
+    metrics: "str | Metric | Iterable[str | Metric] | None" = None,
     tokenizer: Any = None,
     threads: int = 1,
     shard_tokens: int = SHARD_TOKENS,
@@ -89,11 +91,12 @@ def make_setup(
     reader = open_reader(model, tokenizer)
     longest = reader.longest
     most = "" if longest is None else f", and the model has positions for {longest}"
-    rule = f"a context has 2 tokens or more{most}."
-    default = min(CONTEXT, longest or CONTEXT)
+    least = 2 if reader.pictures is None else len(reader.words)
+    rule = f"a context has {least} tokens or more{most}."
+    default = max(least, min(CONTEXT, longest or CONTEXT))
     hint = f"pass for example context={default}."
     size = default if context is None else context
-    size = as_count("context", size, rule, hint, least=2, most=longest)
+    size = as_count("context", size, rule, hint, least=least, most=longest)
     hint = "pass a whole number, 1 or more."
     threads = as_count("threads", threads, "a worker has threads of torch.", hint, least=1)
     shard = as_count("shard_tokens", shard_tokens, "a shard has tokens.", hint, least=1)
@@ -101,14 +104,16 @@ def make_setup(
     settings = {
         "context": size, "seed": number, "shard tokens": shard, "batch tokens": BATCH_TOKENS
     }  # fmt: skip
-    entries = entries_of(metrics)
+    entries = entries_of(reader.default_metrics if metrics is None else metrics)
     return Setup(reader, entries, chosen_metrics(entries, reader, size), settings, threads)
 
 
-def chosen_shard_tokens(texts: Texts, out: Path, tokens: int | None) -> int:
+def chosen_shard_tokens(reader: Reader, texts: Texts, out: Path, tokens: int | None) -> int:
     """Choose the tokens of a shard: those of the survey in `out`, or by the size of the texts."""
     if (out / FILE).exists():
         return int(read_manifest(out).fixed["shard tokens"])
+    if reader.pictures is not None:
+        return PICTURE_TOKENS
     every = sizes_of(texts) // CHARACTERS
     return shard_tokens_for(min(every, tokens or every))
 
@@ -150,8 +155,14 @@ def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None)
     Several processes that do so at the same time divide the texts (`cuts`), and write the same
     manifest. What was cut before is read.
 
-    Raises `BadValue` if a survey in `out` cannot be continued, and without a text that has tokens.
+    Raises `BadValue` if a survey in `out` cannot be continued, without a text that has tokens, and
+    for random tokens or a limit of them where pictures are read.
     """
+    own_tokens = tokens is not None or isinstance(texts, (RandomRepeats, Needles))
+    if setup.reader.pictures is not None and own_tokens:
+        gave = f"A part of the tokens of pictures, or random ones, was requested: {tokens=}."
+        rule = "a survey of pictures reads every patch of them."
+        raise BadValue(gave, rule, "pass some of the pictures; a plan is of texts alone.")
     if tokens is not None:
         tokens = as_count("tokens", tokens, "a survey reads tokens.", "pass 1 or more.", least=1)
     writable_folder(out, "a survey is", "pass another folder as out=.")
@@ -164,6 +175,8 @@ def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None)
     def read() -> Iterator[Text]:
         if isinstance(texts, (RandomRepeats, Needles)):
             return texts.drawn(setup.reader, settings["context"], settings["seed"])
+        if setup.reader.pictures is not None:
+            return read_pictures(texts, settings["context"])
         return read_texts(texts)
 
     once = is_iterable(texts) and iter(texts) is texts
@@ -171,7 +184,7 @@ def prepare(setup: Setup, texts: Texts, out: Path, *, tokens: int | None = None)
     if not cut.shards:
         skipped = "".join(f" {name}: {reason}." for name, reason in cut.skipped[:3])
         gave = f"There is no token in {quantity(cut.texts, 'text')}.{skipped}"
-        hint = "pass strings with words, or files of text in UTF-8."
+        hint = "pass strings with words, files of text in UTF-8, or of pictures for a vision model."
         raise BadValue(gave, "a survey needs at least one text.", hint)
     about = {
         "texts": cut.texts,

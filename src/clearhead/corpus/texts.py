@@ -5,7 +5,7 @@ A text that cannot be read is left out, and its name and the reason are reported
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -19,18 +19,22 @@ CHARACTERS = 4  # of a token, about
 class Text(NamedTuple):
     """A text and its name. `content` is None for a text that cannot be read, with the `reason`.
 
-    A text of tokens alone has only its `ids`.
+    A text of tokens alone has only its `ids`. A picture has those of its grid, its `file`, and the
+    `digest` of the contents of this file.
     """
 
     name: str
     content: str | None
     reason: str = ""
     ids: Sequence[int] = ()
+    file: Path | None = None
+    digest: str = ""
 
     @property
     def bytes(self) -> bytes:
         """What a digest has of it."""
-        return json.dumps(self).encode()
+        content = self[:4] if self.file is None else (self.name, self.digest)
+        return json.dumps(content).encode()
 
     @property
     def size(self) -> int:
@@ -41,8 +45,10 @@ class Text(NamedTuple):
 Sources: TypeAlias = str | Path | Iterable[str | Path]
 
 
-def read_texts(sources: Sources) -> Iterator[Text]:
-    """Read texts, one after the other.
+def read_texts(
+    sources: Sources, read_file: Callable[[Path, str], Iterator[Text]] | None = None
+) -> Iterator[Text]:
+    """Read texts, one after the other; `read_file` yields those of a file, which has a name.
 
     A string is a text, and a `Path` a file or a folder. A folder has a text in each of its files,
     also in folders below, in the order of their names; names that begin with a dot are left out. A
@@ -51,6 +57,7 @@ def read_texts(sources: Sources) -> Iterator[Text]:
     Raises `BadType` for anything else, and `BadValue` for a path that does not exist, and for a
     string that is the name of a file.
     """
+    read_file = read_file or _texts_of
     several = sources if is_iterable(sources) and not isinstance(sources, str) else [sources]
     for number, source in enumerate(several):
         if not isinstance(source, (str, Path)):
@@ -69,9 +76,9 @@ def read_texts(sources: Sources) -> Iterator[Text]:
             for file in sorted(path.rglob("*"), key=lambda x: x.relative_to(path).parts):
                 hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
                 if file.is_file() and not hidden:
-                    yield from _texts_of(file, _name_of(file.relative_to(path.parent)))
+                    yield from read_file(file, _name_of(file.relative_to(path.parent)))
         else:
-            yield from _texts_of(path, _name_of(Path(path.name)))
+            yield from read_file(path, _name_of(Path(path.name)))
 
 
 def sizes_of(texts: object) -> int:

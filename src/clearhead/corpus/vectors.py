@@ -21,6 +21,7 @@ from ..models.weights.norms_and_rotations import Rotary
 from .basic import KINDS, kinds_of
 from .corpus import Shard
 from .examples import hashes
+from .metric import Batch
 from .reader import Reader
 from .tables import Table
 
@@ -96,7 +97,7 @@ class HeadVectors(NamedTuple):
         key_head: the number of the KV head that it reads.
         examples: a row for each example: its text, context and positions, the weight, both tokens,
             the class of the query's token (`looks.CLASSES`), and the kind of the key
-            (`basic.KINDS`).
+            (`basic.KINDS`); None for a picture.
         parts: the vectors by name, (n, D) or (n, Dv): "q" and "k" as attention compares them, so
             with the rotation by their positions; "q_unrotated" and "k_unrotated" without this
             rotation, if the model rotates them; "v" the value; "o" the head's output A v, before
@@ -186,7 +187,7 @@ def read_vectors(
         on_context(done, len(rows))
         shard, index = context(*text_context)
         batch = shard.batch([index])
-        call, heads = _call_of(reader, layer, head, batch.ids)
+        call, heads = _call_of(reader, layer, head, batch)
         assert call.query is not None and call.key is not None
         assert call.value is not None and call.output is not None
         key_head = head // (heads // call.key.shape[1])
@@ -208,7 +209,8 @@ def read_vectors(
         for row, kind in zip(own, looks_at, strict=True):
             key = row["keys"][0]
             of_query = row["query"], key, row["weights"][0], row["token"], shard.spelling[ids[key]]
-            examples.append((*text_context, *of_query, row["token_class"], [*KINDS][kind]))
+            on_kind = [*KINDS][kind] if batch.pixels is None else None
+            examples.append((*text_context, *of_query, row["token_class"], on_kind))
     on_context(len(rows), len(rows))
     joined = {name: torch.cat(vectors) for name, vectors in parts.items()}
     table = Table(COLUMNS, tuple(examples))
@@ -227,8 +229,8 @@ class _Reached(BaseException):
     """Ends a run of the model behind the layer that is needed."""
 
 
-def _call_of(reader: Reader, layer: int, head: int, ids: Tensor) -> tuple[Call, int]:
-    """Run the model on a context, (1, T), up to a layer. Returns its call, and its query heads."""
+def _call_of(reader: Reader, layer: int, head: int, batch: Batch) -> tuple[Call, int]:
+    """Run the model on a context up to a layer. Returns its call, and its query heads."""
     received: list[tuple[Call, int]] = []
 
     def receive(call: Call, followed: FollowedCall) -> None:
@@ -240,7 +242,7 @@ def _call_of(reader: Reader, layer: int, head: int, ids: Tensor) -> tuple[Call, 
     )
     try:
         with watcher.hooked():
-            reader.run(ids)
+            reader.run(batch.ids, batch.pixels)
     except _Reached:
         pass
     return received[0]
@@ -271,7 +273,8 @@ def weights_of(
         queries = sorted({rows[i]["query"] for i in own})
         layers = sorted({rows[i]["layer"] for i in own})
         with watch(reader.module, stats=[], layers=layers, exact_rows=queries) as recording:
-            reader.run(shard.context(index).unsqueeze(0))
+            batch = shard.batch([index])
+            reader.run(batch.ids, batch.pixels)
         of_layer = {call.layer: call.statistics["exact_rows"] for call in recording}
         for i in own:
             exact = of_layer[rows[i]["layer"]]

@@ -1,20 +1,21 @@
-"""Load a model that reads text: a checkpoint, one of the hub in the local cache, a storyteller."""
+"""Load a model that reads text: a checkpoint, one of the hub in the local cache, a storyteller; or
+one that reads pictures."""
 
 import re
 from pathlib import Path
 
 from ..core.errors import BadValue
 from ..demo import is_storyteller, load
-from ..hf import Checkpoint
+from ..hf import Checkpoint, open_checkpoint
 from ..hf.register import transformers
 from ..models.report.text_model import TextModel
 
 HUB_NAME = r"(?:[\w.-]+/)?[\w.-]*\w"
 
 
-def load_text_model(path: str | Path | None = None) -> TextModel:
+def load_text_model(path: str | Path | None = None, *, pictures: bool = False) -> TextModel:
     """Load the model in a folder or file, or one of the Hugging Face hub that is in the local
-    cache, by its name; None means the included one.
+    cache, by its name; None means the included one. With `pictures`, a vision model may be loaded.
 
     Nothing is downloaded. Raises `BadValue` for a model that cannot be loaded.
     """
@@ -22,7 +23,7 @@ def load_text_model(path: str | Path | None = None) -> TextModel:
         return load(path)
     name = str(path)
     is_name = not Path(path).exists() and re.fullmatch(HUB_NAME, name) is not None
-    return Checkpoint(_cached(name) if is_name else path)
+    return (open_checkpoint if pictures else Checkpoint)(_cached(name) if is_name else path)
 
 
 def _cached(name: str) -> str:

@@ -101,7 +101,7 @@ class PictureTracker:
         if _cuts_patches(ran.module) and isinstance(result, Tensor) and len(result) == 1:
             self.name = ran.name
             rows, columns = result.shape[-2:]
-            self._picture = Picture(self._before(), rows, columns, _pixels(args[0][0]))
+            self._picture = Picture(self._before(), rows, columns, pixels_of(args[0][0]))
             self._last, self._in_text = self._picture, None
         elif ran.calls < calls and f"{self.name}.".startswith(f"{ran.name}." if ran.name else ""):
             self._picture = None
@@ -121,7 +121,7 @@ class _AtPatches(BaseException):
     """Ends a run at the first call on patches."""
 
 
-class _FirstCall(ModelFollower):
+class FirstCall(ModelFollower):
     """Follows a run to the first call on patches, and stores its `picture` and `inputs`."""
 
     picture: Picture | None = None
@@ -151,7 +151,7 @@ def are_in_order(model: nn.Module, start: Callable[[], object]) -> bool:
     patches receives, and others less than half as much: a norm may be over all patches. This runs
     the model twice to that call, if it cuts patches at all.
     """
-    before = _FirstCall(model, start) if any(map(_cuts_patches, model.modules())) else None
+    before = FirstCall(model, start) if any(map(_cuts_patches, model.modules())) else None
     if before is None or before.picture is None:
         return True
     cut: Any = model.get_submodule(before.tracker.name)
@@ -163,7 +163,7 @@ def are_in_order(model: nn.Module, start: Callable[[], object]) -> bool:
         return pixels, *args[1:]
 
     with cut.register_forward_pre_hook(change):
-        after = _FirstCall(model, start)
+        after = FirstCall(model, start)
     pairs = zip(before.inputs[:3], after.inputs[:3], strict=True)
     changes = torch.stack([(a - b).abs().amax((0, 1, 3)).double() for a, b in pairs])  # (3, T)
     of_tokens = (changes / changes.amax(-1, keepdim=True).clamp(min=1e-30)).amax(0)
@@ -221,12 +221,13 @@ def _of_flat_patches(arguments: Mapping[str, Any], config: Any) -> Picture | Non
         return None
     cut = rows.view(down // merge, across // merge, merge, merge, 3, -1, side, side)[..., 0, :, :]
     image = cut.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, down * side, across * side)
-    return Picture((), down, across, _pixels(image))
+    return Picture((), down, across, pixels_of(image))
 
 
-def _pixels(image: Tensor) -> Tensor:
-    """Return an image (C, height, width) as `Picture.pixels`; grey unless it has three colours."""
-    step = -(-max(image.shape[-2:]) // LARGEST)
+def pixels_of(image: Tensor, largest: int = LARGEST) -> Tensor:
+    """Return an image (C, height, width) as `Picture.pixels`, of at most `largest` pixels on a
+    side; grey unless it has three colours."""
+    step = -(-max(image.shape[-2:]) // largest)
     image = image[:, ::step, ::step].detach().float().cpu()
     image = image if len(image) == 3 else image.mean(0, keepdim=True)
     least, most = image.amin((-2, -1), keepdim=True), image.amax((-2, -1), keepdim=True)
