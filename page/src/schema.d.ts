@@ -595,13 +595,15 @@ export interface SurveyHead {
 }
 
 /**
- * A context of an example, and its numbers in the survey. `tokens` index `spelling`.
+ * A context of an example, and its numbers in the survey. `tokens` index `spelling`; `pixels`
+ * are the colours of a picture, (height, width, 3).
  */
 export interface SurveyContext {
   name: string;
   text: number;
   context: number;
   tokens: number[];
+  pixels: Numbers | null;
 }
 
 /**
@@ -655,7 +657,8 @@ export interface SurveyVectors {
  * tokens, and `between` what is between two tokens of a context. The tokenizer puts `around[0]`
  * tokens before the text of each context, and `around[1]` after it.
  * `other` names the survey with which it is compared, and `caution` has what is not compared.
- * Each of `contexts` is a `SurveyContext`, packed, and read when an example is shown.
+ * Each of `contexts` is a `SurveyContext`, packed, and read when an example is shown. `grid` has
+ * the tokens before the patches of pictures, and the rows and columns of these; None for texts.
  */
 export interface SurveyPage {
   inks: Record<string, Record<string, [number, number, number][]>>;
@@ -671,6 +674,7 @@ export interface SurveyPage {
   spelling: string[];
   between: string;
   around: [number, number];
+  grid: [string[], number, number] | null;
 }
 
 /**

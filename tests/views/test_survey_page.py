@@ -15,6 +15,7 @@ from clearhead.views import html
 from clearhead.views.html import schema
 from examples.stories import write_stories
 from tests.cli.test_cli import run  # noqa: F401  # a fixture
+from tests.corpus.vision import draw, planted, save
 from tests.views.test_page import embedded
 from tests.views.test_page_bundle import misfit
 
@@ -650,3 +651,44 @@ def test_an_example_opens_at_its_token_or_says_that_it_is_another_one(stories, b
                 assert page.evaluate(f"clearhead.snapshot().tokens[{number}]") == token
             else:
                 assert f"query “{number}:{token}”" in page.text_content("#misread")
+
+
+def test_an_example_is_drawn_on_its_picture(tmp_path, browser):
+    """Of a planted head, whose patches look at the patch to the right."""
+    folder = save(planted(), tmp_path / "model", (24, 40))
+    surveyed = survey(folder, draw(tmp_path / "pictures", 2), out=tmp_path / "out")
+    data = embedded(html.survey_page(surveyed))
+    assert misfit(data, schema.SurveyPage) is None and data["grid"] == [["[CLS]"], 3, 5]
+    for stored in map(unpacked, data["contexts"]):
+        assert misfit(stored, schema.SurveyContext) is None
+        seen = surveyed.pixels(stored["text"], stored["context"]).permute(1, 2, 0)
+        least, most = seen.amin((0, 1)), seen.amax((0, 1))
+        drawn = base64.b64decode(stored["pixels"]["data"])
+        drawn = torch.tensor(list(drawn)).view(24, 40, 3) / 255
+        assert ((drawn - (seen - least) / (most - least)).abs() <= 0.5 / 255 + 1e-6).all()
+    page, errors = browser.new_page(viewport={"width": 1280, "height": 720}), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(html.write_survey(surveyed, tmp_path / "page.html").as_uri())
+    settled(page)
+    assert page.locator("#metric-title").text_content() == "neighbours"
+    assert page.locator("#head-title").text_content() == "L0H0"
+    findings = page.text_content("#findings")
+    assert "L0H1 puts 1.00 of its weight on [CLS] (equal weights: 0.06)" in findings
+    for article in page.locator("#examples article").all():
+        r, c = map(int, re.search(r"patch (\d),(\d)", article.text_content()).groups())
+        assert f"Its largest weights: patch {r},{c + 1} 100 %" in article.text_content()
+        # The frame is where the query is, and the bluest patch where it looks.
+        place = article.locator(".picture").evaluate(
+            """(it) => {
+              const [canvas, frame] = it.children, inner = frame.getBoundingClientRect();
+              const outer = canvas.getBoundingClientRect(), side = canvas.width / 5;
+              const colours = [...Array(15).keys()].map((i) => canvas.getContext("2d")
+                .getImageData((i % 5 + 0.5) * side, (Math.floor(i / 5) + 0.5) * side, 1, 1).data);
+              const blue = colours.map(([red, , blue]) => blue - red);
+              const bluest = blue.indexOf(Math.max(...blue));
+              return [(inner.y - outer.y) / side, (inner.x - outer.x) / side, bluest];
+            }"""
+        )
+        assert place == pytest.approx([r, c, 5 * r + c + 1], abs=0.05)
+    assert errors == []
+    page.close()

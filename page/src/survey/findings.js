@@ -4,15 +4,18 @@ import { byId, count, make, number, table } from "../marks.js";
 import { go } from "./address.js";
 import { chosen, metricOf, survey, words } from "./store.js";
 
-// Metrics of mass on the keys of one kind, the most telling first.
-export const BEHAVIOURS = ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
+// Metrics of mass on the keys of one kind, the most telling first; of pictures, on patches at one place beside the query.
+const PLACES = /** @type {Record<string, string>} */ ({ neighbours: "the four patches beside the query", self: "the query itself",
+  row: "the patches in its row", column: "the patches in its column", within_1: "it and the eight patches around it",
+  ...Object.fromEntries((survey.grid?.[0] ?? []).map((it) => [`on_${it.replace(/[[\]]/g, "").toLowerCase()}`, it])) });
+export const BEHAVIOURS = survey.grid ? Object.keys(PLACES) : ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
 const BEST = 3; // heads of a behaviour
 const MOST = 0.5; // of the largest weights
 
 export const headName = (/** @type {{layer: number, head: number}} */ { layer, head }) => `L${layer}H${head}`;
 
 /** The keys of a behaviour in words, such as "the token before". */
-export const keysOf = (/** @type {string} */ name) => survey.key_kinds[name] ?? survey.key_kinds[name.replace(/s$/, "")] ?? words(name);
+export const keysOf = (/** @type {string} */ name) => (survey.grid ? PLACES[name] : survey.key_kinds[name] ?? survey.key_kinds[name.replace(/s$/, "")]) ?? words(name);
 
 /** What the heads do, as sentences. */
 export function sentences() {
@@ -25,9 +28,9 @@ export function sentences() {
     .map(({ name, it, numbers }) => `${headName(it)} puts ${number(numbers.mean, 2)} of its weight on ${keysOf(name)}` +
       (numbers.uniform === null ? "" : ` (equal weights: ${number(numbers.uniform, 2)})`));
   return [
-    `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key` +
+    survey.grid ? "" : `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key` +
       `${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
-    clearest.length ? `The clearest besides: ${clearest.join("; ")}.` : "",
+    clearest.length ? `${survey.grid ? "The clearest" : "The clearest besides"}: ${clearest.join("; ")}.` : "",
     several.length ? `${count(several.length, "head does", "heads do")} more than one thing${several.length > BEST ? ", for example" : ":"} ${several.slice(0, BEST).map(headName).join(", ")}.` : "",
   ].filter(Boolean);
 }

@@ -24,7 +24,8 @@ export function drawHead() {
 
 // The groups of metrics in the table, by their names; the first that fits.
 const GROUPS = /** @type {[RegExp, string][]} */ ([
-  [/^(first|self|previous|next|separators|duplicate|induction)$/, "Weight on one kind of key"],
+  [/^(first|self|previous|next|separators|duplicate|induction|on_.*)$/, "Weight on one kind of key"],
+  [/^(neighbours|within_.*|row|column|distance)$/, "Weight by place on the grid, and distance in patches"],
   [/^(last|distance)_|^ahead$/, "Weight by distance, in tokens"],
   [/^(entropy|evenness|support|largest)$/, "How concentrated the weights are"],
   [/^looks_/, "Queries whose largest weight is on this kind of key"],
@@ -60,7 +61,7 @@ const comparison = (compared) => (compared
 export function drawHistogram({ bins, counts, quantiles, queries, texts, sd }) {
   const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
   byId("formula").textContent = BEHAVIOURS.includes(chosen.metric) ? `The weight on ${keysOf(chosen.metric)}: ${formula}.` : formula;
-  byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
+  byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, survey.grid ? "picture" : "text")}.`;
   const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
   const first = Math.min(...bins), last = Math.max(...bins);
   const bars = Array.from({ length: last - first + 1 }, (_, i) => first + i).map((bin) => {
@@ -88,5 +89,5 @@ export function drawTokens({ tokens }) {
   byId("tokens").replaceChildren(...parts.filter(Boolean));
   byId("tokens-note").textContent = parts.some(Boolean)
     ? "A link is a largest weight that is neither on the first token nor on the query itself. Lift compares the fraction of links with the fraction of the text."
-    : "No token has more links than its fraction of the text.";
+    : `No token has more links than its fraction of the ${survey.grid ? "pictures" : "text"}.`;
 }

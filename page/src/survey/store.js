@@ -29,10 +29,10 @@ export const metricOf = (name) => survey.metrics.find((it) => it.name === name);
 /** What the page opens with, without an address. */
 export const START = {
   at: 0, // index of the head
-  metric: known("previous", 0),
+  metric: known(survey.grid ? "neighbours" : "previous", 0),
   decile: LARGEST,
-  x: known("first", 1),
-  y: known("previous", 0),
+  x: known(survey.grid ? "distance" : "first", 1),
+  y: known(survey.grid ? "neighbours" : "previous", 0),
   colour: "layer",
   vectors: "", // which vectors of the head are shown, such as q; "" for none
   examples: "all", // of these vectors, as the next ones

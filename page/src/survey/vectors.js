@@ -27,7 +27,7 @@ export function buildVectors() {
     ? "The model reads whole contexts again, up to this layer, until it has 200 examples of this head or all. " +
       "Each is a query, and the key with its largest weight. Principal components are exact."
     : "Queries, keys, values and outputs of the examples need the model. To see their principal components: " +
-      "clearhead serve --model DIR --survey OUT. In Python: survey.vectors(model, layer, head).pca().";
+      (survey.grid ? "" : "clearhead serve --model DIR --survey OUT. ") + "In Python: survey.vectors(model, layer, head).pca().";
   if (!isServed) return;
   byId("vectors-compute").addEventListener("click", show);
   const shades = Object.fromEntries(Object.entries(SHADES).map(([name, { title }]) => [name, title]));

@@ -510,12 +510,14 @@ class SurveyHead(TypedDict):
 
 
 class SurveyContext(TypedDict):
-    """A context of an example, and its numbers in the survey. `tokens` index `spelling`."""
+    """A context of an example, and its numbers in the survey. `tokens` index `spelling`; `pixels`
+    are the colours of a picture, (height, width, 3)."""
 
     name: str
     text: int
     context: int
     tokens: list[int]
+    pixels: Numbers | None
 
 
 class SurveyPart(TypedDict):
@@ -562,7 +564,8 @@ class SurveyPage(TypedDict):
     tokens, and `between` what is between two tokens of a context. The tokenizer puts `around[0]`
     tokens before the text of each context, and `around[1]` after it.
     `other` names the survey with which it is compared, and `caution` has what is not compared.
-    Each of `contexts` is a `SurveyContext`, packed, and read when an example is shown.
+    Each of `contexts` is a `SurveyContext`, packed, and read when an example is shown. `grid` has
+    the tokens before the patches of pictures, and the rows and columns of these; None for texts.
     """
 
     inks: dict[str, dict[str, tuple[Colour, ...]]]
@@ -578,6 +581,7 @@ class SurveyPage(TypedDict):
     spelling: list[str]
     between: str
     around: tuple[int, int]
+    grid: tuple[list[str], int, int] | None
 
 
 # ---- the page of a training ----------------------------------------------------------

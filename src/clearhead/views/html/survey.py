@@ -20,15 +20,17 @@ from ...corpus.compare import Comparison, compare
 from ...corpus.examples import BANDS, LARGEST
 from ...corpus.looks import BEHAVIOURS, CLASSES
 from ...corpus.roles import roles_of
+from ...models.follow.picture import pixels_of
 from ...models.roles.role_keys import is_separator
 from . import schema
-from .document import INKS, fields_of, filled, packed, table, write
+from .document import INKS, encoded, fields_of, filled, packed, table, write
 from .schema import Host
 
 PER_DECILE, OF_LARGEST = 2, 4  # examples of each head and metric
 ONE_KEY = "first", "self", "previous", "next", "largest"  # metrics of one weight
 BACK = {"duplicate": 0, "induction": 1}  # from a key to the copy of the query's token
 TOKENS, LEAST_LIFT, LEAST_LINKS = 8, 1.25, 5  # of each side
+SIDE = 128  # pixels of a picture, at most
 DIGITS = 5  # of a number, of which the page draws at most four
 
 
@@ -109,6 +111,7 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
         "spelling": list(contexts.spelling),
         "between": contexts.between,
         "around": tokens_around(survey),
+        "grid": survey.grid,
     }
 
 
@@ -173,7 +176,7 @@ class Contexts:
         self._names = dict(survey.query("select text, name from texts").rows)
         self._read = lru_cache(maxsize=None)(survey.context)
         later = survey.query("select 1 from heads where metric = 'ahead' and queries > 0 limit 1")
-        self._causal = not later.rows
+        self._causal = survey.grid is None and not later.rows
 
     def token(self, text: str) -> int:
         """Return the index of a token's text, in which only the space before a word is a space."""
@@ -190,6 +193,8 @@ class Contexts:
 
         For a metric that is not a mass of keys, return the example's own value."""
         metric, query = row["metric"], row["query"]
+        if self.survey.grid is not None:  # the same for all patches, so that the largest are first
+            return 0.0
         if metric not in (*ONE_KEY, *BACK, "separators"):
             return float(row["value"])
         tokens = self._read(row["text"], row["context"])
@@ -205,9 +210,16 @@ class Contexts:
         text, context = text_context = row["text"], row["context"]
         if text_context not in self._numbers:
             self._numbers[text_context] = len(self.stored)
-            name = f"{self._names[text]}, context {context}"
+            name = self._names[text]
+            name += f", context {context}" if self.survey.grid is None else ""
             tokens = [self.token(x) for x in self._read(text, context)]
-            self.stored.append({"name": name, "text": text, "context": context, "tokens": tokens})
+            pixels = self.survey.pixels(text, context)
+            self.stored.append(
+                {
+                    "name": name, "text": text, "context": context, "tokens": tokens,
+                    "pixels": None if pixels is None else encoded(pixels_of(pixels, SIDE), "u1"),
+                }
+            )  # fmt: skip
         weights = [round(x, 5) for x in row["weights"]]
         number = self._numbers[text_context]
         return fields_of(

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 9f74338333b8d51945dba97d2fab0b68ec404c5969e65a2eb1aaf576520f9f78; do not edit.
+// Made by `make page` from the sources 05bfac03e931f404859a5a64b0ec9af641bba63e0fd72c4f408b6e8a9a1fe4b4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -146,10 +146,10 @@ var clearhead = (() => {
   var START = {
     at: 0,
     // index of the head
-    metric: known("previous", 0),
+    metric: known(survey.grid ? "neighbours" : "previous", 0),
     decile: LARGEST,
-    x: known("first", 1),
-    y: known("previous", 0),
+    x: known(survey.grid ? "distance" : "first", 1),
+    y: known(survey.grid ? "neighbours" : "previous", 0),
     colour: "layer",
     vectors: "",
     // which vectors of the head are shown, such as q; "" for none
@@ -340,19 +340,30 @@ var clearhead = (() => {
   }
 
   // src/survey/findings.js
-  var BEHAVIOURS = ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
+  var PLACES = (
+    /** @type {Record<string, string>} */
+    {
+      neighbours: "the four patches beside the query",
+      self: "the query itself",
+      row: "the patches in its row",
+      column: "the patches in its column",
+      within_1: "it and the eight patches around it",
+      ...Object.fromEntries((survey.grid?.[0] ?? []).map((it) => [`on_${it.replace(/[[\]]/g, "").toLowerCase()}`, it]))
+    }
+  );
+  var BEHAVIOURS = survey.grid ? Object.keys(PLACES) : ["induction", "duplicate", "previous", "self", "separators", "ahead", "first"];
   var BEST = 3;
   var MOST = 0.5;
   var headName = ({ layer, head: head2 }) => `L${layer}H${head2}`;
-  var keysOf = (name) => survey.key_kinds[name] ?? survey.key_kinds[name.replace(/s$/, "")] ?? words(name);
+  var keysOf = (name) => (survey.grid ? PLACES[name] : survey.key_kinds[name] ?? survey.key_kinds[name.replace(/s$/, "")]) ?? words(name);
   function sentences() {
     const kinds2 = Object.entries(survey.key_kinds), heads = survey.heads, several = heads.filter((it) => it.several);
     const leading = heads.map(({ shares }) => shares.findIndex((share) => share > MOST));
     const groups = kinds2.map(([kind, meaning], i) => ({ kind, meaning, n: leading.filter((it) => it === i).length })).filter(({ n }) => n).sort((a, b) => b.n - a.n), all = groups.reduce((sum, { n }) => sum + n, 0);
     const clearest = BEHAVIOURS.filter((name) => name !== "first").flatMap((name) => bestHeads(name).slice(0, 1).map((best) => ({ name, ...best }))).sort((a, b) => excess(b.numbers) - excess(a.numbers)).slice(0, BEST).map(({ name, it, numbers: numbers2 }) => `${headName(it)} puts ${number(numbers2.mean, 2)} of its weight on ${keysOf(name)}` + (numbers2.uniform === null ? "" : ` (equal weights: ${number(numbers2.uniform, 2)})`));
     return [
-      `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
-      clearest.length ? `The clearest besides: ${clearest.join("; ")}.` : "",
+      survey.grid ? "" : `${all} of ${count(heads.length, "head")} have most of their largest weights on one kind of key${all ? `: ${groups.map(({ n, meaning }) => `${n} on ${meaning}`).join(", ")}` : ""}.`,
+      clearest.length ? `${survey.grid ? "The clearest" : "The clearest besides"}: ${clearest.join("; ")}.` : "",
       several.length ? `${count(several.length, "head does", "heads do")} more than one thing${several.length > BEST ? ", for example" : ":"} ${several.slice(0, BEST).map(headName).join(", ")}.` : ""
     ].filter(Boolean);
   }
@@ -448,7 +459,8 @@ var clearhead = (() => {
   var GROUPS = (
     /** @type {[RegExp, string][]} */
     [
-      [/^(first|self|previous|next|separators|duplicate|induction)$/, "Weight on one kind of key"],
+      [/^(first|self|previous|next|separators|duplicate|induction|on_.*)$/, "Weight on one kind of key"],
+      [/^(neighbours|within_.*|row|column|distance)$/, "Weight by place on the grid, and distance in patches"],
       [/^(last|distance)_|^ahead$/, "Weight by distance, in tokens"],
       [/^(entropy|evenness|support|largest)$/, "How concentrated the weights are"],
       [/^looks_/, "Queries whose largest weight is on this kind of key"],
@@ -483,7 +495,7 @@ var clearhead = (() => {
   function drawHistogram({ bins, counts, quantiles, queries, texts, sd }) {
     const { edges, formula, source, version } = metricOf(chosen.metric) ?? survey.metrics[0];
     byId("formula").textContent = BEHAVIOURS.includes(chosen.metric) ? `The weight on ${keysOf(chosen.metric)}: ${formula}.` : formula;
-    byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, "text")}.`;
+    byId("source").textContent = `Source: ${source}. Version ${version}. ${count(queries, "query", "queries")} of ${count(texts, survey.grid ? "picture" : "text")}.`;
     const most = Math.max(...counts, 1), all = new Map(bins.map((bin, i) => [bin, counts[i]]));
     const first = Math.min(...bins), last = Math.max(...bins);
     const bars = Array.from({ length: last - first + 1 }, (_, i) => first + i).map((bin) => {
@@ -514,7 +526,7 @@ var clearhead = (() => {
       })
     );
     byId("tokens").replaceChildren(...parts.filter(Boolean));
-    byId("tokens-note").textContent = parts.some(Boolean) ? "A link is a largest weight that is neither on the first token nor on the query itself. Lift compares the fraction of links with the fraction of the text." : "No token has more links than its fraction of the text.";
+    byId("tokens-note").textContent = parts.some(Boolean) ? "A link is a largest weight that is neither on the first token nor on the query itself. Lift compares the fraction of links with the fraction of the text." : `No token has more links than its fraction of the ${survey.grid ? "pictures" : "text"}.`;
   }
 
   // src/survey/differences.js
@@ -547,7 +559,27 @@ var clearhead = (() => {
     ));
   }
 
+  // src/data.js
+  var KINDS = {
+    f8: Float64Array,
+    f4: Float32Array,
+    u4: Uint32Array,
+    i2: Int16Array,
+    u2: Uint16Array,
+    u1: Uint8Array
+  };
+  function decode({ kind = "f4", data = "", top, values: given }) {
+    if (given) return given;
+    const text = atob(data);
+    const bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    const values = new KINDS[kind](bytes.buffer);
+    if (top === void 0) return values;
+    return Float32Array.from(values, (shade) => shade ? ((shade - 1) / 254) ** 2 * top : -Infinity);
+  }
+
   // src/survey/examples.js
+  var SIDE = 224;
   var BEFORE = 22;
   var AFTER = 8;
   var NEAR_KEY = 5;
@@ -569,11 +601,63 @@ var clearhead = (() => {
   function drawExamples(shown2, contexts) {
     const isStored = metricOf(chosen.metric)?.examples;
     byId("no-examples").textContent = shown2.length ? "" : isStored ? "No query of the sample is in this decile: its values fall into the bins of another one." : "This metric has no examples. Choose another metric.";
-    byId("examples-about").textContent = chosen.decile < LARGEST ? "" : OF_KEYS.test(chosen.metric) ? "The values that most exceed those of equal weights; one of each query token first, and queries with four keys or more." : "The largest values, of each range of positions in turn; one of each query token first.";
+    byId("examples-about").textContent = chosen.decile < LARGEST ? "" : OF_KEYS.test(chosen.metric) ? "The values that most exceed those of equal weights; one of each query token first, and queries with four keys or more." : survey.grid ? "The largest values, one of each query patch first." : "The largest values, of each range of positions in turn; one of each query token first.";
     byId("examples").replaceChildren(...shown2.map((example, i) => article(example, contexts[i])));
   }
-  function article(example, { name, tokens }, source = survey) {
-    const { value, query, keys, weights } = example;
+  function article(example, context, source = survey) {
+    const { value, query } = example, { name, tokens } = context;
+    const place = `${name}, ${context.pixels ? source.spelling[tokens[query]] : `position ${query}`}`;
+    const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query, source) }, place) : place;
+    return make(
+      "article",
+      {},
+      make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from),
+      ...context.pixels ? picture(example, context, source) : [sample(example, context, source)]
+    );
+  }
+  function picture({ query, keys, weights }, { tokens, pixels }, { spelling }) {
+    const [before, rows, columns] = (
+      /** @type {NonNullable<SurveyPage["grid"]>} */
+      survey.grid
+    );
+    const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"], colours = decode(pixels), [high, wide] = pixels.stored;
+    const weightOf = new Map(keys.map((key, i) => [key - before.length, weights[i]])), cell = Math.max(4, Math.round(SIDE / Math.max(rows, columns)));
+    const canvas = (
+      /** @type {HTMLCanvasElement} */
+      make("canvas", {
+        width: columns * cell,
+        height: rows * cell,
+        role: "img",
+        "aria-label": `${spelling[tokens[query]]} and its largest weights on the picture`
+      })
+    );
+    const ink = (
+      /** @type {CanvasRenderingContext2D} */
+      canvas.getContext("2d")
+    ), image = ink.createImageData(canvas.width, canvas.height);
+    const paper = theme.isDark ? 16 : 255;
+    for (let y = 0; y < canvas.height; y++) {
+      for (let x = 0; x < canvas.width; x++) {
+        const from = 3 * (Math.floor(y * high / canvas.height) * wide + Math.floor(x * wide / canvas.width));
+        const grey = 0.3 * colours[from] + 0.59 * colours[from + 1] + 0.11 * colours[from + 2], faded = (grey + paper) / 2;
+        const weight = weightOf.get(Math.floor(y / cell) * columns + Math.floor(x / cell)), part = Math.sqrt(weight ?? 0);
+        const colour = mixed(scale, part).map((it) => faded + (it - faded) * (weight === void 0 ? 0 : 0.2 + 0.75 * part));
+        image.data.set([...colour, 255], 4 * (y * canvas.width + x));
+      }
+    }
+    ink.putImageData(image, 0, 0);
+    const at = query - before.length, frame = make("span", { hidden: at < 0 });
+    Object.assign(frame.style, {
+      left: `${100 * (at % columns) / columns}%`,
+      top: `${100 * Math.floor(at / columns) / rows}%`,
+      width: `${100 / columns}%`,
+      height: `${100 / rows}%`
+    });
+    const looks = keys.map((key, i) => `${spelling[tokens[key]]} ${percent(weights[i])}`).join(", ");
+    return [make("div", { class: "picture" }, canvas, frame), make("p", { class: "hint" }, `Its largest weights: ${looks}.`)];
+  }
+  function sample(example, { tokens }, source) {
+    const { query, keys, weights } = example;
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const weightOf = new Map(keys.map((key, i) => [key, weights[i]]));
     const line = make("p", { class: "sample" });
@@ -593,9 +677,7 @@ var clearhead = (() => {
       if (isEnd && !wasEnd) line.append(make("br"));
       wasEnd = isEnd;
     }
-    const place = `${name}, position ${query}`;
-    const from = survey.host === "server" ? make("a", { href: explorerAddress(tokens, query, source) }, place) : place;
-    return make("article", {}, make("p", { class: "hint" }, make("b", {}, number(value, 3)), " · ", from), line);
+    return line;
   }
   function explorerAddress(tokens, query, { spelling, between }) {
     const [before, after] = survey.around, text = tokens.slice(before, tokens.length - after).map((i) => spelling[i]).join(between).replaceAll("↵", "\n").replaceAll("⇥", "	").replaceAll("␣", " ");
@@ -651,9 +733,9 @@ var clearhead = (() => {
     fill,
     r: isChosen ? 8 : 5
   }, makeSvg("title", {}, title));
-  function showPoints(frame, picture) {
-    picture.setAttribute("role", "presentation");
-    frame.replaceChildren(picture);
+  function showPoints(frame, picture2) {
+    picture2.setAttribute("role", "presentation");
+    frame.replaceChildren(picture2);
     activeIn(frame)?.classList.add("active");
   }
   function listenToPoints(frame, choose, show2 = (_) => {
@@ -752,11 +834,11 @@ var clearhead = (() => {
     const most = survey.heads.map((_, i) => Math.max(far[0][i], far[1][i]));
     return most.map((_, i) => i).filter((i) => most[i] > FAR).sort((a, b) => most[a] === most[b] ? 0 : most[b] - most[a]).slice(0, MOST_NAMED);
   }
-  function addNames(picture, heads, placeOf2, width) {
+  function addNames(picture2, heads, placeOf2, width) {
     const boxes = heads.map(placeOf2).map(([x, y]) => [x - 5, y - 5, x + 5, y + 5]);
     for (const at of heads) {
       const [x, y] = placeOf2(at), name = makeSvg("text", { class: "name", y: y + 4 }, headName(survey.heads[at]));
-      picture.append(name);
+      picture2.append(name);
       const wide = name.getComputedTextLength();
       const box = [x + 9, x - 9 - wide].map((left) => [left, y - 8, left + wide, y + 8]).find(([left, top, right, bottom]) => left >= 0 && right <= width && boxes.every(([l, t, r, b]) => right < l || left > r || bottom < t || top > b));
       if (!box) {
@@ -768,18 +850,18 @@ var clearhead = (() => {
     }
   }
   function nameActive(at) {
-    const frame = byId("scatter"), picture = frame.firstChild, point = byId(`scatter-${at}`);
-    picture?.querySelector(".at-pointer")?.remove();
-    for (const other of picture?.querySelectorAll(".name") ?? []) other.style.visibility = "";
-    if (!point || !picture) return;
+    const frame = byId("scatter"), picture2 = frame.firstChild, point = byId(`scatter-${at}`);
+    picture2?.querySelector(".at-pointer")?.remove();
+    for (const other of picture2?.querySelectorAll(".name") ?? []) other.style.visibility = "";
+    if (!point || !picture2) return;
     const [x, y] = [point.cx.baseVal.value, point.cy.baseVal.value], isRight = x > frame.clientWidth / 2;
     const name = makeSvg(
       "text",
       { class: "name at-pointer", x: x + (isRight ? -11 : 11), y: y - 9, "text-anchor": isRight ? "end" : "start" },
       headName(survey.heads[at])
     );
-    picture.append(name);
-    for (const other of picture.querySelectorAll(".name:not(.at-pointer)")) if (isOver(other, name)) other.style.visibility = "hidden";
+    picture2.append(name);
+    for (const other of picture2.querySelectorAll(".name:not(.at-pointer)")) if (isOver(other, name)) other.style.visibility = "hidden";
   }
   function isOver(a, b) {
     const [one, two] = [a, b].map((it) => it.getBoundingClientRect());
@@ -795,20 +877,20 @@ var clearhead = (() => {
     const scale = survey.inks.sequential[theme.isDark ? "dark" : "light"];
     const colour = (value) => css(mixed(scale, 0.15 + 0.85 * (value - pale) / (strong - pale)));
     drawColourScale(pale, strong, colour);
-    const picture = makeSvg("svg", { width, height });
+    const picture2 = makeSvg("svg", { width, height });
     for (const value of ticksOf(chosen.x)) {
-      picture.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": value === right ? "end" : "middle" }, tick(value)));
+      picture2.append(makeSvg("text", { x: x(value), y: height - 20, "text-anchor": value === right ? "end" : "middle" }, tick(value)));
     }
     for (const value of ticksOf(chosen.y)) {
-      picture.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
-      picture.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
+      picture2.append(makeSvg("line", { x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }));
+      picture2.append(makeSvg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
     }
-    picture.append(makeSvg(
+    picture2.append(makeSvg(
       "text",
       { class: "axis", x: (SPACE.left + width - SPACE.right) / 2, y: height - 4, "text-anchor": "middle" },
       `${words(chosen.x)} →`
     ));
-    picture.append(makeSvg("text", { class: "axis", x: 4, y: 13 }, `↑ ${words(chosen.y)}`));
+    picture2.append(makeSvg("text", { class: "axis", x: 4, y: 13 }, `↑ ${words(chosen.y)}`));
     const order = survey.heads.map((_, i) => i).sort((a, b) => Number(a === chosen.at) - Number(b === chosen.at));
     for (const i of order) {
       const it = survey.heads[i], at = [valueOn(it, chosen.x), valueOn(it, chosen.y)];
@@ -816,11 +898,11 @@ var clearhead = (() => {
       const isChosen = i === chosen.at, value = valueOn(it, chosen.colour);
       const title = `${headName(it)}: ${[chosen.x, chosen.y, chosen.colour].map((name) => `${words(name)} ${number(valueOn(it, name), 3)}`).join(", ")}`;
       const fill = Number.isFinite(value) ? colour(value) : "none";
-      picture.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
+      picture2.append(pointOf(frame, i, [x(at[0]), y(at[1])], fill, title, isChosen));
     }
     const placeOf2 = (at) => [x(valueOn(survey.heads[at], chosen.x)), y(valueOn(survey.heads[at], chosen.y))];
-    showPoints(frame, picture);
-    addNames(picture, [.../* @__PURE__ */ new Set([chosen.at, ...outliers()])].filter((at) => placeOf2(at).every(Number.isFinite)), placeOf2, width);
+    showPoints(frame, picture2);
+    addNames(picture2, [.../* @__PURE__ */ new Set([chosen.at, ...outliers()])].filter((at) => placeOf2(at).every(Number.isFinite)), placeOf2, width);
   }
 
   // src/hosts/server_lines.js
@@ -862,7 +944,7 @@ var clearhead = (() => {
   var running = { at: -1, run: new AbortController() };
   function buildVectors() {
     const isServed = survey.host === "server";
-    byId("vectors-about").textContent = isServed ? "The model reads whole contexts again, up to this layer, until it has 200 examples of this head or all. Each is a query, and the key with its largest weight. Principal components are exact." : "Queries, keys, values and outputs of the examples need the model. To see their principal components: clearhead serve --model DIR --survey OUT. In Python: survey.vectors(model, layer, head).pca().";
+    byId("vectors-about").textContent = isServed ? "The model reads whole contexts again, up to this layer, until it has 200 examples of this head or all. Each is a query, and the key with its largest weight. Principal components are exact." : "Queries, keys, values and outputs of the examples need the model. To see their principal components: " + (survey.grid ? "" : "clearhead serve --model DIR --survey OUT. ") + "In Python: survey.vectors(model, layer, head).pca().";
     if (!isServed) return;
     byId("vectors-compute").addEventListener("click", show);
     const shades = Object.fromEntries(Object.entries(SHADES).map(([name, { title }]) => [name, title]));
@@ -967,8 +1049,8 @@ var clearhead = (() => {
     const scale = Math.min((width / 2 - 30) / most[0], (height / 2 - 26) / most[1]);
     const x = (value) => width / 2 + value * scale, y = (value) => height / 2 - value * scale;
     const inks = survey.inks.sequential[theme.isDark ? "dark" : "light"];
-    const picture = makeSvg("svg", { width, height });
-    picture.append(
+    const picture2 = makeSvg("svg", { width, height });
+    picture2.append(
       makeSvg("line", { x1: 0, x2: width, y1: y(0), y2: y(0) }),
       makeSvg("line", { x1: x(0), x2: x(0), y1: 0, y2: height }),
       ...a in shares ? [makeSvg("text", { x: width - 4, y: y(0) - 5, "text-anchor": "end" }, `${a + 1}: ${percent(shares[a])}`)] : [],
@@ -983,8 +1065,8 @@ var clearhead = (() => {
       point.classList.toggle("dim", isDim);
       return { point, order: isChosen ? 2 : isDim ? 0 : 1 };
     });
-    picture.append(...drawn.sort((one, other) => one.order - other.order).map(({ point }) => point));
-    showPoints(frame, picture);
+    picture2.append(...drawn.sort((one, other) => one.order - other.order).map(({ point }) => point));
+    showPoints(frame, picture2);
   }
   function wordsOf(data, { context, query, keys, value, token_class: tokenClass, looks_at: kind }) {
     const { tokens } = data.contexts[context], text = (at) => `“${data.spelling[tokens[at]].trim()}”`;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 9f74338333b8d51945dba97d2fab0b68ec404c5969e65a2eb1aaf576520f9f78; do not edit.
+// Made by `make page` from the sources 05bfac03e931f404859a5a64b0ec9af641bba63e0fd72c4f408b6e8a9a1fe4b4; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

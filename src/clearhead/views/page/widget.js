@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c848d971a08ed5122959c510018293c1fb5c18b7001693c8a1c93b32d58f024f; do not edit.
+// Made by `make page` from the sources c1c56d3c0974fa00ba7562aa78d2c8996d58cbb64900ad4939d470a81526d3a1; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");
