@@ -91,7 +91,7 @@ def survey(
       clearhead survey --repeats 100 50 --model DIR --out out/repeats
       clearhead survey book.txt --needles 100 16 --model DIR --out out/hidden
       clearhead survey texts/ --model DIR --tokens 1000000000 --plan
-      clearhead survey photos/ --model DIR --out out/photos
+      clearhead survey photos/ --model DIR --out out/pictures
       clearhead survey merge out/survey
       clearhead survey compare out/tuned out/base
     """

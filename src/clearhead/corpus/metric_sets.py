@@ -75,7 +75,7 @@ def _metrics_of(entry: object, reader: Reader, context: int) -> list[Metric]:
             read = "texts" if reader.pictures is None else "pictures"
             gave = f"metrics has {entry!r}, and {reader.name} reads {read}."
             rule = "'grid' is of patches, which have no previous token, no copies, no next token."
-            raise BadValue(gave, rule, f"pass metrics={reader.default_metrics!r}.")
+            raise BadValue(gave, rule, "leave out metrics, for the default.")
         return SETS[entry](reader, context)
     module, colon, attribute = entry.partition(":")
     if not colon:

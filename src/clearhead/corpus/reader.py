@@ -94,11 +94,6 @@ class Reader:
         sizes = (getattr(config, name, None) for name in names)
         return next((int(size) for size in sizes if size and size > 0), None)
 
-    @property
-    def default_metrics(self) -> str:
-        """The set of metrics that a survey has if none is chosen."""
-        return "basic" if self.pictures is None else "grid"
-
     @cached_property
     def spaced(self) -> bool:
         """Whether tokens of the vocabulary begin with the space before a word."""

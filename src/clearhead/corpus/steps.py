@@ -104,7 +104,8 @@ def make_setup(
     settings = {
         "context": size, "seed": number, "shard tokens": shard, "batch tokens": BATCH_TOKENS
     }  # fmt: skip
-    entries = entries_of(reader.default_metrics if metrics is None else metrics)
+    default_set = "basic" if reader.pictures is None else "grid"
+    entries = entries_of(default_set if metrics is None else metrics)
     return Setup(reader, entries, chosen_metrics(entries, reader, size), settings, threads)
 
 
