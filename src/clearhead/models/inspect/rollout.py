@@ -1,7 +1,6 @@
 """Combine the attention of several layers: `rollout`."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,28 +50,20 @@ def rollout(
     Source: Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers".
     """
     layers, requested = _layers(recording, rows, residual)
-    T = layers[0].weights.shape[-1]
-    mixed = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0].weights)
-    mixed = mixed.expand(len(layers[0].weights), -1, -1)
-    for layer in reversed(layers):
-        before = mixed[..., layer.queries]
-        taken = before @ layer.weights
-        taken[..., layer.queries] += before * layer.remaining.unsqueeze(1)
+    B, _, T = layers[0].shape
+    mixed = (requested.unsqueeze(-1) == torch.arange(T)).to(layers[0]).expand(B, -1, -1)
+    for weights in reversed(layers):
+        remaining = (1 - weights.sum(-1)).clamp(min=0)  # what heads take from no key
+        taken = mixed @ weights + mixed * remaining.unsqueeze(1)
         mixed = residual * mixed + (1 - residual) * taken
     return mixed
 
 
-class _Layer(NamedTuple):
-    queries: list[int]
-    weights: Tensor  # (B, queries, T), the mean over heads
-    remaining: Tensor  # (B, queries), what heads take from no key
-
-
 def _layers(
     recording: Recording, rows: Sequence[int] | None, residual: object
-) -> tuple[list[_Layer], Tensor]:
-    """Return the layers of a recording in order, and the columns of the requested rows, (B|1, n);
-    -1 if a text has no such row."""
+) -> tuple[list[Tensor], Tensor]:
+    """Return the weights of each layer (`_weights`) in order, and the columns of the requested
+    rows, (B|1, n); -1 if a text has no such row."""
     rule = "rollout combines weights that watch recorded."
     hint = "pass the recording of `with watch(model, exact_rows=range(T)) as recording`."
     must_be_of(Recording, "rollout", recording, rule, hint)
@@ -84,13 +75,13 @@ def _layers(
         rule = "rollout combines weights that watch recorded in memory."
         hint = "run the model inside watch(model, exact_rows=range(T)), without to=."
         raise BadValue("rollout got a recording without calls.", rule, hint)
-    layers = [_layer(call) for call in calls]
-    T, last = layers[0].weights.shape[-1], calls[-1]
+    layers = [_weights(call) for call in calls]
+    T, last = layers[0].shape[-1], calls[-1]
     named = last.queries or () if rows is None else _checked(rows, last.at, T)
     requested = last.at.rows(named, T)
     needed = (requested.unsqueeze(-1) == torch.arange(T)).any(1)
-    for call, layer in zip(reversed(calls), reversed(layers), strict=True):
-        size, missing = layer.weights.shape[-1], needed
+    for call, weights in zip(reversed(calls), reversed(layers), strict=True):
+        size, missing = weights.shape[-1], needed
         if size == T:
             recorded = call.at.rows(call.queries or (), T).unsqueeze(-1) == torch.arange(T)
             missing = needed & ~recorded.any(1)
@@ -104,8 +95,8 @@ def _layers(
     return layers, requested
 
 
-def _layer(call: Call) -> _Layer:
-    """Return a layer with its rows in their columns; 0 on padding, where a text has no row."""
+def _weights(call: Call) -> Tensor:
+    """Return the mean over the heads of a layer, (B, T, T); 0 in rows that were not recorded."""
     call.must_have_all_heads("rollout takes the mean over all heads of a layer.")
     if call.queries is None:
         rule = "rollout needs the exact weights of every layer."
@@ -113,16 +104,8 @@ def _layer(call: Call) -> _Layer:
         raise BadValue(f"Layer {call.layer} was recorded without rows.", rule, hint)
     rows = call.statistics["exact_rows"]
     assert isinstance(rows, Tensor)
-    weights = rows.mean(1)
-    remaining = (1 - weights.sum(-1)).clamp(min=0)
-    if not call.at.padded:
-        return _Layer(list(call.queries), weights, remaining)
-    T = weights.shape[-1]
-    columns = call.at.rows(call.queries, T)
-    weights = rows_in_columns(weights, columns, T)
-    return _Layer(
-        list(range(T)), weights, rows_in_columns(remaining[..., None], columns, T)[..., 0]
-    )
+    T = rows.shape[-1]
+    return rows_in_columns(rows.mean(1), call.at.rows(call.queries, T), T)
 
 
 def _checked(rows: Sequence[int], at: Positions, T: int) -> tuple[int, ...]:
