@@ -81,7 +81,8 @@ class KeyRanges:
             allowed = (lo <= k) & (k < hi)
         elif has_values(lo, hi):
             start, stop, step = keys.indices(self.Tk)
-            allowed = _inside(lo, hi, start, max(start, stop))[..., ::step]
+            depth = coverage(lo - start, hi - start, max(stop - start, 0), torch.int8)
+            allowed = depth[..., ::step].bool()
         else:  # in a graph or under vmap, in which there are few ranges
             allowed = ((lo.unsqueeze(-1) <= k) & (k < hi.unsqueeze(-1))).any(-2)
         if self.bits is not None:
@@ -280,31 +281,17 @@ def _count_covered(first: Tensor, last: Tensor, least: int) -> int:
     return int((ends.diff(dim=-1) * (depth[..., :-1] >= least)).sum())
 
 
-def coverage(first: Tensor, last: Tensor, count: int) -> Tensor:
+def coverage(first: Tensor, last: Tensor, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """Count, for each of `count` positions, the ranges [first, last), (..., n), that cover it.
 
-    Ranges whose bounds cross are ignored.
+    Ranges whose bounds cross are ignored. The sum of +1 at each begin and -1 at each end takes two
+    numbers of `dtype` per position, for any number of ranges.
     """
-    real = (first < last).int()
-    change = torch.zeros(*first.shape[:-1], count + 1, dtype=torch.int32, device=first.device)
-    change = change.scatter_add(-1, first.clamp(0, count), real)
-    change = change.scatter_add(-1, last.clamp(0, count), -real)
-    return change.cumsum(-1, dtype=torch.int32)[..., :count]
-
-
-def _inside(lo: Tensor, hi: Tensor, start: int, stop: int) -> Tensor:
-    """Return which positions from `start` to `stop` are in one of the disjoint ranges.
-
-    (..., R) -> (..., stop - start). It sums +1 at each begin and -1 at each end, in two bytes per
-    cell for any number of ranges.
-    """
-    count = stop - start
-    depth = torch.zeros(*lo.shape[:-1], count + 1, dtype=torch.int8, device=lo.device)
-    one = depth.new_ones(()).expand(lo.shape)
-    depth.scatter_add_(-1, (lo - start).clamp_(0, count), one)
-    depth.scatter_add_(-1, (hi - start).clamp_(0, count), -one)
-    depth = depth.cumsum(-1, dtype=torch.int8)
-    return depth[..., :count].bool()
+    real = (first < last).to(dtype)
+    change = first.new_zeros((*first.shape[:-1], count + 1), dtype=dtype)
+    change.scatter_add_(-1, first.clamp(0, count), real)
+    change.scatter_add_(-1, last.clamp(0, count), -real)
+    return change.cumsum(-1, dtype=dtype)[..., :count]
 
 
 def choose(where: Tensor, a: KeyRanges, b: KeyRanges) -> KeyRanges:
