@@ -110,7 +110,5 @@ def plan_of(problem: Problem, engine: str) -> Plan:
 def _count_tiles(problem: Problem) -> dict[str, int]:
     """Count blocks in which the mask allows all, some or no pairs, over all batches and heads."""
     columns = -(-problem.Tk // TILE)
-    if not problem.masked:
-        return {"full": -(-problem.Tq // TILE) * columns, "partial": 0, "empty": 0}
     some, full = problem.key_ranges.count_tiles(TILE)
     return {"full": full, "partial": some - full, "empty": -(-problem.Tq // TILE) * columns - some}
