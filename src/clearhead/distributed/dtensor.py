@@ -22,12 +22,11 @@ def local_parts(
     """
     tensors = q, k, v
     # Importing DTensor takes longer than importing clearhead. Without the import there are none.
-    if "torch.distributed.tensor" not in sys.modules:
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not any(isinstance(x, module.DTensor) for x in tensors):
         return tensors, group, lambda out: out
     from torch.distributed.tensor import DTensor, Partial, Shard
 
-    if not any(isinstance(x, DTensor) for x in tensors):
-        return tensors, group, lambda out: out
     if not (isinstance(q, DTensor) and isinstance(k, DTensor) and isinstance(v, DTensor)):
         rule = "either all of them are DTensors, or none is."
         hint = "distribute the others over the same mesh, or pass q.to_local() and so on."
