@@ -174,23 +174,30 @@ class Edit:
     def at_positions(self, problem: Problem, site: EditSite) -> Tensor:
         """Return which queries of the call, or keys, are at the named positions, (B|1, 1, T).
         Raises `BadValue` if the position of its query is unknown."""
-        positions, start = self.positions or (), site.at.start
-        if self.of_keys:
-            first, after = site.at.real_keys(problem.Tk)
-            return columns_at(positions, site.at.first_key, first, after, problem.Tk)
-        if start is None and any(p >= 0 for p in positions):
+        named = torch.tensor(self.positions or (), dtype=torch.long)
+        from_start = named[named >= 0]
+        if site.at.start is None and not self.of_keys and len(from_start):
             raise self._unknown_position(problem)
-        first, after = site.at.real_queries(problem.Tq)
-        return columns_at(positions, start or 0, first, after, problem.Tq)
+        from_first, from_last, real = self._columns(problem, site)
+        return real & (torch.isin(from_first, from_start) | torch.isin(from_last, named))
 
     def positions_in(self, problem: Problem, site: EditSite) -> set[int]:
         """Return the positions in the texts of a call from which `positions` selects. Raises
         `BadValue` if they are unknown."""
-        if self.of_keys:
-            return real_positions(site.at.first_key, *site.at.real_keys(problem.Tk))
-        if site.at.start is None:
+        if site.at.start is None and not self.of_keys:
             raise self._unknown_position(problem)
-        return real_positions(site.at.start, *site.at.real_queries(problem.Tq))
+        from_first, _, real = torch.broadcast_tensors(*self._columns(problem, site))
+        return set(from_first[real].tolist())
+
+    def _columns(self, problem: Problem, site: EditSite) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the positions of the columns of queries, or keys, in their texts, counted from 0
+        and from -1 back, and which columns are real tokens, (B|1, 1, T) each."""
+        at, size = site.at, problem.Tk if self.of_keys else problem.Tq
+        start = at.first_key if self.of_keys else at.start or 0
+        first, after = at.real_keys(size) if self.of_keys else at.real_queries(size)
+        column = torch.arange(size)
+        real = (column >= _per_text(first)) & (column < _per_text(after))
+        return column + _per_text(start), column - _per_text(after), real
 
     def _unknown_position(self, problem: Problem) -> BadValue:
         gave = f"{self!r} was applied to one query and {problem.Tk} keys."
@@ -257,32 +264,7 @@ def replaced(
     return torch.where(edit.where(problem, site).unsqueeze(-1), full, out)
 
 
-def columns_at(
-    positions: Sequence[int], start: PerText, first: PerText, after: PerText, size: int
-) -> Tensor:
-    """Return which of `size` columns are at these positions of their texts, (B|1, 1, size).
-
-    Column 0 has position `start`; real tokens are the columns from `first` to `after`.
-    """
-    column = torch.arange(size).reshape(1, 1, -1)
-    named, last = (
-        torch.tensor([p for p in positions if (p < 0) is below], dtype=torch.long)
-        for below in (False, True)
-    )
-    selected = torch.isin(column + _column(start), named)
-    selected = selected | torch.isin(column - _column(after), last)
-    return selected & (column >= _column(first)) & (column < _column(after))
-
-
-def real_positions(start: PerText, first: PerText, after: PerText) -> set[int]:
-    """Return the positions of real tokens, for the arguments of `columns_at`."""
-    bounds = (x if isinstance(x, tuple) else (x,) for x in (start, first, after))
-    texts = torch.broadcast_tensors(*(torch.tensor(x) for x in bounds))
-    rows = zip(*(x.tolist() for x in texts), strict=True)
-    return {start + column for start, first, after in rows for column in range(first, after)}
-
-
-def _column(number: PerText) -> Tensor:
+def _per_text(number: PerText) -> Tensor:
     """Convert one number per text to a tensor, (B|1, 1, 1)."""
     return torch.tensor(number, dtype=torch.long).reshape(-1, 1, 1)
 
