@@ -4,6 +4,7 @@ import base64
 import copy
 import gzip
 import json
+import re
 
 import pytest
 import torch
