@@ -287,7 +287,7 @@ def test_the_scatter_has_round_numbers_and_names(document, browser, tmp_path):
 def test_the_largest_examples_exceed_equal_weights_most(stories):
     from clearhead.views.html.survey import Contexts, _chosen
 
-    contexts, rows = Contexts(stories), stories.by_metric("examples", "stratum, rank")
+    contexts, rows = Contexts(stories), stories.grouped("examples", "stratum, rank", "metric")
     queries = 0
     for (_, _, metric), of_head in rows.items():
         if metric != "previous":

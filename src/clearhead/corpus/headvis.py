@@ -11,8 +11,6 @@ reads a sample of contexts again for complete patterns.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -104,10 +102,10 @@ def export_headvis(
     out = writable_folder(folder, "an export is")
     for part in ("heads", "umap", "attributions/qk"):
         (out / part).mkdir(parents=True, exist_ok=True)
-    rows = _by_head(survey, "heads", "metric")
-    histograms = _by_head(survey, f"histograms where metric = '{Largest.name}'", "bin")
+    rows: dict[Head, list[dict[str, Any]]] = survey.grouped("heads", "metric")
+    histograms = survey.grouped(f"histograms where metric = '{Largest.name}'", "bin")
     rank = "row_number() over (partition by layer, head, side order by count desc, token)"
-    tokens = _by_head(survey, f"tokens qualify {rank} <= {TOKENS}", rank)
+    tokens = survey.grouped(f"tokens qualify {rank} <= {TOKENS}", rank)
     means: list[dict[str, float]] = [
         {"layer": layer, "head": head, **{_metric(row): row["mean"] for row in own}}
         for (layer, head), own in rows.items()
@@ -144,11 +142,6 @@ def export_headvis(
 
 def _metric(row: Mapping[str, Any]) -> str:
     return NAMES.get(row["metric"], row["metric"])
-
-
-def _by_head(survey: "Survey", table: str, order: str) -> dict[Head, list[dict[str, Any]]]:
-    rows = survey.query(f"select * from {table} order by layer, head, {order}").to_pylist()
-    return {head: list(own) for head, own in groupby(rows, itemgetter("layer", "head"))}
 
 
 def _write_lines(survey: "Survey", reader: Reader, contexts: list[Context], out: Path) -> None:

@@ -262,14 +262,15 @@ class Survey:
             warnings.warn(comparison.warning, stacklevel=2)
         return comparison
 
-    def by_metric(self, table: str, order: str) -> dict[tuple[int, int, str], list[dict[str, Any]]]:
-        """Return the rows of a table for each layer, head and metric, in one query.
+    def grouped(self, table: str, order: str, *by: str) -> dict[Any, list[dict[str, Any]]]:
+        """Return the rows of a table for each layer and head, and each value of the columns `by`,
+        in one query.
 
-        Raises `BadValue` for a table or an order that does not exist.
+        Raises `BadValue` for a table, an order or a column that does not exist.
         """
-        rows = self.query(f"select * from {table} order by layer, head, metric, {order}")
-        key = itemgetter("layer", "head", "metric")
-        return {of: list(group) for of, group in groupby(rows.to_pylist(), key)}
+        key = "layer", "head", *by
+        rows = self.query(f"select * from {table} order by {', '.join((*key, order))}").to_pylist()
+        return {of: list(group) for of, group in groupby(rows, itemgetter(*key))}
 
     def must_be_of(
         self, model: "str | Path | TextModel | nn.Module | Reader", tokenizer: Any = None

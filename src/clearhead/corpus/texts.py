@@ -129,16 +129,11 @@ def _texts_of(file: Path, name: str) -> Iterator[Text]:
                     if line.strip():
                         yield _line(line, f"{name}:{number}")
         else:
-            yield _decoded(file.read_bytes(), name)
+            yield Text(name, file.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        yield Text(name, None, f"byte {error.start} is not UTF-8")
     except OSError as error:
         yield Text(name, None, f"it cannot be read: {why_failed(error)}")
-
-
-def _decoded(raw: bytes, name: str) -> Text:
-    try:
-        return Text(name, raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return Text(name, None, f"byte {error.start} is not UTF-8")
 
 
 def _line(line: bytes, name: str) -> Text:

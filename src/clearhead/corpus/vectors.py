@@ -179,7 +179,11 @@ def read_vectors(
 
     ``on_context(done, total)`` is called before each context, and at the end.
     """
-    rotary, why_rotated = _rotary(reader, layer)
+    rotary = why_rotated = None
+    try:
+        rotary = rotary_of_layer(reader.module, layer)
+    except AttentionError as error:
+        why_rotated = f"The rotation by positions is unknown. {error.gave}"
     parts: dict[str, list[Tensor]] = {}
     examples: list[tuple[Any, ...]] = []
     key_head = 0
@@ -215,14 +219,6 @@ def read_vectors(
     joined = {name: torch.cat(vectors) for name, vectors in parts.items()}
     table = Table(COLUMNS, tuple(examples))
     return HeadVectors(layer, head, key_head, table, joined, why_rotated)
-
-
-def _rotary(reader: Reader, layer: int) -> tuple[Rotary | None, str | None]:
-    """Return the rotation of a layer, or why it is unknown."""
-    try:
-        return rotary_of_layer(reader.module, layer), None
-    except AttentionError as error:
-        return None, f"The rotation by positions is unknown. {error.gave}"
 
 
 class _Reached(BaseException):

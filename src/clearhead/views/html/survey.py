@@ -16,7 +16,7 @@ from ...core.errors import must_be
 from ...core.formatting import visible_in_browser
 from ...corpus import Bins, Survey
 from ...corpus.basic import KINDS
-from ...corpus.compare import Comparison, compare
+from ...corpus.compare import compare
 from ...corpus.examples import BANDS, LARGEST
 from ...corpus.looks import BEHAVIOURS, CLASSES
 from ...corpus.roles import roles_of
@@ -61,9 +61,12 @@ def page_data(survey: Survey, other: Survey | None, host: Host | None) -> schema
     """Return all data of the page of a survey."""
     contexts = Contexts(survey)
     comparison = None if other is None else compare(survey.folder, other.folder)
-    differences = {} if comparison is None else _differences(comparison)
-    histograms = survey.by_metric("histograms", "bin")
-    examples = survey.by_metric("examples", "stratum, rank")
+    differences = {
+        (row["layer"], row["head"], row["metric"]): fields_of(schema.SurveyDifference, row)
+        for row in (() if comparison is None else comparison.to_pylist())
+    }
+    histograms = survey.grouped("histograms", "bin", "metric")
+    examples = survey.grouped("examples", "stratum, rank", "metric")
     heads: dict[tuple[int, int], schema.SurveyHead] = {}
     details: dict[tuple[int, int], schema.SurveyDetails] = {}
     rows: dict[tuple[int, int, str], dict[str, Any]] = {}
@@ -133,13 +136,6 @@ def tokens_around(survey: Survey) -> tuple[int, int]:
 def name_of(survey: Survey) -> str:
     """Return the name of the model of a survey."""
     return Path(str(survey.manifest.fixed["model"])).name
-
-
-def _differences(comparison: Comparison) -> dict[tuple[int, int, str], schema.SurveyDifference]:
-    return {
-        (row["layer"], row["head"], row["metric"]): fields_of(schema.SurveyDifference, row)
-        for row in comparison.to_pylist()
-    }
 
 
 def _metric(row: Mapping[str, Any]) -> schema.SurveyMetric:
