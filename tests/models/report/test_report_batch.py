@@ -130,9 +130,11 @@ def test_what_is_no_batch_is_refused():
         ch.report_batch(Heads(), inputs, tokens=TOKENS[:2])
     with pytest.raises(BadValue, match="tokens has 51 entries for 64 positions"):
         ch.report_batch(Heads(), inputs, tokens=[TOKENS[0], TOKENS[2], TOKENS[1]])
-    with pytest.raises(BadType, match="report_batch of the module Heads got a list"):
+    with pytest.raises(BadType, match="report got a str for the module Heads"):
         ch.report_batch(Heads(), ["a", "b"])
-    with pytest.raises(BadType, match="report_batch got a str"):
+    with pytest.raises(BadValue, match="'folder'"):
         ch.report_batch("folder", ["a", "b"])
+    with pytest.raises(BadType, match="report got a list for a checkpoint"):
+        ch.report_batch(demo.load(), [])
     with pytest.raises(BadValue, match="or use report_batch"):
         ch.report(Heads(), inputs)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...core.errors import BadType, BadValue, kind_of, must_be_of
+from ...core.errors import BadValue
 from ...core.functional.ambient import must_not_be_sharded
 from ...hf import Checkpoint
 from ...nn.token_ids import as_batch
@@ -31,8 +31,8 @@ def report_batch(
 
     Args:
         model: a checkpoint, or any module whose attention goes through clearhead.
-        texts: for a checkpoint, a list of texts; for a module its inputs, a tensor or a dict of
-            tensors. Ids of one text, (T,), are a batch of one.
+        texts: for a checkpoint, a list of texts, or ids; for a module its inputs, a tensor or a
+            dict of tensors. Ids of one text, (T,), are a batch of one.
         tokens: for a module, the tokens of each text, without padding. None means numbers.
         decoder_tokens: the same for the decoder of a model with cross-attention, as in `report`.
         name: the name of the model in the reports. None means that of the checkpoint, or the class.
@@ -44,7 +44,7 @@ def report_batch(
             `distributed.sharded`.
     """
     must_not_be_sharded("report_batch")
-    own = list(_texts_alone(model, texts))
+    own = list(_texts_alone(texts))
     none = [None] * len(own)
     for argument, lists in (("tokens", tokens), ("decoder_tokens", decoder_tokens)):
         if lists is not None and len(lists) != len(own):
@@ -57,21 +57,11 @@ def report_batch(
     ]
 
 
-def _texts_alone(model: Any, texts: Any) -> Iterator[Any]:
-    """Yield the input of `report` for each text."""
-    if isinstance(model, Checkpoint):
-        if not isinstance(texts, list | tuple) or not texts:
-            rule = "a checkpoint reads one or more texts."
-            hint = "pass a list of strings; for one text, use report(checkpoint, text)."
-            raise BadType(f"report_batch got {kind_of(texts)} for a checkpoint.", rule, hint)
-        yield from texts
+def _texts_alone(texts: Any) -> Iterator[Any]:
+    """Yield the input of `report` for each text. What is no batch is one, which it refuses."""
+    if not isinstance(texts, Tensor | Mapping):
+        yield from texts if isinstance(texts, list | tuple) and texts else [texts]
         return
-    rule = "a model is a Checkpoint or a torch.nn.Module."
-    must_be_of(nn.Module, "report_batch", model, rule, "load a folder by hf.Checkpoint(folder).")
-    rule = "a module runs on its inputs: a tensor or a dict of tensors, with a batch of texts."
-    hint = "pass for example tokenizer(texts, padding=True, return_tensors='pt')."
-    name = f"report_batch of the module {type(model).__name__}"
-    must_be_of((Tensor, Mapping), name, texts, rule, hint)
     inputs = as_batch(texts)
     tensors = {None: inputs} if isinstance(inputs, Tensor) else dict(inputs)
     real = {side: _real_columns(tensors, side) for side in ("", "decoder_")}

@@ -177,13 +177,10 @@ class Collector:
             return ()
         Tk = len(stream)
         if site.picture is None:
-            among = site.at.is_real_key(Tk).flatten().expand(Tk).clone()
-            among[_first_key(site)] = False
+            at = site.at.is_real_key(Tk).flatten().expand(Tk).nonzero().flatten()[1:]
         else:
-            among = torch.zeros(Tk, dtype=torch.bool)
-            among[site.picture.patches] = True
-        at = among.nonzero().flatten()
-        before, norm = (x[at.to(x.device)].cpu() for x in (first, stream))
+            at = torch.arange(Tk)[site.picture.patches]
+        before, norm = (x.cpu()[at] for x in (first, stream))
         before, norm = (x / x.median().clamp(min=1e-30) for x in (before, norm))
         weight = (received.mean(0) / even.mean(0)).cpu()[at]
         is_register = (norm >= REGISTER_NORM) & (weight >= REGISTER_WEIGHT)
