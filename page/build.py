@@ -10,6 +10,7 @@ import inspect
 import subprocess
 import types
 import typing
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from clearhead.views.html import schema
@@ -67,24 +68,28 @@ PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", type(No
 
 
 def declarations() -> str:
-    """Return the schema in TypeScript: an interface for each `TypedDict`, in order."""
+    """Return the schema in TypeScript: an interface for each `TypedDict` and dataclass."""
     text = f"// Made by `make page` from {schema.__name__}; do not edit.\n\n"
     text += _comment(schema.__doc__)
     for value in vars(schema).values():
-        if typing.is_typeddict(value):
+        if _has_fields(value):
             text += f"\n{_comment(value.__doc__)}export interface {value.__name__} {{\n"
             for name, annotation in typing.get_type_hints(value).items():
-                optional = "?" if name in value.__optional_keys__ else ""
+                optional = "?" if name in getattr(value, "__optional_keys__", ()) else ""
                 text += f"  {name}{optional}: {_type(annotation)};\n"
             text += "}\n"
     return text
+
+
+def _has_fields(value: typing.Any) -> bool:
+    return typing.is_typeddict(value) or (isinstance(value, type) and is_dataclass(value))
 
 
 def _type(annotation: typing.Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in PLAIN:
         return PLAIN[annotation]
-    if typing.is_typeddict(annotation):
+    if _has_fields(annotation):
         return annotation.__name__
     if origin is typing.Literal:
         return " | ".join(f'"{name}"' for name in arguments)

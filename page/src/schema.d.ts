@@ -12,6 +12,37 @@
  */
 
 /**
+ * The most probable token after the text, and the heads that write most of its logit.
+ *
+ * `writers` has the heads with the largest parts, ordered by `from_key`. `clearest` is the one of
+ * them that shows best how the model continues: it looks most at an earlier token, writes a large
+ * part of the logit from there, and without it the token is less probable. None if no head does,
+ * or if the token itself is improbable.
+ */
+export interface NextToken {
+  token: string;
+  probability: number;
+  writers: Writer[];
+  clearest: Writer | null;
+}
+
+/**
+ * A head that writes the logit of the predicted next token, at the last token of the text.
+ *
+ * `part` is what it writes, as in `logit_attribution` with ``center=True``. `key` is the token
+ * that adds most to it, `from_key`. `without` is the probability of the predicted token if the
+ * head outputs 0; None if not measured.
+ */
+export interface Writer {
+  layer: number;
+  head: number;
+  part: number;
+  key: number;
+  from_key: number;
+  without: number | null;
+}
+
+/**
  * A role of a head, or the evenness of its weights.
  *
  * `label` is its name for people, and `short` that below a small map. `means` follows the number
@@ -205,27 +236,6 @@ export interface Begin {
   layer?: number;
   head?: number;
   query?: number;
-}
-
-/**
- * A head that writes the predicted next token, as in `models.report.findings.Writer`.
- */
-export interface Writer {
-  layer: number;
-  head: number;
-  part: number;
-  key: number;
-  from_key: number;
-  without: number | null;
-}
-
-/**
- * The predicted next token, and the heads that write most of its logit.
- */
-export interface NextToken {
-  token: string;
-  probability: number;
-  writers: Writer[];
 }
 
 /**

@@ -8,18 +8,13 @@ import importlib
 import math
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 AXES = {
-    "b": "sequence",
-    "h": "head",
-    "g": "key head",
-    "q": "query",
-    "k": "key",
-    "d": "feature",
-    "v": "value feature",
-    "e": "embedding feature",
-}
+    "b": "sequence", "h": "head", "g": "key head", "q": "query", "k": "key", "d": "feature",
+    "v": "value feature", "e": "embedding feature",
+}  # fmt: skip
 
 MAP_SIDE = 256  # cells on a side of a pooled map, which is about 600 pixels wide on a screen
 PLURAL = {"query": "queries"}
@@ -117,13 +112,15 @@ def evenly(size: int, most: int) -> list[int]:
 
 
 def without_nan(value: Any, write: Callable[[float], object]) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by `write(x)` in nested dicts and lists.
+    """Replace NaN and infinity, which JSON lacks, by `write(x)` in nested dicts, lists and fields
+    of dataclasses.
 
     >>> without_nan({"a": (1.0, float("inf"))}, str)
     {'a': [1.0, 'inf']}
     """
-    if isinstance(value, dict):
-        return {name: without_nan(x, write) for name, x in value.items()}
+    if isinstance(value, dict) or is_dataclass(value):
+        fields = value if isinstance(value, dict) else vars(value)
+        return {name: without_nan(x, write) for name, x in fields.items()}
     if isinstance(value, (list, tuple)):
         return [without_nan(x, write) for x in value]
     return write(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,6 +7,7 @@ of queries, and every step of as many heads as fit. The script draws each layer 
 import html
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -205,9 +206,7 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
         at = begin.head
         data["begin"] = {"layer": at.layer, "head": at.head, "query": begin.query}
     if (next_token := report.next_token) is not None:
-        writers = [fields_of(schema.Writer, x) for x in next_token.writers]
-        token = visible_in_browser(next_token.token)
-        data["next_token"] = fields_of(schema.NextToken, next_token, token=token, writers=writers)
+        data["next_token"] = replace(next_token, token=visible_in_browser(next_token.token))
     if report.effect_metric:
         data["effect_metric"] = visible_in_browser(report.effect_metric)
     if report.effects_withheld:

@@ -10,6 +10,7 @@ feature, e embedding feature, b batch. Positions count from 0. Infinity and NaN 
 
 from typing import Literal, TypedDict
 
+from ...models.report.findings import NextToken, Writer  # noqa: F401  # which it has
 from ...models.roles.table import RoleText
 from ..colours import Colour
 
@@ -163,25 +164,6 @@ class Begin(TypedDict, total=False):
     layer: int
     head: int
     query: int
-
-
-class Writer(TypedDict):
-    """A head that writes the predicted next token, as in `models.report.findings.Writer`."""
-
-    layer: int
-    head: int
-    part: float
-    key: int
-    from_key: float
-    without: float | None
-
-
-class NextToken(TypedDict):
-    """The predicted next token, and the heads that write most of its logit."""
-
-    token: str
-    probability: float
-    writers: list[Writer]
 
 
 class Spelling(TypedDict):
