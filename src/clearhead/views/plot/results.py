@@ -179,23 +179,14 @@ def training(history: History, metric: str = "max") -> "Figure":
         above.axvline(alarm.step, ymin=0.95, color=ACCENT)
     above.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     above.set_ylabel(metric)
-    edges = _edges(steps)
-    rows = np.arange(len(names) + 1) - 0.5
-    image = below.pcolormesh(edges, rows, values.T, cmap="viridis")
+    heads = np.arange(len(names))
+    image = below.pcolormesh(steps, heads, values.T, cmap="viridis", shading="nearest")
     below.invert_yaxis()
     ticks = evenly(len(names), 24)
     below.set_yticks(ticks, [names[i] for i in ticks], fontsize="small")
     below.set(xlabel="step", ylabel="head")
     figure.colorbar(image, ax=below, label=metric)
     return figure
-
-
-def _edges(steps: np.ndarray) -> np.ndarray:
-    """Return the edges of cells around steps, half-way between neighbours."""
-    if len(steps) == 1:
-        return steps[0] + np.array([-0.5, 0.5])
-    middle = (steps[1:] + steps[:-1]) / 2
-    return np.concatenate([[2 * steps[0] - middle[0]], middle, [2 * steps[-1] - middle[-1]]])
 
 
 def caches(damage: CacheDamage, by: str | None = None) -> "Figure":

@@ -23,14 +23,9 @@ from ..colours import viridis
 from ..panels import Panel, choose_heads, panels, value_range
 
 LETTERS = {
-    "B": "sequences",
-    "H": "heads",
-    "G": "key heads",
-    "Tq": "queries",
-    "Tk": "keys",
-    "D": "features of a head",
-    "Dv": "features of a value",
-}
+    "B": "sequences", "H": "heads", "G": "key heads", "Tq": "queries", "Tk": "keys",
+    "D": "features of a head", "Dv": "features of a value",
+}  # fmt: skip
 
 
 def show(
