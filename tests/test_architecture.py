@@ -22,14 +22,14 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3610,
-    "corpus": 4290,
-    "demo": 370,
-    "models": 9090,
+    "views": 3560,
+    "corpus": 4560,
+    "demo": 360,
+    "models": 8900,
     "hf": 1960,
-    "distributed": 2520,
-    "nn": 1030,
-    "core": 9990,
+    "distributed": 2490,
+    "nn": 1020,
+    "core": 9950,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (
