@@ -108,3 +108,28 @@ def test_roles_in_a_padded_batch_are_those_of_each_text_alone(smollm2):
                 assert role.mass == pytest.approx(other.mass, abs=1e-3)
                 assert (role.hits, role.words) == (other.hits, other.words)
         assert sum(bool(head.roles) for head in batched.heads) > 5
+
+
+def test_its_later_sink_is_one_in_eager_hidden_states(smollm2):
+    import transformers
+
+    text = (
+        "The museum opened at nine. By ten, the line of visitors reached the river, and the guards "
+        "had begun to hand out numbers. Nobody minded; the autumn sun was warm, and a man with a "
+        "violin played tunes that everyone knew but nobody could name."
+    )
+    report = ch.report(smollm2, text, progress=False)
+    eager = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2.folder, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        inputs = smollm2.tokenizer(text, return_tensors="pt")
+        out = eager(**inputs, output_hidden_states=True, output_attentions=True)
+    [sink] = report.registers_of(report.layers[0])
+    assert (sink.token, str(sink.name)) == (14, " the")
+    norms = out.hidden_states[sink.layer][0, 1:].double().norm(dim=-1)
+    assert sink.norm == pytest.approx(float(norms[13] / norms.median()), rel=1e-3)
+    even = (1 / torch.arange(1.0, 1 + norms.numel() + 1))[14:].sum()  # of the queries from it on
+    received = out.attentions[sink.layer][0, :, :, 14].sum(-1).mean()
+    assert sink.weight == pytest.approx(float(received / even), rel=1e-3)
+    assert sum("later token (sink)" in {r.label for r in x.roles} for x in report.heads) > 30
