@@ -58,7 +58,7 @@ def report_batch(
 
 
 def _texts_alone(texts: Any) -> Iterator[Any]:
-    """Yield the input of `report` for each text. What is no batch is one, which it refuses."""
+    """Yield the input of `report` for each text. Anything but a batch is one, which it refuses."""
     if not isinstance(texts, Tensor | Mapping):
         yield from texts if isinstance(texts, list | tuple) and texts else [texts]
         return
