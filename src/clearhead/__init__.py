@@ -52,7 +52,7 @@ from .core.problem.biases import alibi, bias
 from .core.stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
 from .core.stats.weight_statistics import drop_error
 from .corpus import Survey, survey
-from .models.effects.caches import CacheDamage, compare_caches
+from .models.effects.compare_caches import CacheDamage, compare_caches
 from .models.effects.effect_table import Effect, Effects
 from .models.effects.effects import effects
 from .models.effects.metrics import logit_difference

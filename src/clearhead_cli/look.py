@@ -123,7 +123,7 @@ def look(
 
 
 def _image_file(words: "list[str] | None") -> Path | None:
-    from clearhead.hf.images import SUFFIXES
+    from clearhead.hf.image_checkpoint import SUFFIXES
 
     path = Path(words[0]) if words and len(words) == 1 else None
     return path if path and path.suffix.lower() in SUFFIXES and path.is_file() else None

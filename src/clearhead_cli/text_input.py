@@ -35,7 +35,7 @@ def read_text(words: list[str] | None) -> str:
 def _read_file(typed: str) -> str:
     """Return the content of the file `typed`, or `typed` itself if it is not a path."""
     from clearhead.core.errors import BadValue
-    from clearhead.hf.images import SUFFIXES
+    from clearhead.hf.image_checkpoint import SUFFIXES
 
     path = Path(typed)
     if len(typed) > 1024 or "\0" in typed or "\n" in typed:

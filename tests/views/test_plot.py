@@ -12,7 +12,7 @@ import torch
 import clearhead as ch
 from clearhead import demo
 from clearhead.core.functional.trace import Step, Trace
-from clearhead.models.effects.caches import CacheDamage, HeadDamage
+from clearhead.models.effects.compare_caches import CacheDamage, HeadDamage
 from clearhead.models.report import Report
 from clearhead.views import plot, text
 from clearhead.views.plot.canvas import drawable, weight_ink

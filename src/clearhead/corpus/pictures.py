@@ -16,7 +16,7 @@ from torch import Size, Tensor
 
 from ..core.errors import BadValue, is_iterable
 from ..hf import ImageCheckpoint
-from ..hf.images import SUFFIXES
+from ..hf.image_checkpoint import SUFFIXES
 from ..models.follow.picture import FirstCall, Picture, are_in_order
 from .texts import Sources, Text, read_texts
 

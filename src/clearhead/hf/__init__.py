@@ -7,7 +7,7 @@ for generation that does not copy what it stores, and `press` a press of KVPress
 
 from .cache import cache
 from .checkpoint import Checkpoint
-from .images import ImageCheckpoint, open_checkpoint
+from .image_checkpoint import ImageCheckpoint, open_checkpoint
 from .press import press
 from .register import NAME, register
 from .supports import Support, supports

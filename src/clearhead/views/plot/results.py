@@ -7,7 +7,7 @@ import numpy as np
 
 from ...core.errors import BadValue, as_index, did_you_mean
 from ...core.formatting import evenly, visible
-from ...models.effects.caches import CacheDamage
+from ...models.effects.compare_caches import CacheDamage
 from ...models.effects.effect_table import Effects
 from ...models.monitor.history import History
 from ...models.weights.logit_parts import LogitAttribution
