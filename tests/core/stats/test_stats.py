@@ -612,7 +612,7 @@ def sweep(S):
 torch.set_grad_enabled(False)
 q, k = torch.randn(65536, 64), torch.randn(65536, 64)
 sweep(300)
-print(grown(lambda: sweep(65536)))
+print(grown(lambda: sweep(65536 if "look" in sys.argv else 32768)))
 """
 
 
@@ -620,8 +620,9 @@ print(grown(lambda: sweep(65536)))
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("by", ["sweep", "look"])
-def test_65536_tokens_take_no_square(by):
-    """A dense fp32 matrix would be 17 GB. `sweep` counts in torch, `look` in the C++ core."""
+def test_long_texts_take_no_square(by):
+    """`look` counts 65,536 tokens in the C++ core, and `sweep` half as many in torch. Dense float32
+    matrices would have 17 and 4 GB."""
     allowed = {"sweep": 600, "look": 100}[by]  # tiles of torch are freed and made in many sizes
     run = run_program(PEAK, by)
     assert run.returncode == 0, run.stderr

@@ -92,17 +92,16 @@ def test_the_first_checks_of_a_gpu_pass_interpreted():
 
 COMPILE = str(Path(__file__).parent / "compile_kernels.py")
 
-
-FEW = [pytest.param(x, "few", marks=pytest.mark.slow) for x in ("80", "90")]
+COMPILED = ("80", "first"), ("90", "few"), ("100", "first")
+SLOW = [pytest.param(*x, marks=pytest.mark.slow) for x in COMPILED]
 
 
 @needs_triton
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("capability, which", [("90", "first"), ("100", "first"), *FEW])
+@pytest.mark.parametrize("capability, which", [("90", "first"), *SLOW])
 def test_kernels_compile_for_a_gpu(capability, which):
-    """Every kernel once, for two kinds of matrix units, and a step of decoding for a third, for
-    which every kernel takes as long as for both. Who changes a kernel compiles all (CONTRIBUTING).
-    """
+    """Every kernel once, and a step of decoding for two other kinds of matrix units. Who changes a
+    kernel compiles all for each (CONTRIBUTING)."""
     python(COMPILE, capability, which, interpret=False)
 
 
