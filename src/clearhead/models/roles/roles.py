@@ -188,7 +188,8 @@ class _Search:
             chances.append(chance_of_column(excess, is_role, queries >= FEWEST_QUERIES))
         probability = len(chances) * torch.stack(chances).amin(0)
         hit = keys.columns[name][self.top[:, chooses, 0].clamp(min=0)]
-        return _Tested(mean, probability, COLUMN_CHANCE / len(COLUMNS), hit, words)
+        level = COLUMN_CHANCE / (len(COLUMNS) - ("sinks" not in keys.columns))
+        return _Tested(mean, probability, level, hit, words)
 
     def _ordered(self, head: int) -> tuple[Role, ...]:
         """Sort roles by falling mass, those that repeat first, because many heads have a sink.
