@@ -1,6 +1,7 @@
 """The heads that write the predicted next token, against plain torch in float64, and where page and
 terminal begin."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from clearhead import demo
 from clearhead.core.errors import BadType, BadValue
 from clearhead.models.report import Report, report, summary
 from clearhead.models.report.opening import opening
+from clearhead.views.html.document import as_json
 from clearhead.views.html.report import snapshot
 from clearhead.views.serve.reader import Reader
 
@@ -145,7 +147,7 @@ def test_the_page_of_a_server_has_the_writers_of_an_unedited_model():
     assert report.next_token.clearest is not None
     assert calls == [0, 1, 2]  # further runs are not reported as progress
     digest = report.outputs
-    data = snapshot(reader.report(WITCH, {"off": []}))
+    data = json.loads(as_json(snapshot(reader.report(WITCH, {"off": []}))))
     assert data["outputs"] == digest and data["next_token"]["token"] == "potions"
     assert data["next_token"]["writers"][0] == {
         "layer": 1, "head": 7, "key": 5, "without": pytest.approx(0.2165, abs=1e-3),
