@@ -378,6 +378,8 @@ def test_what_is_refused(exported, tmp_path):
     options = {"dataset": "words", "tokenizer": tokenizer(True)}
     with pytest.raises(ch.BadValue, match="Layer 2, head 0"):
         survey.export_headvis(tmp_path, model, heads=[(2, 0)], **options)
+    with pytest.raises(ch.BadType, match=r"heads has 0(?s:.*)pairs \(layer, head\)"):
+        survey.export_headvis(tmp_path, model, heads=(0, 1), **options)
     with pytest.raises(ch.BadValue, match="contexts=0"):
         survey.export_headvis(tmp_path, model, contexts=0, **options)
     with pytest.raises(ch.BadType, match="dataset got None"):

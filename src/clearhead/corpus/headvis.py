@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..core.errors import as_count, must_be_of, writable_folder
+from ..core.errors import BadType, as_count, must_be_of, writable_folder
 from ..core.functional.ambient import FollowedCall
 from ..core.stats import TopWeights, topk
 from ..models.inspect.recording import Call
@@ -86,7 +86,7 @@ def export_headvis(
         tokenizer: that of a module.
 
     Raises:
-        BadType: if `dataset` is not a string.
+        BadType: if `dataset` is not a string, and `heads` are not pairs.
         BadValue: if the folder cannot be created; for another model, a head that does not exist,
             and a survey without the metrics of `basic`; for a model whose attention clearhead does
             not compute; and what `why` raises.
@@ -96,9 +96,12 @@ def export_headvis(
     must_be_of(str, "dataset", dataset, "it names the texts.", 'pass dataset="stories".')
     for metric in (Largest.name, "self", "previous"):
         survey.must_have(metric)
-    reader, named = survey.must_be_of(model, tokenizer), [(layer, head) for layer, head in heads]
-    for layer, head in named:
-        survey.of_head("heads", layer, head)
+    reader, named = survey.must_be_of(model, tokenizer), [*heads]
+    for pair in named:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            rule, hint = "heads are pairs (layer, head).", "pass for example heads=[(17, 3)]."
+            raise BadType(f"heads has {pair!r}.", rule, hint)
+        survey.of_head("heads", *pair)
     out = writable_folder(folder, "an export is")
     for part in ("heads", "umap", "attributions/qk"):
         (out / part).mkdir(parents=True, exist_ok=True)
