@@ -183,8 +183,8 @@ MUTATIONS = [
     Mutation(
         "edits",
         "src/clearhead/models/inspect/edits/edit.py",
-        "return selected & (column >= _column(first)) & (column < _column(after))",
-        "return selected | (column < _column(first)) | (column >= _column(after))",
+        "return real & (torch.isin(from_first, from_start) | torch.isin(from_last, named))",
+        "return ~real | torch.isin(from_first, from_start) | torch.isin(from_last, named)",
         "An edit of positions changes padding, too.",
         "properties/test_models.py",
     ),

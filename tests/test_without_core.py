@@ -46,7 +46,7 @@ def test_a_core_of_another_version_is_named():
         "fields = core.fields()\n"
         "fields['GroupMask'] = fields['GroupMask'].replace('lo hi', 'hi lo')  # of the same size\n"
         "core.fields = lambda: fields\n"
-        "import clearhead.core.engines\n"
+        "import clearhead.core.engines.cpu\n"
     )
     done = run_program(script)
     assert done.returncode and "are of different versions" in done.stderr

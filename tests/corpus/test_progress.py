@@ -39,3 +39,10 @@ def test_a_continued_survey_begins_with_the_tokens_that_are_done(monkeypatch, tm
     last = first.manifest.shards[-1]  # computed again: it has texts of the second run
     assert before >= first.manifest.corpus["tokens of texts"] - last.tokens > 0
     assert total > before
+
+
+def test_to_advance_returns_nothing(monkeypatch):
+    """Though tqdm returns whether it has drawn, which a forward hook must not return."""
+    monkeypatch.setattr("tqdm.tqdm.update", lambda bar, n=1: True)
+    with progress_bar("measuring", 2, True) as advance:
+        assert advance() is None and advance(1) is None

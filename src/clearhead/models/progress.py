@@ -21,5 +21,10 @@ def progress_bar(
     silent = not (in_terminal if progress is None else progress)
     every = 0.2 if in_terminal else 30.0  # seconds
     bar = tqdm(total=total, initial=done, desc=doing, unit=unit, disable=silent, mininterval=every)
+
+    def advance(n: int = 1) -> None:
+        # tqdm returns whether it has drawn, which as the result of a hook would replace an output.
+        bar.update(n)
+
     with bar:
-        yield bar.update
+        yield advance
