@@ -4,7 +4,7 @@
 4 to 7, and so on; the masses of the last 4, 16, 64 and 256 keys are their sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -122,12 +122,15 @@ class Distances(Mass):
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-class Distance(WithoutBaseline):
+class KeyDistance(WithoutBaseline):
     """The distance of a query to its keys, by weight, or its square, for the variance."""
 
     source, examples = "HeadVis 2026, transformer-circuits.pub/2026/headvis", False
 
-    def __init__(self, context: int, power: int) -> None:
+    def __init__(
+        self, distances: Callable[[Problem, Inputs], Tensor], context: int, power: int
+    ) -> None:
+        self.distances = distances
         self.name, self.formula = "distance", "Σ w |q - k|"
         if power == 2:
             self.name, self.formula = "distance_squared", "Σ w |q - k|²"
@@ -135,7 +138,7 @@ class Distance(WithoutBaseline):
 
     def values(self, call: LayerCall) -> Tensor:
         assert call.problem is not None and call.inputs is not None
-        return distances_of(call.problem, call.inputs)[self.power - 1]
+        return self.distances(call.problem, call.inputs)[self.power - 1]
 
 
 class Next(Mass):
@@ -183,15 +186,20 @@ def doublings(low: int, high: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in parts if a < b]
 
 
-@lru_cache(maxsize=1)  # both metrics read it
-def distances_of(problem: Problem, inputs: Inputs) -> Tensor:
+def distance(context: int) -> list[Metric]:
+    """Return the mean distance of a query to its keys, and that of its square."""
+    distances = lru_cache(maxsize=1)(_distances)  # which both read; it ends with these metrics
+    return [KeyDistance(distances, context, power) for power in (1, 2)]
+
+
+def _distances(problem: Problem, inputs: Inputs) -> Tensor:
     """Return Σ w |q - k| and Σ w |q - k|² of each query, (2, B, H, T).
 
     A key has another distance from every query, so the weights of `STRIP` queries are computed at a
     time.
     """
-    keys, means = torch.arange(problem.Tk), []
-    for queries in torch.arange(problem.Tq).split(STRIP):
+    keys, means = torch.arange(problem.Tk, device=problem.device), []
+    for queries in torch.arange(problem.Tq, device=problem.device).split(STRIP):
         weights = rows_of(problem, inputs, queries)
         distances = (queries.unsqueeze(-1) - keys).abs()
         means.append(torch.stack([(weights * distances**n).sum(-1) for n in (1, 2)]))

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Iterable
 
 from ..core.errors import BadType, BadValue, did_you_mean, is_iterable
-from .basic import Distance, basic
+from .basic import basic, distance
 from .cache_bits import caches
 from .grid import grid
 from .long import long
@@ -16,7 +16,7 @@ from .written import attribution, values
 # Each returns the metrics for a model and the longest context.
 SETS: dict[str, Callable[[Reader, int], list[Metric]]] = {
     "basic": lambda reader, context: basic(context),
-    "distance": lambda reader, context: [Distance(context, 1), Distance(context, 2)],
+    "distance": lambda reader, context: distance(context),
     "values": values,
     "long": long,
     "attribution": attribution,
