@@ -180,9 +180,10 @@ class _Search:
             torch.zeros(self.H, size).index_add_(1, unit, x) for x in (received, queries)
         )
         excess = (received / queries.clamp(min=1)).clamp(min=1e-30).log()
-        has_others = name in ("first", "sinks") and "sinks" in keys.columns
-        chances = []
-        for column in (keys.columns[name], are_sinks)[: 1 + has_others]:
+        groups, chances = [keys.columns[name]], []
+        if name in ("first", "sinks") and "sinks" in keys.columns:
+            groups.append(are_sinks)
+        for column in groups:
             is_role = torch.zeros(size, dtype=torch.bool)
             is_role[unit[column]] = True
             chances.append(chance_of_column(excess, is_role, queries >= FEWEST_QUERIES))

@@ -10,7 +10,7 @@ feature, e embedding feature, b batch. Positions count from 0. Infinity and NaN 
 
 from typing import Literal, TypedDict
 
-from ...models.report.findings import NextToken, Writer  # noqa: F401  # which it has
+from ...models.report.findings import NextToken, Writer  # noqa: F401  # a part of NextToken
 from ...models.roles.table import RoleText
 from ..colours import Colour
 
