@@ -22,7 +22,7 @@ from torch import nn
 from ..core.errors import BadType, BadValue, as_count, as_path, needs
 from ..core.formatting import quantity
 from ..models.progress import progress_bar
-from . import state
+from . import state, steps
 from .claims import POLL, alone
 from .connection import connect, pattern_of
 from .fold import Fold
@@ -31,23 +31,12 @@ from .merge import are_merged, merge, missing_shards
 from .metric import Metric
 from .reader import open_reader
 from .result import Survey
-from .steps import (
-    Setup,
-    Texts,
-    chosen_shard_tokens,
-    compute_shard,
-    make_setup,
-    prepare,
-    setup_of_manifest,
-    torch_threads,
-    work,
-)
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
 
 
-def run_workers(setup: Setup, out: Path, workers: int, progress: bool | None) -> None:
+def run_workers(setup: steps.Setup, out: Path, workers: int, progress: bool | None) -> None:
     """Compute all shards in `workers` processes.
 
     Prints a line for each process that ends early. Raises `BadValue` if shards are missing at the
@@ -83,7 +72,7 @@ def run_workers(setup: Setup, out: Path, workers: int, progress: bool | None) ->
         raise BadValue(gave, "shards that are finished stay valid.", hint)
 
 
-def worker_command(setup: Setup, out: Path) -> list[str]:
+def worker_command(setup: steps.Setup, out: Path) -> list[str]:
     """Return the command of a worker.
 
     Raises `BadType` for a model in memory, and for metrics that have no name to import.
@@ -125,7 +114,7 @@ class Worker:
         metrics: "list[str | Metric]",
     ) -> None:
         self.out = out
-        self.setup = setup_of_manifest(load(path), out, metrics)
+        self.setup = steps.setup_of_manifest(load(path), out, metrics)
         self.manifest = self.setup.must_fit(out)
 
     def fold(self) -> None:
@@ -134,13 +123,13 @@ class Worker:
 
     def compute(self, entry: ShardEntry) -> int:
         """Compute the state of a shard. Returns its number of tokens."""
-        with torch_threads(self.setup.threads):
-            compute_shard(self.setup, self.out, self.manifest, entry)
+        with steps.torch_threads(self.setup.threads):
+            steps.compute_shard(self.setup, self.out, self.manifest, entry)
         return entry.tokens
 
 
 def work_on_ray(
-    setup: Setup,
+    setup: steps.Setup,
     out: Path,
     address: str,
     load: "Callable[[Path | None], TextModel]",
@@ -186,7 +175,7 @@ def work_on_ray(
 
 def survey(
     model: "str | Path | TextModel | nn.Module",
-    texts: Texts,
+    texts: steps.Texts,
     *,
     out: str | Path,
     context: int | None = None,
@@ -250,15 +239,15 @@ def survey(
     folder = as_path("survey", out)
     reader = open_reader(model, tokenizer)
     if shard_tokens is None:
-        shard_tokens = chosen_shard_tokens(reader, texts, folder, tokens)
-    setup = make_setup(reader, context, seed, metrics, tokenizer, threads, shard_tokens)
+        shard_tokens = steps.chosen_shard_tokens(reader, texts, folder, tokens)
+    setup = steps.make_setup(reader, context, seed, metrics, tokenizer, threads, shard_tokens)
     workers = as_count("workers", workers, "a survey has workers.", "pass workers=2.", least=1)
     pattern_of(folder)
-    manifest = prepare(setup, texts, folder, tokens=tokens)
+    manifest = steps.prepare(setup, texts, folder, tokens=tokens)
     if ray is not None:
         work_on_ray(setup, folder, *ray, progress)
     elif workers == 1:
-        work(setup, folder, progress=progress)
+        steps.work(setup, folder, progress=progress)
     else:
         run_workers(setup, folder, workers, progress)
     if not are_merged(folder, manifest):

@@ -9,30 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue, whole_number
-from . import key_ranges
+from . import key_ranges, values
 from .grid import Grid
 from .key_ranges import UNLIMITED, KeyRanges
 from .mask import Bounds, Mask
 from .text_positions import PerText, Shift, per_text, plus
-from .values import (
-    Align,
-    Ints,
-    as_align,
-    as_counts,
-    batch_column,
-    batch_value,
-    check_align,
-    check_batch,
-    fixed_batch,
-    format_numbers,
-    format_offset,
-    largest,
-    must_be_near,
-    offset_of_batch,
-    query_positions,
-    shared_offset,
-    symbol,
-)
 
 # The hint for a tokenizer's attention_mask, which marks positions instead of counting them.
 PADDED = (
@@ -55,15 +36,15 @@ class OneRange(Mask):
 class Aligned(OneRange):
     """A rule about distances. `align` is the position of query 0 among the keys, as in `Causal`."""
 
-    align: Align
+    align: values.Align
 
     def sizes(self) -> dict[str, int]:
-        return fixed_batch(self.align)
+        return values.fixed_batch(self.align)
 
-    def aligns(self) -> list[Align]:
+    def aligns(self) -> list[values.Align]:
         return [] if self.align is None else [self.align]
 
-    def with_align(self, align: Align) -> Mask:
+    def with_align(self, align: values.Align) -> Mask:
         return replace(self, align=align) if self.align is None else self
 
     def shifted(self, shift: Shift) -> Mask:
@@ -105,10 +86,10 @@ class Causal(Aligned):
     other text. Raises `BadType` if `align` is not a whole number.
     """
 
-    align: Align = None
+    align: values.Align = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "align", as_align(self.align))
+        object.__setattr__(self, "align", values.as_align(self.align))
 
     def __call__(self, *args: object, **keywords: object) -> None:
         rule = "causal is already a mask, for Tq = Tk; Causal(align=...) is for other sizes."
@@ -116,28 +97,30 @@ class Causal(Aligned):
         raise BadType("causal was called.", rule, hint)
 
     def __repr__(self) -> str:
-        return "causal" if self.align is None else f"Causal(align={format_numbers(self.align)})"
+        return (
+            "causal" if self.align is None else f"Causal(align={values.format_numbers(self.align)})"
+        )
 
     @property
     def formula(self) -> str:
-        return f"k <= q{format_offset(self.align)}"
+        return f"k <= q{values.format_offset(self.align)}"
 
     def check(self, grid: Grid) -> None:
-        check_batch(self, self.align, grid)
-        check_align(self, self.align, grid, "Causal")
+        values.check_batch(self, self.align, grid)
+        values.check_align(self, self.align, grid, "Causal")
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return k <= q + offset_of_batch(self.align, grid, b)
+        return k <= q + values.offset_of_batch(self.align, grid, b)
 
     def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
-        return None, query_positions(self.align, grid, device) + 1
+        return None, values.query_positions(self.align, grid, device) + 1
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        offset = shared_offset(self.align, grid)
+        offset = values.shared_offset(self.align, grid)
         return None if offset is None else (UNLIMITED, offset)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        position = q + int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
+        position = q + int(values.offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
         side = "after" if k > position else "at or before"
         return f"{self!r}: key position {k} is {side} query position {position}"
 
@@ -159,11 +142,11 @@ class window(Aligned):
         *sides: int | None,
         before: int | None = None,
         after: int | None = None,
-        align: Align = None,
+        align: values.Align = None,
     ) -> None:
         if sides:
             before, after = _both_sides(sides, before, after)
-        object.__setattr__(self, "align", as_align(align))
+        object.__setattr__(self, "align", values.as_align(align))
         for name, side in (("before", before), ("after", after)):
             value = None if side is None else whole_number(side)
             object.__setattr__(self, name, value)
@@ -176,26 +159,26 @@ class window(Aligned):
                 hint = "shift the window with align=, or compose two windows with & and ~."
                 raise BadValue(f"window got {name}={value}.", rule, hint)
             if value is not None:
-                must_be_near(f"window got {name}", value)
+                values.must_be_near(f"window got {name}", value)
 
     def __repr__(self) -> str:
-        align = "" if self.align is None else f", align={format_numbers(self.align)}"
+        align = "" if self.align is None else f", align={values.format_numbers(self.align)}"
         return f"window(before={self.before}, after={self.after}{align})"
 
     @property
     def formula(self) -> str:
-        q = f"q{format_offset(self.align)}"
+        q = f"q{values.format_offset(self.align)}"
         low = "" if self.before is None else f"{q} - {self.before} <= ".replace(" - 0", "")
         high = "" if self.after is None else f" <= {q} + {self.after}".removesuffix(" + 0")
         return f"{low}k{high}" if low or high else Everything.formula
 
     def check(self, grid: Grid) -> None:
-        check_batch(self, self.align, grid)
+        values.check_batch(self, self.align, grid)
         if self.before is not None or self.after is not None:
-            check_align(self, self.align, grid, "window")
+            values.check_align(self, self.align, grid, "window")
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        position = q + offset_of_batch(self.align, grid, b)
+        position = q + values.offset_of_batch(self.align, grid, b)
         allowed = (q >= 0) & (k >= 0)
         if self.before is not None:
             allowed = allowed & (k >= position - self.before)
@@ -204,19 +187,21 @@ class window(Aligned):
         return allowed
 
     def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
-        q = query_positions(self.align, grid, device)
+        q = values.query_positions(self.align, grid, device)
         lo = None if self.before is None else q - self.before
         return lo, None if self.after is None else q + (self.after + 1)
 
     def band(self, grid: Grid) -> tuple[int, int] | None:
-        offset = shared_offset(self.align, grid)
+        offset = values.shared_offset(self.align, grid)
         if offset is None:
             return None
         before = UNLIMITED if self.before is None else self.before - offset
         return before, UNLIMITED if self.after is None else self.after + offset
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        distance = k - q - int(offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
+        distance = (
+            k - q - int(values.offset_of_batch(self.align, grid, torch.tensor(b, device="cpu")))
+        )
         where = "at the query itself"
         if distance:
             where = f"{abs(distance)} {'ahead of' if distance > 0 else 'behind'} the query"
@@ -246,35 +231,35 @@ class prefix(OneRange):
     batch size; `BadType` if it is not a whole number.
     """
 
-    n: Ints
+    n: values.Ints
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", as_counts(self.n, "prefix", "n"))
+        object.__setattr__(self, "n", values.as_counts(self.n, "prefix", "n"))
 
     def __repr__(self) -> str:
-        return f"prefix({format_numbers(self.n)})"
+        return f"prefix({values.format_numbers(self.n)})"
 
     @property
     def formula(self) -> str:
-        return f"k < {symbol(self.n, 'n')}"
+        return f"k < {values.symbol(self.n, 'n')}"
 
     def sizes(self) -> dict[str, int]:
-        return fixed_batch(self.n)
+        return values.fixed_batch(self.n)
 
     def shifted(self, shift: Shift) -> Mask:
         return prefix(_moved(self.n, shift.keys))
 
     def check(self, grid: Grid) -> None:
-        check_batch(self, self.n, grid)
+        values.check_batch(self, self.n, grid)
 
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (k < batch_value(self.n, b)) & (q >= 0)
+        return (k < values.batch_value(self.n, b)) & (q >= 0)
 
     def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
-        return None, batch_column(self.n, device)
+        return None, values.batch_column(self.n, device)
 
     def reason(self, grid: Grid, b: int, h: int, q: int, k: int) -> str:
-        n = int(batch_value(self.n, torch.tensor(b, device="cpu")))
+        n = int(values.batch_value(self.n, torch.tensor(b, device="cpu")))
         return f"{self!r}: key {k} is {'within' if k < n else 'beyond'} the first {n}"
 
 
@@ -289,8 +274,8 @@ class lengths(OneRange):
     or with fewer keys or queries; `BadType` if a length is not a whole number.
     """
 
-    keys: "Ints | None" = None
-    queries: "Ints | None" = None
+    keys: "values.Ints | None" = None
+    queries: "values.Ints | None" = None
 
     _largest: ClassVar[tuple[int | None, int | None]] = None, None  # queries and keys, if known
     _largest_version: ClassVar[object] = None  # the version of the mask when they were computed
@@ -298,7 +283,7 @@ class lengths(OneRange):
     def __post_init__(self) -> None:
         for name in ("keys", "queries"):
             if getattr(self, name) is not None:
-                counts = as_counts(getattr(self, name), "lengths", name, PADDED)
+                counts = values.as_counts(getattr(self, name), "lengths", name, PADDED)
                 object.__setattr__(self, name, counts)
         if self.keys is None and self.queries is None:
             rule = "lengths needs the number of real keys, queries or both; the others are padding."
@@ -308,12 +293,14 @@ class lengths(OneRange):
 
     def _find_largest(self) -> None:
         version = None if torch.compiler.is_compiling() else self.version()
-        object.__setattr__(self, "_largest", (largest(self.queries), largest(self.keys)))
+        object.__setattr__(
+            self, "_largest", (values.largest(self.queries), values.largest(self.keys))
+        )
         object.__setattr__(self, "_largest_version", version)
 
     def __repr__(self) -> str:
         arguments = [
-            f"{name}={format_numbers(getattr(self, name))}"
+            f"{name}={values.format_numbers(getattr(self, name))}"
             for name in ("keys", "queries")
             if getattr(self, name) is not None
         ]
@@ -323,13 +310,13 @@ class lengths(OneRange):
     def formula(self) -> str:
         parts = []
         if self.keys is not None:
-            parts.append(f"k < {symbol(self.keys, 'keys')}")
+            parts.append(f"k < {values.symbol(self.keys, 'keys')}")
         if self.queries is not None:
-            parts.append(f"q < {symbol(self.queries, 'queries')}")
+            parts.append(f"q < {values.symbol(self.queries, 'queries')}")
         return " and ".join(parts)
 
     def sizes(self) -> dict[str, int]:
-        return {**fixed_batch(self.keys), **fixed_batch(self.queries)}
+        return {**values.fixed_batch(self.keys), **values.fixed_batch(self.queries)}
 
     def shifted(self, shift: Shift) -> Mask:
         keys, queries = (
@@ -340,7 +327,7 @@ class lengths(OneRange):
 
     def check(self, grid: Grid) -> None:
         for value in (self.keys, self.queries):
-            check_batch(self, value, grid)
+            values.check_batch(self, value, grid)
 
     def must_fit(self, grid: Grid) -> None:
         if not torch.compiler.is_compiling() and self._largest_version != self.version():
@@ -355,16 +342,16 @@ class lengths(OneRange):
     def allowed(self, grid: Grid, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         allowed = (q >= 0) & (k >= 0)
         if self.keys is not None:
-            allowed = allowed & (k < batch_value(self.keys, b))
+            allowed = allowed & (k < values.batch_value(self.keys, b))
         if self.queries is not None:
-            allowed = allowed & (q < batch_value(self.queries, b))
+            allowed = allowed & (q < values.batch_value(self.queries, b))
         return allowed
 
     def bounds(self, grid: Grid, device: torch.device | None) -> Bounds:
-        hi = None if self.keys is None else batch_column(self.keys, device)
+        hi = None if self.keys is None else values.batch_column(self.keys, device)
         if self.queries is not None:
             q = torch.arange(grid.Tq, device=device).reshape(1, 1, -1)
-            real = q < batch_column(self.queries, device)
+            real = q < values.batch_column(self.queries, device)
             hi = torch.where(real, grid.Tk if hi is None else hi, 0)
         return None, hi
 
@@ -372,20 +359,20 @@ class lengths(OneRange):
         clauses = []
         for name, value, index in (("key", self.keys, k), ("query", self.queries, q)):
             if value is not None:
-                n = int(batch_value(value, torch.tensor(b, device="cpu")))
+                n = int(values.batch_value(value, torch.tensor(b, device="cpu")))
                 clauses.append(
                     f"{name} {index} is {'one of' if index < n else 'beyond'} the {n} real"
                 )
         return f"{self!r}: {', '.join(clauses)}"
 
 
-def _moved(count: Ints, by: PerText) -> Ints:
+def _moved(count: values.Ints, by: PerText) -> values.Ints:
     """Convert a count of positions to a count of columns, 0 or more."""
     n = plus(cast("int | Tensor", count), by)
     return n.clamp(min=0) if isinstance(n, Tensor) else max(n, 0)
 
 
-def _shifted_align(align: Align, shift: Shift) -> Align:
+def _shifted_align(align: values.Align, shift: Shift) -> values.Align:
     """Convert the position of query 0 in its text to its position among the keys of the call."""
     if align is None or align == "end":
         return align

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadType, BadValue, must_be_strided
-from ..masks import Grid, Mask
-from ..masks.values import (
-    Align,
-    as_4d,
-    as_align,
-    check_align,
-    check_batch,
-    check_broadcasts,
-    format_numbers,
-    query_positions,
-)
+from ..masks import Grid, Mask, values
 from ..torch_state import is_plain, requires_grad
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of tensors of a problem
@@ -65,7 +55,7 @@ class TensorBias(Bias):
         return self.tensor
 
     def as_4d(self) -> Tensor:
-        return as_4d(self.tensor)
+        return values.as_4d(self.tensor)
 
     def within(self, dtype: torch.dtype) -> "TensorBias":
         """Convert to a narrower dtype, in which finite numbers stay finite."""
@@ -75,7 +65,7 @@ class TensorBias(Bias):
         return TensorBias(torch.where(x.isinf(), x, x.clamp(-most, most)).to(dtype))
 
     def check(self, grid: Grid) -> None:
-        check_broadcasts(
+        values.check_broadcasts(
             self.tensor, grid, "bias has", "a bias",
             "a bias per head is (H, Tq, Tk), one per batch (B, 1, Tq, Tk)",
         )  # fmt: skip
@@ -96,14 +86,14 @@ class Alibi(Bias):
     """
 
     slopes: Tensor | None
-    align: Align = None
+    align: values.Align = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "align", as_align(self.align))
+        object.__setattr__(self, "align", values.as_align(self.align))
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else repr([round(s, 6) for s in self.slopes.tolist()])
-        align = "" if self.align is None else f"align={format_numbers(self.align)}"
+        align = "" if self.align is None else f"align={values.format_numbers(self.align)}"
         return f"alibi({', '.join(part for part in (slopes, align) if part)})"
 
     @property
@@ -115,8 +105,8 @@ class Alibi(Bias):
             gave = f"alibi got {self.slopes.shape[0]} slopes for H={grid.H} heads."
             rule = "every query head has one slope."
             raise BadValue(gave, rule, f"pass {grid.H} slopes, or none for those of the paper.")
-        check_batch(self, self.align, grid)
-        check_align(self, self.align, grid, "alibi")
+        values.check_batch(self, self.align, grid)
+        values.check_align(self, self.align, grid, "alibi")
 
     def of(
         self, grid: Grid, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -133,7 +123,7 @@ class Alibi(Bias):
     def block(
         self, grid: Grid, queries: slice | Tensor, keys: slice | Tensor, like: Tensor
     ) -> Tensor:
-        q = query_positions(self.align, grid, like.device)[..., queries]
+        q = values.query_positions(self.align, grid, like.device)[..., queries]
         k = torch.arange(grid.Tk, device=like.device)[keys]
         distance = (q.unsqueeze(-1) - k).abs().to(like.dtype)
         slopes = self.of(grid, like.device, like.dtype)
@@ -174,7 +164,7 @@ def bias(tensor: Tensor) -> TensorBias:
     return TensorBias(tensor)
 
 
-def alibi(slopes: Tensor | list[float] | None = None, align: Align = None) -> Alibi:
+def alibi(slopes: Tensor | list[float] | None = None, align: values.Align = None) -> Alibi:
     """Make an ALiBi bias, ``-slope[h] * |q - k|``.
 
     `slopes` holds one per query head, (H,); None means the slopes of the paper, 2^(-8/H),
