@@ -53,11 +53,9 @@ def alone(out: Path, name: str) -> Iterator[bool]:
 
 
 def share(
-    out: Path,
-    pieces: Sequence[Piece],
-    name: Callable[[Piece], str],
+    out: Path, pieces: Sequence[Piece], name: Callable[[Piece], str],
     is_complete: Callable[[Piece], bool],
-) -> Iterator[Piece]:
+) -> Iterator[Piece]:  # fmt: skip
     """Yield, and claim meanwhile, pieces of work that are not complete, until all are complete.
 
     A worker begins at a random piece. It waits for those of the others, and has the ones of workers

@@ -30,13 +30,9 @@ TOP = Largest()  # requests the largest weights, for examples and links
 
 
 def state_of(
-    reader: Reader,
-    metrics: Sequence[Metric],
-    shard: Shard,
-    seed: int,
-    batch_tokens: int,
+    reader: Reader, metrics: Sequence[Metric], shard: Shard, seed: int, batch_tokens: int,
     advance: Callable[[int], None],
-) -> State:
+) -> State:  # fmt: skip
     """Compute the state of a shard. After each batch, `advance` receives its number of tokens.
 
     Raises `BadValue` if a metric is NaN or infinite, and for attention between two texts.

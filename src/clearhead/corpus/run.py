@@ -107,12 +107,9 @@ class Worker:
     """A worker of a survey, which becomes an actor."""
 
     def __init__(
-        self,
-        load: "Callable[[Path | None], TextModel]",
-        path: Path | None,
-        out: Path,
+        self, load: "Callable[[Path | None], TextModel]", path: Path | None, out: Path,
         metrics: "list[str | Metric]",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.out = out
         self.setup = steps.setup_of_manifest(load(path), out, metrics)
         self.manifest = self.setup.must_fit(out)
@@ -129,12 +126,9 @@ class Worker:
 
 
 def work_on_ray(
-    setup: steps.Setup,
-    out: Path,
-    address: str,
-    load: "Callable[[Path | None], TextModel]",
+    setup: steps.Setup, out: Path, address: str, load: "Callable[[Path | None], TextModel]",
     progress: bool | None,
-) -> None:
+) -> None:  # fmt: skip
     """Compute all shards on a cluster, with as many actors as its CPUs allow.
 
     Raises `BadType` for a model in memory, and `BadValue` for a cluster that does not answer, and

@@ -79,14 +79,10 @@ class Setup(NamedTuple):
 
 
 def make_setup(
-    model: "str | Path | TextModel | nn.Module | Reader",
-    context: int | None = None,
-    seed: int = 0,
-    metrics: "str | Metric | Iterable[str | Metric] | None" = None,
-    tokenizer: Any = None,
-    threads: int = 1,
-    shard_tokens: int = SHARD_TOKENS,
-) -> Setup:
+    model: "str | Path | TextModel | nn.Module | Reader", context: int | None = None, seed: int = 0,
+    metrics: "str | Metric | Iterable[str | Metric] | None" = None, tokenizer: Any = None,
+    threads: int = 1, shard_tokens: int = SHARD_TOKENS,
+) -> Setup:  # fmt: skip
     """Check the arguments of a survey. The arguments are those of `survey`."""
     reader = open_reader(model, tokenizer)
     longest = reader.longest
@@ -234,12 +230,9 @@ def work(setup: Setup, out: Path, *, progress: bool | None = None) -> None:
 
 
 def compute_shard(
-    setup: Setup,
-    out: Path,
-    manifest: Manifest,
-    entry: ShardEntry,
+    setup: Setup, out: Path, manifest: Manifest, entry: ShardEntry,
     advance: Callable[[int], None] = lambda _: None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Compute the state of a shard, if the folder does not have it, and return its file."""
     path, origin = state.file_of(out, manifest, entry)
     if is_state_of(path, origin):

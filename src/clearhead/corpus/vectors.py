@@ -166,13 +166,10 @@ def in_order_of_hashes(seed: int, contexts: Iterable[Context]) -> list[Context]:
 
 
 def read_vectors(
-    reader: Reader,
-    layer: int,
-    head: int,
-    rows: dict[Context, list[dict[str, Any]]],
-    context: Callable[[int, int], tuple[Shard, int]],
-    on_context: OnContext = lambda done, total: None,
-) -> HeadVectors:
+    reader: Reader, layer: int, head: int, rows: dict[Context, list[dict[str, Any]]],
+    context: Callable[[int, int], tuple[Shard, int]], on_context: OnContext = lambda done,
+    total: None,
+) -> HeadVectors:  # fmt: skip
     """Run the model on the contexts of `chosen_examples`, up to the layer.
 
     Returns the vectors of the head.

@@ -132,14 +132,9 @@ def output(ring: Ring, inputs: Inputs, heads: int = 1) -> Tensor:
 
 
 def agreed_ring(
-    transport: Transport,
-    call: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    text: bytes = UNKNOWN,
+    transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor, text: bytes = UNKNOWN,
     **more: object,
-) -> tuple[Ring, Inputs]:
+) -> tuple[Ring, Inputs]:  # fmt: skip
     """Check the call, compare it with those of the other ranks, and return this rank's part of it.
     `more` is compared too."""
     with reporting_errors(transport):

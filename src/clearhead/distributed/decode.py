@@ -75,15 +75,9 @@ def decode(
 
 @torch.no_grad()
 def decode_step(
-    transport: Transport,
-    options: Options,
-    keys: Layout,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    compare: bool = True,
-    layer: str = "",
-) -> Tensor:
+    transport: Transport, options: Options, keys: Layout, q: Tensor, k: Tensor, v: Tensor,
+    compare: bool = True, layer: str = "",
+) -> Tensor:  # fmt: skip
     """Compute `decode` over any transport. With `compare` the ranks compare their calls first, and
     then their queries. Without it, which saves a message, they detect calls that differ when the
     states arrive."""

@@ -77,14 +77,9 @@ class Shards(NamedTuple):
 
 
 def agree(
-    transport: Transport,
-    call: dict[str, object],
-    Tq: int,
-    Tk: int,
-    drawn: int = 0,
-    kind: Kind = Kind.CALL,
-    text: bytes = UNKNOWN,
-) -> Shards:
+    transport: Transport, call: dict[str, object], Tq: int, Tk: int, drawn: int = 0,
+    kind: Kind = Kind.CALL, text: bytes = UNKNOWN,
+) -> Shards:  # fmt: skip
     """Compare `call` with the calls of the other ranks, and return the sizes of all shards.
 
     Raises `BadValue` on every rank if a call differs, or if one rank raised an error.

@@ -126,12 +126,9 @@ def lse_of(state: State) -> Tensor:
 
 
 def gradients(
-    p: Problem,
-    inputs: Inputs,
-    outputs: QueryOutputs,
-    bias_grad: bool,
+    p: Problem, inputs: Inputs, outputs: QueryOutputs, bias_grad: bool,
     dropped: BlockDropout | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Compute the gradients from the queries over these keys; `outputs` are over all keys."""
     slopes = bias_grad and isinstance(p.bias, Alibi | BlockAlibi)
     with no_autocast(p.device):

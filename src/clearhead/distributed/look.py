@@ -89,14 +89,9 @@ def look(
 
 
 def look_over_ranks(
-    transport: Transport,
-    call: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    stats: Iterable[str | Statistic],
-    gather: bool = False,
-) -> Look:
+    transport: Transport, call: Call, q: Tensor, k: Tensor, v: Tensor,
+    stats: Iterable[str | Statistic], gather: bool = False,
+) -> Look:  # fmt: skip
     """Compute `look` over any transport."""
     with reporting_errors(transport):
         statistics = parse_stats(stats)

@@ -31,14 +31,9 @@ class UnknownKeyword(BadValue):
 
 
 def attention_forward(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    **keywords: Any,
-) -> tuple[Tensor, Tensor | None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Tensor | None, dropout: float = 0.0, **keywords: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute attention for a model of transformers.
 
     `query` is (B, H, Tq, D); `key` and `value` have G heads, not repeated. Returns the output as
@@ -55,22 +50,12 @@ def attention_forward(
 
 
 def _attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    output_attentions: bool | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    cu_seq_lens_k: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+    is_causal: bool | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None, output_attentions: bool | None = None,
+    cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None, **others: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     for name, argument in others.items():
         if not (argument is None or isinstance(argument, bool) or name in WITHOUT_EFFECT):
             raise UnknownKeyword(type(module).__name__, name)

@@ -25,17 +25,10 @@ from .lazy_mask import BooleanMask, LazyMask
 
 @eagerly_over_ranks
 def attention_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    device: torch.device | str = "cpu",
-    **others: Any,
-) -> Tensor | None:
+    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None,
+    local_size: int | None = None, device: torch.device | str = "cpu", **others: Any,
+) -> Tensor | None:  # fmt: skip
     """Return a boolean mask, (B, 1, Tq, Tk), where True means "may look".
 
     Query i has the position q_offset + i, key j the position kv_offset + j; `attention_mask`,

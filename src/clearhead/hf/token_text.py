@@ -136,13 +136,9 @@ class TokenTexts:
             texts[own[0]] = texts[own[0]][1:] or " "  # a separate space token stays visible
 
     def _sliced(
-        self,
-        text: str,
-        ids: Sequence[int],
-        raw: Sequence[str],
-        texts: Sequence[str],
+        self, text: str, ids: Sequence[int], raw: Sequence[str], texts: Sequence[str],
         offsets: Sequence[tuple[int, int]],
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         """Return the written text of each token, from its offsets.
 
         It includes marks after the token that were normalised away, and a space before it. Several

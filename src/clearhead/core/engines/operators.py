@@ -176,11 +176,9 @@ def _saved(ctx: Any, outputs: int) -> tuple[tuple[Tensor, ...], list[Any]]:
 
 
 def vmap_rule(
-    call: Callable[..., Sequence[Tensor]],
-    info: Any,
-    in_dims: tuple[int | None, ...],
+    call: Callable[..., Sequence[Tensor]], info: Any, in_dims: tuple[int | None, ...],
     *arguments: Any,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """Apply an operator under vmap: call it for each example, and stack the outputs. For an empty
     batch, a call with zeros yields the shapes."""
     count = info.batch_size
@@ -275,17 +273,10 @@ class OperatorCalls(NamedTuple):
 
 
 def define_operator(
-    library: torch.library.Library,
-    name: str,
-    kernels: str,
-    devices: Sequence[str],
-    flags: str,
-    outputs: str,
-    differentiable: int,
-    attend: Callable[..., Sequence[Tensor]],
-    gradients: Callable[..., Sequence[Tensor | None]],
-    shapes: Callable[..., Any],
-) -> OperatorCalls:
+    library: torch.library.Library, name: str, kernels: str, devices: Sequence[str], flags: str,
+    outputs: str, differentiable: int, attend: Callable[..., Sequence[Tensor]],
+    gradients: Callable[..., Sequence[Tensor | None]], shapes: Callable[..., Any],
+) -> OperatorCalls:  # fmt: skip
     """Define the operators `name` and `name`_backward, with gradient, vmap rule and fakes.
 
     `attend` and `gradients` compute them on `devices`. The first takes q, k, v, `KernelArgs` and

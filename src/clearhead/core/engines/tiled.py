@@ -59,11 +59,9 @@ def _output(p: Problem, inputs: Inputs, queries: slice) -> Tensor:
 
 
 def state_of_queries(
-    p: Problem,
-    inputs: Inputs,
-    queries: slice,
+    p: Problem, inputs: Inputs, queries: slice,
     factors: Callable[[Tensor, slice, slice], Tensor | None],
-) -> online_softmax.State:
+) -> online_softmax.State:  # fmt: skip
     """Compute the state of some queries after all their keys. `factors(scores, queries, keys)`
     returns the dropout factors of the weights of a tile, or None without dropout."""
     q = inputs.q[:, :, queries].to(p.wide)

@@ -194,12 +194,9 @@ def as_index(
 
 
 def as_number(
-    name: str,
-    value: object,
-    rule: str,
-    hint: str,
+    name: str, value: object, rule: str, hint: str,
     allowed: Callable[[float], bool] = lambda x: -math.inf < x < math.inf,
-) -> float:
+) -> float:  # fmt: skip
     """Return `value` as a float that is `allowed`. Raises as `as_count` does.
 
     Strings and booleans are refused, although `float` accepts them. `allowed` only compares, so

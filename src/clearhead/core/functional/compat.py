@@ -24,16 +24,10 @@ __all__ = ["patched", "scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute `torch.nn.functional.scaled_dot_product_attention` on clearhead.
 
     `query` is (..., Hq, L, E), `key` (..., H, S, E) and `value` (..., H, S, Ev); leading dimensions

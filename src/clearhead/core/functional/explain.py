@@ -71,12 +71,9 @@ def explain(
 
 
 def explain_problem(
-    problem: Problem,
-    inputs: Inputs,
-    tokens: Sequence[str] | None = None,
-    key_tokens: Sequence[str] | None = None,
-    engine: str = "auto",
-) -> Trace:
+    problem: Problem, inputs: Inputs, tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None, engine: str = "auto",
+) -> Trace:  # fmt: skip
     """Explain a problem that is already checked, such as one that a listener received."""
     must_have_values(problem, "explain")
     named = None if engine in ("auto", "steps") else choose(problem, engine)

@@ -53,14 +53,9 @@ class Exports(ABC):
         return {}
 
     def to_bool(
-        self,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        *,
-        B: int | None = None,
-        H: int | None = None,
-        device: torch.device | None = None,
-    ) -> Tensor:
+        self, Tq: int | None = None, Tk: int | None = None, *, B: int | None = None,
+        H: int | None = None, device: torch.device | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the mask as booleans, True = may look.
 
         The shape is (Tq, Tk), or (B, H or 1, Tq, Tk) if the mask differs between batches or heads.
@@ -71,15 +66,10 @@ class Exports(ABC):
         return allowed[0, 0] if allowed.shape[:2] == (1, 1) else allowed
 
     def to_additive(
-        self,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        *,
-        B: int | None = None,
-        H: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        self, Tq: int | None = None, Tk: int | None = None, *, B: int | None = None,
+        H: int | None = None, dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the mask to add to scores: 0 where allowed, -inf where not. Sizes as in `to_bool`.
 
         Raises `BadType` for a dtype without -inf.
@@ -93,13 +83,9 @@ class Exports(ABC):
         return zeros.masked_fill(~allowed, float("-inf"))
 
     def to_flex(
-        self,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        *,
-        B: int | None = None,
+        self, Tq: int | None = None, Tk: int | None = None, *, B: int | None = None,
         H: int | None = None,
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:  # fmt: skip
         """Return the mask as a `mask_mod(b, h, q, k)` for FlexAttention. Sizes as in `to_bool`."""
         grid = make_grid(self, Tq, Tk, B, H)
 
@@ -109,15 +95,10 @@ class Exports(ABC):
         return mask_mod
 
     def to_block_mask(
-        self,
-        Tq: int | None = None,
-        Tk: int | None = None,
-        *,
-        B: int | None = None,
-        H: int | None = None,
-        device: torch.device | None = None,
+        self, Tq: int | None = None, Tk: int | None = None, *, B: int | None = None,
+        H: int | None = None, device: torch.device | None = None,
         block_size: int | tuple[int, int] = 128,
-    ) -> "BlockMask":
+    ) -> "BlockMask":  # fmt: skip
         """Return the mask as a `BlockMask` for torch's FlexAttention.
 
         It takes O(Tq + blocks) memory, where torch's `create_block_mask` takes Tq x Tk. Sizes are

@@ -25,15 +25,9 @@ class Sized(Protocol):
 
 
 def make_grid(
-    mask: Sized,
-    Tq: int | None,
-    Tk: int | None,
-    B: int | None = None,
-    H: int | None = None,
-    *,
-    default: int | None = None,
-    at_least: tuple[int, int, int] = (0, 1, 1),
-) -> Grid:
+    mask: Sized, Tq: int | None, Tk: int | None, B: int | None = None, H: int | None = None, *,
+    default: int | None = None, at_least: tuple[int, int, int] = (0, 1, 1),
+) -> Grid:  # fmt: skip
     """Return checked sizes, and fill in those that are None.
 
     A size that is None is the one that the mask fixes. Otherwise Tq = Tk, and both are `default` if

@@ -138,12 +138,9 @@ class window(Aligned):
     after: int | None
 
     def __init__(
-        self,
-        *sides: int | None,
-        before: int | None = None,
-        after: int | None = None,
+        self, *sides: int | None, before: int | None = None, after: int | None = None,
         align: values.Align = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if sides:
             before, after = _both_sides(sides, before, after)
         object.__setattr__(self, "align", values.as_align(align))

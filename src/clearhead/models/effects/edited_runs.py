@@ -52,13 +52,9 @@ class EditedRuns:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        unedited: UneditedRun,
-        number: Callable[[Any], float],
+        self, model: nn.Module, inputs: Any, unedited: UneditedRun, number: Callable[[Any], float],
         at_once: int | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.inputs, self.unedited, self.number = model, inputs, unedited, number
         self.at_once = at_once or max(1, TOKENS_AT_ONCE // unedited.tokens)
         self._checked = False

@@ -29,14 +29,9 @@ class EffectsFile:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        model: nn.Module,
-        inputs: Any,
-        metric: str,
-        unedited: float,
+        self, path: str | Path, model: nn.Module, inputs: Any, metric: str, unedited: float,
         groups: Mapping[str, Sequence[Edit]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path, self.values = as_path("effects(to=)", path), dict[str, float]()
         self._unedited, self._unknown = unedited, list[str]()
         around = [edit for x in ambient().editors for edit in getattr(x, "edits", ())]

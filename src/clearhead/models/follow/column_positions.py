@@ -57,12 +57,9 @@ class _Lookups(TorchFunctionMode):
         self.indices: list[Tensor] = []
 
     def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         at = args[0] if function is F.embedding else args[-1] if function in _SELECT else None
         if isinstance(at, Tensor):
             self.indices.append(at.detach().clone())

@@ -43,12 +43,9 @@ def left_out(missed: Mapping[str, type[nn.Module]]) -> str:
 
 
 def warn_if_missed(
-    verb: str,
-    missed: Mapping[str, type[nn.Module]],
-    layers: Sequence[int | str | None] = (None,),
-    *,
-    stacklevel: int,
-) -> None:
+    verb: str, missed: Mapping[str, type[nn.Module]], layers: Sequence[int | str | None] = (None,),
+    *, stacklevel: int,
+) -> None:  # fmt: skip
     """Warn that `verb` leaves out modules that computed attention without clearhead.
 
     `layers` selects some of them by patterns. None selects all, and so does a number, because

@@ -37,11 +37,9 @@ class TextTracker:
     """
 
     def __init__(
-        self,
-        tokens: Sequence[str] | None,
-        decoder_tokens: Sequence[str] | None = None,
+        self, tokens: Sequence[str] | None, decoder_tokens: Sequence[str] | None = None,
         stack: TextStack | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         texts = {"tokens": tokens, "decoder_tokens": decoder_tokens}
         self.tokens = {n: None if x is None else tuple(map(label, x)) for n, x in texts.items()}
         self.lengths: dict[str, list[int]] = {"tokens": [], "decoder_tokens": []}

@@ -85,12 +85,9 @@ class Layers:
         self._repeated: set[str] = set()  # modules that ran again after a call, in one run
 
     def enter(
-        self,
-        name: str,
-        module: nn.Module,
-        args: Sequence[Any],
+        self, name: str, module: nn.Module, args: Sequence[Any],
         kwargs: Mapping[str, Any] = NO_KEYWORDS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if self.texts.is_other_thread():
             self.ran_in_other_thread = True
             return
@@ -222,11 +219,9 @@ def is_selected(layers: Sequence[int | str] | None, layer: int, name: str) -> bo
 
 @contextmanager
 def module_hooks(
-    model: nn.Module,
-    enter: Callable[..., None],
-    leave: Callable[..., Any],
+    model: nn.Module, enter: Callable[..., None], leave: Callable[..., Any],
     attention_only: bool = False,
-) -> Iterator[None]:
+) -> Iterator[None]:  # fmt: skip
     """Call hooks around each module of the model that runs inside the `with` block.
 
     They are ``enter(name, module, args, kwargs)`` before it, and ``leave(module, args, result)``

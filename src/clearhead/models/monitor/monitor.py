@@ -96,17 +96,12 @@ class Monitor(AbstractContextManager["Monitor"]):
     read = History.read
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        every: int = 50,
-        stats: Sequence[str] = METRICS,
+        self, model: nn.Module, *, every: int = 50, stats: Sequence[str] = METRICS,
         log: Callable[[dict[str, float], int], object] | None = None,
         layers: Sequence[int | str] | None = None,
-        on_alarm: Callable[[Alarm], object] | None = None,
-        group: "dist.ProcessGroup | None" = None,
+        on_alarm: Callable[[Alarm], object] | None = None, group: "dist.ProcessGroup | None" = None,
         start: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         must_be_module("monitor", model, "monitor watches the modules of a model.")
         self.model, self.log, self.on_alarm = model, log, on_alarm
         self.every = as_count(

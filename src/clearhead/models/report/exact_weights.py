@@ -71,14 +71,9 @@ def _number(what: str, value: int) -> int:
 
 
 def _exact_weights(
-    problem: Problem,
-    inputs: Inputs,
-    site: CallSite,
-    head: int,
-    queries: slice | range,
-    keys: slice | range,
-    layer: int,
-) -> Trace:
+    problem: Problem, inputs: Inputs, site: CallSite, head: int, queries: slice | range,
+    keys: slice | range, layer: int,
+) -> Trace:  # fmt: skip
     if not 0 <= head < problem.H:
         raise _absent("head", head, problem.H)
     q, k = _positions(queries, problem.Tq, "queries"), _positions(keys, problem.Tk, "keys")

@@ -24,13 +24,9 @@ LEAST_PROBABILITY, LEAST_WEIGHT, LARGE_PART, LEAST_FALL, TRIED = 0.1, 0.3, 0.02,
 
 
 def find_next_token(
-    model: nn.Module,
-    inputs: Tensor | Mapping[str, Any],
-    start: Callable[[], Any],
-    logits: Tensor,
-    words: Sequence[str],
-    layers: Sequence[Layer],
-) -> NextToken:
+    model: nn.Module, inputs: Tensor | Mapping[str, Any], start: Callable[[], Any], logits: Tensor,
+    words: Sequence[str], layers: Sequence[Layer],
+) -> NextToken:  # fmt: skip
     """Split the logit of the most probable next token by head, and name the heads that write it.
 
     `start` runs the model on `inputs`, `logits` are those of the last position, (words,), and

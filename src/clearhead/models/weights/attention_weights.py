@@ -271,12 +271,9 @@ def _queries(model: nn.Module, call: AttentionCall, ran: Sequence[ModuleRun]) ->
 
 
 def _find(
-    call: AttentionCall,
-    ran: Sequence[ModuleRun],
-    what: str,
-    wanted: Tensor,
+    call: AttentionCall, ran: Sequence[ModuleRun], what: str, wanted: Tensor,
     rotaries: Sequence[Rotary | None],
-) -> _Matrix:
+) -> _Matrix:  # fmt: skip
     """Find the matrix that computed the queries, keys or values `wanted`, (1, n, T, size).
 
     It compares the first positions, because a rotation by a large angle is rounded.

@@ -104,13 +104,9 @@ def logit_attribution(
 
 
 def _assembled(
-    model: nn.Module,
-    paths: DirectPaths,
-    gradients: Sequence[Tensor | None],
-    logit: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-) -> LogitAttribution:
+    model: nn.Module, paths: DirectPaths, gradients: Sequence[Tensor | None], logit: Tensor,
+    bias: Tensor | None, target: Tensor,
+) -> LogitAttribution:  # fmt: skip
     """Compute the parts from the gradients of the logits with respect to the outputs.
 
     `gradients` are those of the heads, of other modules and of the biases of norms, in this order.

@@ -31,19 +31,10 @@ INKS = {"sequential": SEQUENTIAL, "diverging": DIVERGING}
 
 
 def document(
-    data: Snapshot,
-    *,
-    title: str,
-    about: str,
-    note: str,
-    caption: str,
-    fallback: str,
-    host: Host | None,
-    model: Model | None = None,
-    folder: str = "",
-    ahead: Ahead | None = None,
+    data: Snapshot, *, title: str, about: str, note: str, caption: str, fallback: str,
+    host: Host | None, model: Model | None = None, folder: str = "", ahead: Ahead | None = None,
     beside: Snapshot | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Return the HTML: `data` for the script, and table rows, `fallback`, if scripts do not run."""
     content: Page = {
         "inks": INKS,
@@ -60,13 +51,9 @@ def document(
 
 
 def filled(
-    name: str,
-    styles: tuple[str, ...],
-    data: object,
-    texts: Mapping[str, str],
-    fallback: str,
+    name: str, styles: tuple[str, ...], data: object, texts: Mapping[str, str], fallback: str,
     host: Host | None,
-) -> str:
+) -> str:  # fmt: skip
     """Return the HTML of the template `name`, with its script, styles, data and texts."""
     style, script = "\n".join(map(_asset, styles)), _asset(f"{name}.js")
     connect = "connect-src 'self'; " if host == "server" else ""

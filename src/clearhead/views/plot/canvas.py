@@ -135,12 +135,9 @@ def size(panel: Panel, most: float = 7.0, rows: bool = True) -> tuple[float, flo
 
 
 def draw(
-    ax: "Axes",
-    panel: Panel,
-    ink: "tuple[Colormap, Normalize] | None" = None,
-    rows: bool = True,
+    ax: "Axes", panel: Panel, ink: "tuple[Colormap, Normalize] | None" = None, rows: bool = True,
     labelled: int = LABELLED,
-) -> "AxesImage":
+) -> "AxesImage":  # fmt: skip
     """Draw the matrix of a panel on `ax`.
 
     `ink` are its colours and scale; None means those of the panel. `rows` is whether rows have

@@ -27,13 +27,9 @@ Sizes: TypeAlias = tuple[int, int, int, int, int, int, int, int, bool]
 
 
 def output_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = None,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, scale: float | None = None,
     softcap: float | None = None,
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Compute the output of a plain call, or return None for any other call.
 
     Raises `BadValue` for a mask that does not fit.
@@ -50,14 +46,9 @@ def output_of(
 
 
 def answer_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    statistics: Statistics,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> tuple[Problem, Tensor, dict[str, Result]] | None:
+    q: Tensor, k: Tensor, v: Tensor, statistics: Statistics, mask: Mask | None = None,
+    scale: float | None = None, softcap: float | None = None,
+) -> tuple[Problem, Tensor, dict[str, Result]] | None:  # fmt: skip
     """Compute the output and statistics of a plain call without gradients, or return None for any
     other call. Raises as `output_of`, and `BadValue` for statistics that do not fit."""
     if (checked := _check(q, k, v, mask, scale, softcap)) is None:

@@ -112,14 +112,9 @@ def core_results(
 
 
 def _compute(
-    p: Problem,
-    tensors: Inputs,
-    args: KernelArgs,
-    statistics: Statistics,
-    *,
-    output: bool,
+    p: Problem, tensors: Inputs, args: KernelArgs, statistics: Statistics, *, output: bool,
     finished: bool,
-) -> tuple[Computed, Sums | None]:
+) -> tuple[Computed, Sums | None]:  # fmt: skip
     """Call the core for `finished` statistics and their sums of weights, or for accumulators.
 
     Statistics are distinguished by name, because `isinstance` of an abstract class takes 0.25 us.

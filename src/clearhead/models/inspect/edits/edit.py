@@ -231,13 +231,9 @@ def in_order(edits: Sequence[Edit], problem: Problem, site: EditSite) -> list[in
 
 
 def replaced(
-    edit: Edit,
-    out: Tensor,
-    value: Tensor,
-    problem: Problem,
-    site: EditSite,
+    edit: Edit, out: Tensor, value: Tensor, problem: Problem, site: EditSite,
     queries: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return `out` with `value` in the heads, positions and texts that the edit selects.
 
     `out` is the output of the call, or its queries, keys or values. `value` broadcasts to

@@ -72,20 +72,10 @@ LEAST_PROGRAMS, LEAST_OF_SPLIT = 256, 2048
 
 
 def gradients(
-    dout: Tensor,
-    dlse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    top: Tensor | None,
-    share: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rule: KernelArgs,
-    bias_grad: bool,
-    seen: tuple[Tensor, Tensor] | None,
-    again: Again | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, top: Tensor | None,
+    share: Tensor | None, q: Tensor, k: Tensor, v: Tensor, rule: KernelArgs, bias_grad: bool,
+    seen: tuple[Tensor, Tensor] | None, again: Again | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Compute the gradients of q, k, v, bias and sinks. The one of the bias is None without
     `bias_grad`, the one of the sinks without sinks.
 

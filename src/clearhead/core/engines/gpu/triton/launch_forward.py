@@ -101,16 +101,9 @@ class Again(NamedTuple):
 
 @lru_cache(maxsize=64)
 def forward_tiles(
-    H: int,
-    G: int,
-    Tq: int,
-    D: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    biased: bool,
-    cut: bool,
-    values: bool,
-) -> Tiles:
+    H: int, G: int, Tq: int, D: int, dtype: torch.dtype, device: torch.device, biased: bool,
+    cut: bool, values: bool,
+) -> Tiles:  # fmt: skip
     """Choose the tile of the forward kernel.
 
     Registers hold the running sum, rows x head size in float32. Shared memory holds `stages` tiles

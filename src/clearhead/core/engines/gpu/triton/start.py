@@ -26,14 +26,9 @@ _compiled: dict[tuple[object, ...], Any] = {}
 
 
 def start(
-    kernel: Any,
-    programs: int,
-    device: int,
-    *args: Any,
-    warps: int = 4,
-    stages: int = 3,
+    kernel: Any, programs: int, device: int, *args: Any, warps: int = 4, stages: int = 3,
     **constants: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Start `programs` programs of a kernel on the current device, whose index is `device`."""
     of = kernel.fn, device, warps, stages, *constants.items(), *specialization(args)
     compiled = _compiled.get(of)
