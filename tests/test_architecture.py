@@ -23,13 +23,13 @@ PACKAGE = ROOT / "src" / "clearhead"
 # with a reason in the commit.
 HOUSE = {
     "views": 3560,
-    "corpus": 4560,
+    "corpus": 4530,
     "demo": 360,
-    "models": 8900,
-    "hf": 1960,
+    "models": 9030,
+    "hf": 2080,
     "distributed": 2490,
     "nn": 1020,
-    "core": 9950,
+    "core": 9880,
 }
 WINGS = {  # the rooms inside a room, from the top down
     "core": (

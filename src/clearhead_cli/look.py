@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clearhead import Why
-    from clearhead.hf import ImageCheckpoint
     from clearhead.models.report import Report
     from clearhead.models.report.text_model import TextModel
 
@@ -70,6 +69,7 @@ def look(
       clearhead look book.txt --model DIR --tile 0:3:64-127:0-63
       clearhead look story.txt --beside out/storyteller
       clearhead look photo.jpg --model DIR
+      clearhead look speech.wav --model DIR
     """
     say_loading(model)
     from clearhead.core.errors import writable_folder
@@ -79,16 +79,17 @@ def look(
         names = "beside", "effects", "repeated_tokens", "all", "csv"
         rule, hint = "a tile is a part of the weights of one head.", "leave {} or --tile out."
         refuse(context, names, "with --tile", rule, hint)
-    image = _image_file(text)
-    words = read_text(text) if image is None else image
+    file = _image_or_sound(text)
+    words = read_text(text) if file is None else file
     writable_folder(out, "pictures and page are", OTHER_FOLDER)
     # The other model first: if it cannot be loaded, no report is computed.
     other = None if beside is None else load_text_model(beside)
-    reader = load_text_model(model) if image is None else _image_reader(image, model)
+    reader = load_text_model(model) if file is None else _reader_of(file, model)
     if tile is not None:
         _look_at_tile(reader, words, tile, out)
         return
-    from clearhead.models.report import report, summary
+    from clearhead.hf import SoundCheckpoint
+    from clearhead.models.report import report, summary, word_times
     from clearhead.views import text as terminal
     from clearhead.views.html.why import why_ahead
     from clearhead.views.report_files import write
@@ -100,6 +101,10 @@ def look(
     )  # fmt: skip
     if model is not None and not model.exists():  # a name of the hub, which the page shows too
         result = replace(result, folder=str(model))
+    times = word_times(reader, words) if isinstance(reader, SoundCheckpoint) else None
+    if times is not None and times.heads:
+        best = result[times.heads[0][:2]]
+        result = replace(result, begin=(best.layer, best.head, best.links[0].query))
     ahead = _without_writers(reader, words, result)
     why = why_ahead(reader, result, words)
     # Written before anything is printed, because a pipe may close.
@@ -108,6 +113,8 @@ def look(
         written["table"] = _write_csv(result, csv)
     width = terminal_width()
     typer.echo(summary(result, min(80, width or 80)))
+    if times is not None:
+        typer.echo(f"\n{times}")
     if why:
         typer.echo(f"\n{wrapped(_why_line(result, why))}")
     if all or len(result.heads) <= SHORT_TABLE:
@@ -122,22 +129,27 @@ def look(
     say_written(written)
 
 
-def _image_file(words: "list[str] | None") -> Path | None:
+def _image_or_sound(words: "list[str] | None") -> Path | None:
     from clearhead.hf.image_checkpoint import SUFFIXES
+    from clearhead.hf.sound_checkpoint import SOUNDS
 
     path = Path(words[0]) if words and len(words) == 1 else None
-    return path if path and path.suffix.lower() in SUFFIXES and path.is_file() else None
+    is_known = path is not None and path.suffix.lower() in (*SUFFIXES, *SOUNDS)
+    return path if path and is_known and path.is_file() else None
 
 
-def _image_reader(image: Path, model: Path | None) -> "ImageCheckpoint":
+def _reader_of(file: Path, model: Path | None) -> "TextModel":
     from clearhead.core.errors import BadValue
-    from clearhead.hf import ImageCheckpoint, open_checkpoint
+    from clearhead.hf import ImageCheckpoint, SoundCheckpoint
+    from clearhead.hf.sound_checkpoint import SOUNDS
+    from clearhead.views.load import load_text_model
 
-    reader = None if model is None else open_checkpoint(model)
-    if isinstance(reader, ImageCheckpoint):
+    reader = load_text_model(model, pictures=True)
+    is_sound = file.suffix.lower() in SOUNDS
+    if isinstance(reader, SoundCheckpoint if is_sound else ImageCheckpoint):
         return reader
-    gave = f"{str(image)!r} is an image, and {reader.name if reader else 'the model'} reads text."
-    rule = "an image is read by a vision model, with the image processor in its folder."
+    gave = f"{reader.name} cannot read {str(file)!r}, {'a sound' if is_sound else 'an image'}."
+    rule = "an image is read by a vision model with its image processor, a sound by a Whisper."
     raise BadValue(gave, rule, "pass --model FOLDER, for example that of a DINOv2.")
 
 

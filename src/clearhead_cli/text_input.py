@@ -36,11 +36,12 @@ def _read_file(typed: str) -> str:
     """Return the content of the file `typed`, or `typed` itself if it is not a path."""
     from clearhead.core.errors import BadValue
     from clearhead.hf.image_checkpoint import SUFFIXES
+    from clearhead.hf.sound_checkpoint import SOUNDS
 
     path = Path(typed)
     if len(typed) > 1024 or "\0" in typed or "\n" in typed:
         return typed
-    is_named = path.suffix.lower() in (".txt", ".md", *SUFFIXES)
+    is_named = path.suffix.lower() in (".txt", ".md", *SUFFIXES, *SOUNDS)
     looks_like_path = is_named or ("/" in typed and path.parent.is_dir())
     try:
         is_folder = path.is_dir()

@@ -516,7 +516,7 @@ def test_the_command_looks_at_a_photograph(folder, tmp_path, monkeypatch, capsys
     assert "2 layers, 8 heads, 17 tokens" in shown.out and "Roles (a head" in shown.out
     (page,) = (tmp_path / "out").glob("*.html")
     assert '"images"' in page.read_text("utf-8") and str(page) in shown.err + shown.out
-    assert "reads text" in look(photo).err
+    assert "storyteller cannot read" in look(photo).err
     assert "pass an image to report" in look("a text", "--model", folder).err
 
 

@@ -7,12 +7,14 @@ for generation that does not copy what it stores, and `press` a press of KVPress
 
 from .cache import cache
 from .checkpoint import Checkpoint
-from .image_checkpoint import ImageCheckpoint, open_checkpoint
+from .image_checkpoint import ImageCheckpoint
+from .open_checkpoint import open_checkpoint
 from .press import press
 from .register import NAME, register
+from .sound_checkpoint import SoundCheckpoint
 from .supports import Support, supports
 
 __all__ = [
-    "NAME", "Checkpoint", "ImageCheckpoint", "Support", "cache", "open_checkpoint", "press",
-    "register", "supports",
+    "NAME", "Checkpoint", "ImageCheckpoint", "SoundCheckpoint", "Support", "cache",
+    "open_checkpoint", "press", "register", "supports",
 ]  # fmt: skip

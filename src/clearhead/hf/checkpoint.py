@@ -338,9 +338,11 @@ def use_clearhead(config: Any) -> None:
 
 def _loader(library: Any, config: Any) -> Any:
     """Return the transformers class that loads this model, with its next-token head if it was
-    trained with one."""
+    trained with one, or writes what it hears."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if config.model_type == "whisper":
+        return library.AutoModelForSpeechSeq2Seq
     (name, *_) = config.architectures or [""]
     predicts = name.endswith(("ForCausalLM", "LMHeadModel"))
     known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

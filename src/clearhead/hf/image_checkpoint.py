@@ -10,7 +10,6 @@ from ..core.errors import BadValue, must_be_of, needs, why_failed
 from .checkpoint import Checkpoint
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-_TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "spiece*", "merges.txt")
 
 
 class ImageCheckpoint(Checkpoint):
@@ -53,12 +52,3 @@ class ImageCheckpoint(Checkpoint):
     def annotate(self, report: Any) -> Any:
         """Return the report, to which nothing is added."""
         return report
-
-
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Return the `Checkpoint` or, for a folder with an image processor and no tokenizer, the
-    `ImageCheckpoint` at a path. Raises `BadValue` as `Checkpoint` does."""
-    folder = Path(path)
-    has_images = (folder / "preprocessor_config.json").is_file()
-    has_words = any(file for name in _TOKENIZERS for file in folder.glob(name))
-    return ImageCheckpoint(path) if has_images and not has_words else Checkpoint(path)

@@ -11,8 +11,9 @@ from .report_weights import report_weights
 from .result import Report
 from .run import report
 from .summary import summary
+from .word_times import Word, WordTimes, word_times
 
 __all__ = [
-    "Head", "Layer", "Link", "NextToken", "Register", "Report", "Role", "Writer", "report",
-    "report_batch", "report_weights", "summary", "tile",
+    "Head", "Layer", "Link", "NextToken", "Register", "Report", "Role", "Word", "WordTimes",
+    "Writer", "report", "report_batch", "report_weights", "summary", "tile", "word_times",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from ...core.functional.explain import explain_problem
 from ...core.functional.trace import steps_at
 from ...core.problem.problem import Inputs, Problem
 from ...core.stats import Statistics
-from ...hf import Checkpoint, ImageCheckpoint, open_checkpoint
+from ...hf import Checkpoint, ImageCheckpoint, SoundCheckpoint, open_checkpoint
 from ...nn.token_ids import as_batch, run_with_known_ids
 from ..effects.effects import effects as measure_effects
 from ..effects.metrics import Metric, turn
@@ -74,7 +74,7 @@ def report(
             not change.
         text: a text; for a module its input, a tensor or a dict of tensors, B = 1. For an
             encoder-decoder, only the encoder runs on a text. For a checkpoint of a vision model,
-            an image: a path, or an image of Pillow.
+            an image: a path, or an image of Pillow. For Whisper the path of a sound.
         tokens: the tokens of a module's input, one string per position. None means numbers.
         decoder_tokens: in a model with cross-attention, the tokens of the decoder's text; `tokens`
             are then those of the encoder's text. None means numbers. A call belongs to the decoder
@@ -104,7 +104,9 @@ def report(
     hint = "for another token, call clearhead.logit_attribution(model, ids, target=...)."
     must_be_of(bool, "report with next_token=", next_token, rule, hint)
     run = prepare(model, text)
-    reading = _Reading(run.module, run.tokens if tokens is None else tokens, decoder_tokens)
+    own = run.tokens if tokens is None else tokens
+    decoder_own = run.decoder_tokens if decoder_tokens is None else decoder_tokens
+    reading = _Reading(run.module, own, decoder_own)
     if not are_in_order(run.module, run.start):
         reading.running.texts.pictures = None
     bar = progress_bar("reading, layer by layer", run.depth, progress)
@@ -187,6 +189,7 @@ class ModelRun(NamedTuple):
         depth: the number of layers; None if unknown.
         reader: the model that read the text; None for a plain module.
         words: the words that `start` predicts; None if it predicts none.
+        decoder_tokens: the tokens of the decoder's text; None if unknown.
     """
 
     module: nn.Module
@@ -198,6 +201,7 @@ class ModelRun(NamedTuple):
     depth: int | None
     reader: TextModel | None = None
     words: Sequence[str] | None = None
+    decoder_tokens: Sequence[str] | None = None
 
 
 def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelRun:
@@ -210,7 +214,8 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
         rule = "a model is a checkpoint folder, a Checkpoint or a torch.nn.Module."
         raise BadType(f"report got {kind_of(model)} for a model.", rule, "pass one of these.")
     are_ids = isinstance(model, Checkpoint) and isinstance(text, Tensor)
-    if not (are_ids or isinstance(text, str) or isinstance(model, ImageCheckpoint)):
+    reads_files = isinstance(model, ImageCheckpoint | SoundCheckpoint)
+    if not (are_ids or reads_files or isinstance(text, str)):
         rule = "a checkpoint has a tokenizer and reads text, or the ids of its tokens."
         hint = "pass a string, or a tensor of ids; an image for a model with an image processor."
         raise BadType(f"report got {kind_of(text)} for a checkpoint.", rule, hint)
@@ -226,6 +231,7 @@ def prepare(model: "str | Path | TextModel | nn.Module", text: object) -> ModelR
         depth=model.depth,
         reader=model,
         words=model.words if predicts else None,
+        decoder_tokens=model.decoder_tokens(inputs) if isinstance(model, SoundCheckpoint) else None,
     )
 
 
