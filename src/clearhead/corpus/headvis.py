@@ -11,6 +11,7 @@ reads a sample of contexts again for complete patterns.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from ..models.why import why
 from .basic import Largest
 from .examples import DECILES
 from .reader import Reader
-from .vectors import Context, HeadVectors, in_order_of_hashes
+from .vectors import Context, HeadVectors, in_order_of_hashes, principal_components, read_vectors
 
 if TYPE_CHECKING:
     from ..models.report.text_model import TextModel
@@ -40,6 +41,7 @@ WEIGHTS, LEAST = 8, 0.005  # the most weights of a row that are written, and the
 TOKENS = 50  # of queries, and of keys, of one head
 DISTANCE = re.compile(r"distance_(\d+)_(\d+)")
 PATTERN = "L{layer}H{head}.json"
+CLOUD = 5000  # pairs of a query and a key, for one head
 PAIRS = 40  # of what wrote the query and what wrote the key, for one link
 VARIANCE = "qk_distance_variance"
 NAMES = {  # of metrics in Neuronpedia
@@ -77,12 +79,12 @@ def export_headvis(
         model: the model of the survey.
         dataset: the name of the texts, which a survey does not have.
         contexts: how many contexts the model reads, 1 or more; all if there are fewer.
-        heads: heads, as (layer, head), for the tabs UMAP and QK. They take more runs of the model,
-            one for each context of `Survey.vectors`. The tab UMAP has these vectors on three
-            principal components, without examples that rest on the first key. The tab QK has the
-            largest link of the patterns: `why` splits its contrast with the other keys into pairs
-            of what wrote the query and what wrote the key, `PAIRS` of them. The format has features
-            of a sparse dictionary there; these are heads, MLPs, embeddings and biases.
+        heads: heads, as (layer, head), for the tabs UMAP and QK. Each takes another run of the
+            model on these contexts. The tab UMAP has the vectors of the `CLOUD` largest links of
+            the patterns, as those of `Survey.vectors`, on three principal components. The tab QK
+            has the largest link: `why` splits its contrast with the other keys into pairs of what
+            wrote the query and what wrote the key, `PAIRS` of them. The format has features of a
+            sparse dictionary there; these are heads, MLPs, embeddings and biases.
         tokenizer: that of a module.
 
     Raises:
@@ -133,7 +135,8 @@ def export_headvis(
             parts = metrics, tokens.get(of, []), histograms[of]
             _write(out / "heads" / name, _head(sequences, *parts))
             if of in named:
-                vectors = survey.vectors(reader, *of).without_first()
+                pairs = _strongest_pairs(sequences, chosen)
+                vectors = read_vectors(reader, *of, pairs, survey._context)
                 _write(out / "umap" / name, _cloud(vectors, numbers))
                 if sequences[0]["max_activation"]:
                     manifest |= _write_pairs(survey, reader, of, sequences[0], link, chosen, out)
@@ -203,18 +206,31 @@ def _sequences(file: Path, texts: Sequence[list[str]]) -> tuple[int, list[dict[s
     ]
 
 
-def _cloud(vectors: HeadVectors, numbers: dict[Context, int]) -> dict[str, Any]:
-    """Return the vectors of a head on three principal components, 0 on those that do not exist.
+def _strongest_pairs(sequences: Rows, contexts: list[Context]) -> dict[Context, list[Any]]:
+    """Return the `CLOUD` largest weights of a head outside row 0, column 0 and the diagonal, by
+    context, as rows of examples."""
+    pairs = (
+        (weight, x["sequence_id"], *divmod(index, x["seq_len"]))
+        for x in sequences
+        for index, weight in zip(x["attention_indices"], x["attention_values"], strict=True)
+    )
+    rows: dict[Context, list[Any]] = {}
+    for weight, number, query, key in nlargest(CLOUD, (x for x in pairs if 0 < x[3] != x[2])):
+        row = {"query": query, "keys": [key], "weights": [weight], "token": "", "token_class": ""}
+        rows.setdefault(contexts[number], []).append(row)
+    return rows
 
-    A context without a number receives the next one.
-    """
+
+def _cloud(vectors: HeadVectors, numbers: dict[Context, int]) -> dict[str, Any]:
+    """Return the vectors of a head on three principal components, 0 on those that do not exist."""
     rows = vectors.examples.to_pylist()
-    points = {part: vectors.pca(part.lower()).points for part in "QKOV"}
+    parts = vectors.parts or dict.fromkeys("qkov", torch.zeros(0, 1))
+    points = {part: principal_components(parts[part.lower()]).points for part in "QKOV"}
     return {
-        "seq_idx": [numbers.setdefault((x["text"], x["context"]), len(numbers)) for x in rows],
+        "seq_idx": [numbers[x["text"], x["context"]] for x in rows],
         "top_q": [row["query"] for row in rows],
         "top_k": [row["key"] for row in rows],
-        "norms": vectors.parts["q"].norm(dim=-1).tolist(),
+        "norms": parts["q"].norm(dim=-1).tolist(),
         "pca": {
             part: {f"d{i}": own for i, own in enumerate(pad(x, (0, 3 - x.shape[1])).T.tolist())}
             for part, x in points.items()
