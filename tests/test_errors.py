@@ -265,7 +265,7 @@ TYPES = {
         lambda: call(mask="causal"),
         """mask is the string 'causal'.
   Rule: a mask is an object of clearhead, such as clearhead.causal.
-  Hint: pass the object, or clearhead.core.masks.parse('causal').""",
+  Hint: pass mask=clearhead.causal; clearhead.core.masks.parse(text) reads a notation.""",
     ),
     "an array of booleans": (
         lambda: call(mask=np.ones((5, 7), bool)),

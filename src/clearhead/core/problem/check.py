@@ -188,7 +188,7 @@ def _checked_mask(mask: object, grid: Grid) -> Mask:
     elif isinstance(mask, str):
         what = f"the string {mask!r}"
         rule = "a mask is an object of clearhead, such as clearhead.causal."
-        hint = f"pass the object, or clearhead.core.masks.parse({mask!r})."
+        hint = "pass mask=clearhead.causal; clearhead.core.masks.parse(text) reads a notation."
     elif str(getattr(mask, "dtype", None)) in ("bool", "torch.bool"):  # NumPy's or torch's
         kind = "a boolean tensor" if isinstance(mask, Tensor) else "an array of booleans"
         what = f"{kind} of shape {tuple(mask.shape)}"  # type: ignore[attr-defined]  # as its dtype
