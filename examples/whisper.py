@@ -168,7 +168,8 @@ def draw(times: WordTimes, path: Path) -> None:
         ax.add_patch(Rectangle((word.begin, row), *size, fill=False, edgecolor="tab:orange"))
     ax.set_yticks(np.arange(count) + 0.5, [f"{x.text}  {x.begin:.2f} s" for x in times.words])
     ax.set_xlabel("seconds")
-    ax.set_title(str(times).splitlines()[-1], fontsize=9)
+    best = ", ".join(f"L{layer}H{head} {score:.2f}" for layer, head, score in times.heads[:8])
+    ax.set_title(f"Heads by their score as aligners: {best}", fontsize=9)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

@@ -114,7 +114,7 @@ def look(
     width = terminal_width()
     typer.echo(summary(result, min(80, width or 80)))
     if times is not None:
-        typer.echo(f"\n{times}")
+        typer.echo(f"\n{wrapped(str(times))}")
     if why:
         typer.echo(f"\n{wrapped(_why_line(result, why))}")
     if all or len(result.heads) <= SHORT_TABLE:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..core.errors import BadValue, must_be_of, why_failed
 from .checkpoint import Checkpoint
 from .register import transformers
+from .token_text import TokenTexts
 
 SOUNDS = (".wav",)
 
@@ -84,8 +85,9 @@ class SoundCheckpoint(Checkpoint):
         return times, {"input_features": features, "decoder_input_ids": ids}
 
     def decoder_tokens(self, inputs: dict[str, Tensor]) -> list[str]:
-        """Return the words of the inputs, as tokens."""
-        return [self.tokenizer.decode([i]) for i in inputs["decoder_input_ids"][0].tolist()]
+        """Return the words of the inputs, each a `Token`."""
+        ids = inputs["decoder_input_ids"][0].tolist()
+        return [*TokenTexts(self.tokenizer).tokens(None, ids, None)]
 
     def annotate(self, report: Any) -> Any:
         """Return the report, to which nothing is added."""

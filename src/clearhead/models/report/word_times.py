@@ -45,7 +45,10 @@ class WordTimes(NamedTuple):
         rows = [("begin", "end", "word")]
         rows += [(f"{x.begin:.2f}", f"{x.end:.2f}", visible(x.text, 40)) for x in self.words]
         best = ", ".join(f"L{layer}H{head} {score:.2f}" for layer, head, score in self.heads[:BEST])
-        return "\n".join([*aligned(rows, "  "), f"From the heads that align best: {best}."])
+        heads = (
+            f"From the heads that align best: {best}. At a word they look where the next one is."
+        )
+        return "\n".join([*aligned(rows, "  "), heads])
 
 
 def word_times(model: SoundCheckpoint, sound: str | Path) -> WordTimes:
