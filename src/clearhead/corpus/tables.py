@@ -106,8 +106,8 @@ def _registered(name: str, part: Columns) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for column, (type, _) in SCHEMA[name].items():
         array = np.asarray(part[column], dtype=object if type == "VARCHAR" else None)
-        lists = {f"{column}_{i}": own for i, own in enumerate(array.T)}
-        arrays |= lists if array.ndim > 1 else {column: array}
+        columns = array.T if array.ndim > 1 else ()
+        arrays |= {f"{column}_{i}": own for i, own in enumerate(columns)} or {column: array}
     return {column: np.ascontiguousarray(array) for column, array in arrays.items()}
 
 
