@@ -21,6 +21,7 @@ import clearhead._kernels, pytest
 assert clearhead._kernels.__file__.startswith("$package"), clearhead._kernels.__file__
 sys.exit(pytest.main(sys.argv[1:]))
 END
+# Long texts of one head size are enough, because others differ in numbers, not in addresses.
 # The sanitizers must be loaded first, because Python was built without them. Python itself leaks.
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so) \
 $("$compiler" -print-file-name=libstdc++.so)" \
@@ -28,4 +29,5 @@ ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stac
 "$python" "$folder/run.py" -q -p no:cacheprovider --timeout 1500 \
   "$tests/test_kernels.py" "$tests/test_stats.py" "$tests/test_backward.py" \
   "$tests/test_divergence.py" \
-  -k "not grow and not wide_instruction and not compile and not fork" "$@"
+  -k "not grow and not wide_instruction and not compile and not fork \
+  and not environment and not unknown_level and not (long_texts and (1] or 64]))" "$@"

@@ -344,8 +344,9 @@ template <class A, int R, class C = typename A::Element> class Decode {
       return Table<void (Decode::*)(int64_t, int, int), sizeof...(i)>{
           {&Decode::columns<i % COLUMNS + 1, in_full(i)>...}};
     }(std::make_integer_sequence<int, 2 * COLUMNS>());
-    const bool full = SHORT && p_.Dv >= (j + width) * W;
-    (this->*pieces.entry[full * COLUMNS + width - 1])(j, k, n);
+    const int first = SHORT && p_.Dv >= (j + width) * W ? COLUMNS : 0;
+    const int entry = first + width - 1;
+    (this->*pieces.entry[entry])(j, k, n);
   }
   template <int N, bool FULL> void columns(int64_t j, int k, int n) {
     int tail = int(p_.Dv - (j + N - 1) * W);
