@@ -21,6 +21,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +67,23 @@ def pytest_configure(config: pytest.Config) -> None:
     # numpy, with which Triton's interpreter computes, warns of what a GPU does silently.
     if os.environ.get("TRITON_INTERPRET") == "1":
         config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning")
+        prepare_language_once()
+
+
+def prepare_language_once() -> None:
+    """Triton's interpreter replaces the functions of its language at each call of a function within
+    a kernel, which takes a third of the time; the first call from a file is enough."""
+    from triton.runtime import interpreter
+
+    prepared: set[int] = set()
+
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
+        if id(self.fn.__globals__) not in prepared:
+            prepared.add(id(self.fn.__globals__))
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*args, **keywords)
+
+    interpreter.InterpretedFunction.__call__ = call
 
 
 def entries() -> set[str]:
