@@ -7,7 +7,7 @@ from clearhead import demo
 from clearhead.corpus import RandomRepeats, planning
 from examples.storyteller import story
 
-TEXTS = [str(story(3, number)) for number in range(400)]
+TEXTS = [str(story(3, number)) for number in range(150)]
 
 
 @pytest.fixture(scope="module")
