@@ -39,8 +39,8 @@ constexpr int64_t TASK_BYTES = 640 << 10, MAX_ROWS = 1024;
 // With fewer rows, packing costs too much per use of a key.
 constexpr int64_t WORTH_PACKING = 4 * QUERY_BLOCK;
 
-// The keys of one task of the weight sums, which are packed for all queries of a head.
-constexpr int64_t WEIGHT_SUMS_KEYS = 768;
+// The weights that a task keeps for `WeightSums`, and the fewest rows of such a task.
+constexpr int64_t KEPT_BYTES = 4 << 20, LEAST_ROWS = 2 * QUERY_BLOCK;
 
 // With fewer multiply-adds, a second thread costs more than it gains.
 constexpr double WORTH_A_THREAD = 1e6;
@@ -182,13 +182,15 @@ PrefillTasks prefill_tasks(const Problem& p, int64_t threads) {
   int64_t shared = p.H / p.G;  // query heads of a key head, which use its packed keys together
   int64_t fit = TASK_BYTES / ((p.D + p.Dv + 32) * 4);
   fit = std::min(MAX_ROWS, std::max<int64_t>(2 * QUERY_BLOCK, fit));
+  if (p.sums) fit = std::max(LEAST_ROWS, std::min(fit, KEPT_BYTES / 4 / std::max<int64_t>(1, p.Tk)));
   int64_t left = p.B * p.H * p.Tq;
   // A row's result does not depend on the other rows of its task, so the split into tasks may
   // depend on the number of threads. A task takes half of the remaining rows per thread. So the
   // last tasks are small, and threads of unequal speed finish together (guided self-scheduling:
   // Polychronopoulos and Kuck, 1987).
   auto rows = [&] {
-    return threads == 1 ? fit : std::min(fit, std::max(WORTH_PACKING, left / (2 * threads)));
+    if (threads == 1 || p.sums) return fit;  // sums are added task by task
+    return std::min(fit, std::max(WORTH_PACKING, left / (2 * threads)));
   };
   PrefillTasks split;
   for (int64_t b = 0; b < p.B; b++)
@@ -209,8 +211,21 @@ PrefillTasks prefill_tasks(const Problem& p, int64_t threads) {
 
 Code prefill(const Problem& p, const Level& level, int64_t threads) {
   const auto [tasks, rows] = prefill_tasks(p, threads);
-  auto task = [&, &tasks = tasks](int64_t i, char* block, Queue&) {
-    level.prefill(p, tasks[size_t(i)], block);
+  // Tasks of one head add to the same sums, in the order of the tasks, so that bits do not depend
+  // on the threads.
+  std::vector<std::atomic<bool>> added(p.sums ? tasks.size() : 0);
+  auto task = [&, &tasks = tasks](int64_t i, char* block, Queue& queue) {
+    const PrefillTask& t = tasks[size_t(i)];
+    level.prefill(p, t, block);
+    if (!p.sums) return;
+    const PrefillTask* before = i ? &tasks[size_t(i - 1)] : nullptr;
+    if (before && before->b == t.b && before->head == t.head)
+      while (!added[size_t(i - 1)]) {
+        if (queue.stopped()) return;
+        std::this_thread::yield();
+      }
+    level.add_sums(p, t, block);
+    added[size_t(i)] = true;
   };
   return run_tasks(threads, int64_t(tasks.size()), level.prefill_scratch(p, rows), task);
 }
@@ -272,27 +287,6 @@ Code attend(const Problem& given) {
   Problem stats_only = p;
   stats_only.out.data = stats_only.lse.data = stats_only.float_lse.data = nullptr;
   return prefill(stats_only, *with, threads);
-}
-
-// A task has a range of keys and all queries of a head. So no two tasks add to the same number, and
-// additions are in the order of the queries. With a map, a range holds entire bins.
-Code sum_weights(const Problem& p, const WeightSums& sums) {
-  if (Code code = check(p)) return code;
-  const Level* with = level();
-  if (!with) return NO_LEVEL;
-  if (sums.map.data && (sums.map_rows < 1 || sums.map_cols < 1)) return BAD_SIZES;
-  if (!p.B || !p.H || !p.Tq || !p.Tk) return DONE;
-  int64_t ranges = ceil_div(p.Tk, WEIGHT_SUMS_KEYS);
-  auto start = [&](int64_t i) {
-    int64_t key = std::min(i * WEIGHT_SUMS_KEYS, p.Tk);
-    if (!sums.map.data || key == p.Tk) return key;
-    return ((key + 1) * sums.map_cols - 1) / p.Tk * p.Tk / sums.map_cols;
-  };
-  auto task = [&](int64_t i, char* block, Queue&) {
-    int64_t range = i % ranges, h = i / ranges % p.H, b = i / ranges / p.H;
-    with->sum_weights(p, sums, {b, h, start(range), start(range + 1)}, block);
-  };
-  return run_tasks(threads_for(p), p.B * p.H * ranges, with->weight_sums_scratch(p), task);
 }
 
 Code largest_parts(const Problem& p, const LargestParts& parts) {

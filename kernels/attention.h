@@ -60,7 +60,6 @@ struct Group {
 struct RowStats {
   TensorView max, sum, moment;       // accumulators that merge: m, sum of 2^y, sum of 2^y y
   TensorView largest, lse, entropy;  // finished, in nats, with the sink in lse and weights
-  TensorView share;                  // the weight at the maximum: a weight is 2^y * share
   int64_t n_top;                     // how many of the largest scores to keep
   TensorView top_offsets;            // float32 (b, h, k): added to the scores first, or null
   MatrixView top_scores, top_keys;   // (b, h, q, n_top), keys int64; unused entries are -inf and -1
@@ -69,9 +68,8 @@ struct RowStats {
   const Group* groups;
 };
 
-// Sums of weights w = 2^y * share, computed by a second sweep. Each output may be null.
+// Sums of weights w, to which a sweep adds. Each output may be null.
 struct WeightSums {
-  TensorView max, share;       // float32 (b, h, q), from RowStats
   TensorView received;         // float32 (b, h, k): sum of w over the queries
   int64_t map_rows, map_cols;  // bin i of n starts at position floor(i T / n)
   MatrixView map;              // float32 (b, h, map_rows, map_cols): sum of w over a bin's pairs
@@ -138,6 +136,7 @@ struct Problem {
   double dropout;    // the probability that a weight is dropped
   int64_t seed;
   const RowStats* row_stats;  // null, or statistics to compute as well; not with dropout
+  const WeightSums* sums;     // null, or with row_stats, the sums to add weights to
 };
 
 constexpr int QUERY_BLOCK = 24;         // queries that are computed together over a block of keys
@@ -155,9 +154,6 @@ struct DecodeTask {
   bool page_starts;  // prefetches_within_pages()
 };
 
-// Weight sums: all queries of one head over a range of keys that no other task has.
-struct WeightSumsTask { int64_t b, head, key, key_end; };
-
 // Backward: some queries of one head over one split of the keys.
 struct BackwardTask { int64_t b, head, key, key_end, split, query, queries; };
 
@@ -169,12 +165,12 @@ struct Level {
   int64_t max_decode_rows;  // the most rows of a decode task: a lane for each
   size_t (*prefill_scratch)(const Problem&, int64_t rows);
   void (*prefill)(const Problem&, const PrefillTask&, char* scratch);
+  // Adds to Problem::sums after a prefill, of which the scratch has the weights.
+  void (*add_sums)(const Problem&, const PrefillTask&, char* scratch);
   size_t (*decode_scratch)(const Problem&);
   void (*decode)(const Problem&, const DecodeTask&, char* scratch);
   void (*merge_splits)(const Problem&, int64_t b, int64_t key_head, int64_t splits,
                        const float* states);
-  size_t (*weight_sums_scratch)(const Problem&);
-  void (*sum_weights)(const Problem&, const WeightSums&, const WeightSumsTask&, char* scratch);
   size_t (*largest_parts_scratch)(const Problem&, const LargestParts&, int64_t rows);
   void (*list_parts)(const Problem&, const LargestParts&, const PrefillTask&, char* scratch);
   size_t (*divergence_scratch)(const Problem&, const Divergence&, int64_t rows);
@@ -218,7 +214,6 @@ extern bool (*interrupted)();
 
 Code attend(const Problem& problem);
 int64_t block_rows();  // the most rows of a key head for `attend` with keys in blocks
-Code sum_weights(const Problem& problem, const WeightSums& sums);
 Code largest_parts(const Problem& problem, const LargestParts& parts);  // float32
 Code diverge(const Problem& problem, const Divergence& divergence);     // float32
 Code backward(const Problem& problem, const Gradients& gradients);

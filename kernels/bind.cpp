@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <tuple>
 #include <vector>
@@ -136,7 +135,6 @@ nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool outpu
   NewTensor out, top_scores, top_keys;
   nb::list of_rows, group_sums;
   std::vector<Group> groups;
-  std::unique_ptr<float[]> row_memory;  // for the sums
   const int code = call([&] {
     Problem p = read_problem({q, k, v, nb::none(), nb::none(), nb::none()}, args);
     RowStats s{};
@@ -173,24 +171,15 @@ nb::tuple attend_with_stats(nb::handle q, nb::handle k, nb::handle v, bool outpu
     }
     s.n_groups = int64_t(groups.size()), s.groups = groups.data();
     WeightSums to{};
-    if (!sums.is_none()) {
-      to = read_weight_sums(sums, p);
-      const int64_t n = p.B * p.H * p.Tq;
-      row_memory.reset(new (std::nothrow) float[size_t(2 * n)]);
-      if (!row_memory) throw NO_MEMORY;
-      if (!s.max.data) s.max = of_each_row(row_memory.get());
-      to.max = s.max;
-      to.share = s.share = of_each_row(row_memory.get() + n);
-    }
+    if (!sums.is_none()) to = read_weight_sums(sums, p);
     // Decode computes the log-sum-exp with the output, and no other statistic.
     const bool lse_alone = output && s.lse.data && !(rows & (rows - 1)) && n_top < 0 &&
                            groups.empty() && sums.is_none();
     if (lse_alone) p.float_lse = s.lse;
-    return [p, s, to, lse_alone]() mutable {
+    return [p, s, to, lse_alone, sum = !sums.is_none()]() mutable {
       if (!lse_alone) p.row_stats = &s;
-      Code code = attend(p);
-      p.row_stats = nullptr;
-      return code || !to.max.data ? code : sum_weights(p, to);
+      if (sum) p.sums = &to;
+      return attend(p);
     };
   });
   return nb::make_tuple(code, out.tensor, of_rows, top_scores.tensor, top_keys.tensor, group_sums);
@@ -206,13 +195,6 @@ double logit_scale(nb::handle q, nb::handle k, nb::handle v, nb::handle args) {
     };
   });
   return scale;
-}
-
-int sum_weights_of(nb::handle q, nb::handle k, nb::handle v, nb::handle args, nb::handle sums) {
-  return call([&] {
-    Problem p = read_problem({q, k, v, nb::none(), nb::none(), nb::none()}, args);
-    return [p, s = read_weight_sums(sums, p)] { return sum_weights(p, s); };
-  });
 }
 
 int largest_parts_of(nb::handle q, nb::handle k, nb::handle v, nb::handle args, nb::handle parts) {
@@ -370,7 +352,6 @@ NB_MODULE(_kernels, m) {
   m.def("attend_with_stats", &attend_with_stats, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), optional, nb::arg(), nb::arg(), optional);
   m.def("logit_scale", &logit_scale);
-  m.def("sum_weights", &sum_weights_of);
   m.def("largest_parts", &largest_parts_of);
   m.def("diverge", &diverge_tensors);
   m.def("backward", &backward_tensors, nb::arg(), nb::arg(), nb::arg(), optional, optional,

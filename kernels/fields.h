@@ -20,7 +20,7 @@ constexpr Fields FIELDS[] = {
     {"Computed", "code out rows top_scores top_keys group_sums"},  // what it returns
     {"Groups", "masks factors of_weights"},
     {"GroupMask", "before after lo hi bits query_ids key_ids"},
-    {"Sums", "max share received map_rows map_cols map map_factors exact_row exact"},
+    {"Sums", "received map_rows map_cols map map_factors exact_row exact"},
     {"LargestParts", "directions parts keys"},
     {"Gradients",
      "dout dlse dw_log_w dreceived delta dq key_splits dq_split_stride head_dk head_dv dk dv dbias "
@@ -197,7 +197,7 @@ inline std::vector<Group> read_groups(nanobind::handle from, const Problem& p) {
 inline WeightSums read_weight_sums(nanobind::handle from, const Problem& p) {
   WeightSums s{};
   Members x(from, p);
-  s.max = x.queries(), s.share = x.queries(), s.received = x.keys();
+  s.received = x.keys();
   s.map_rows = x.integer(), s.map_cols = x.integer();
   s.map = x.matrix(FLOAT32, s.map_rows, s.map_cols);
   s.map_factors = x.keys();

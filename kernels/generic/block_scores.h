@@ -1,5 +1,5 @@
-// The scores of blocks of queries over blocks of keys: the common part of prefill.h, weight_sums.h
-// (the second sweep), largest_parts.h and backward.h.
+// The scores of blocks of queries over blocks of keys: the common part of prefill.h,
+// largest_parts.h, divergence.h and backward.h.
 //
 // The rows of a task are some queries of one head, or of several heads with the same key head. They
 // are computed in blocks of QUERY_BLOCK rows and KEY_BLOCK keys. Pairs of blocks in which no row

@@ -22,7 +22,7 @@ template <class A> class GroupSums : protected BlockScores<A> {
         groups_(n_groups_ ? p.row_stats->groups : nullptr) {
     parts_ = arena.allocate<Part>(n_blocks_ * n_groups_);
     group_sums_ = arena.allocate<float>(n_blocks_ * n_groups_ * PADDED_ROWS);
-    share_ = arena.allocate<float>(n_groups_ ? n_blocks_ * PADDED_ROWS : 0);
+    share_ = arena.allocate<float>(n_groups_ || p.sums ? n_blocks_ * PADDED_ROWS : 0);
     weights_ = PER_UNIT == 1 ? (Unit*)s_ : arena.allocate<Unit>(QUERY_BLOCK * Base::PAIR_STRIDE);
   }
 
@@ -84,6 +84,14 @@ template <class A> class GroupSums : protected BlockScores<A> {
               sum[r] * (group.of_weights ? share[r] : 1);
       }
     }
+  }
+
+  // Returns the weights of row r of the block on W keys. Pairs store them rounded, so they are
+  // computed again.
+  F weights(int r, int k, float base) const {
+    if constexpr (PER_UNIT == 1) return load((const float*)weights_ + r * WEIGHT_STRIDE + k);
+    F y = mul(sub(load(s_ + r * SCORE_STRIDE + k), splat(base)), splat(logits_.log2_scale()));
+    return exp2<A::EXP_DEGREE>(y);
   }
 
  private:
@@ -163,13 +171,6 @@ template <class A> class GroupSums : protected BlockScores<A> {
       sums[r] = of_row;
     }
     for (int r = 0; r < rows; r += W) store(sum + r, totals(sums + r));
-  }
-  // Returns the weights of row r of the block on W keys. Pairs store them rounded, so they are
-  // computed again.
-  F weights(int r, int k, float base) const {
-    if constexpr (PER_UNIT == 1) return load((const float*)weights_ + r * WEIGHT_STRIDE + k);
-    F y = mul(sub(load(s_ + r * SCORE_STRIDE + k), splat(base)), splat(logits_.log2_scale()));
-    return exp2<A::EXP_DEGREE>(y);
   }
 
  protected:

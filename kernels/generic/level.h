@@ -15,7 +15,6 @@
 #include "largest_parts.h"
 #include "logits.h"
 #include "prefill.h"
-#include "weight_sums.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
@@ -47,6 +46,9 @@ inline size_t prefill_scratch(const Problem& p, int64_t rows) {
 inline void prefill(const Problem& p, const PrefillTask& task, char* scratch) {
   with_arithmetic(p, [&]<class A>(A) { Prefill<A>::run(p, task, scratch); });
 }
+inline void add_sums(const Problem& p, const PrefillTask& task, char* scratch) {
+  with_arithmetic(p, [&]<class A>(A) { Prefill<A>::add_sums(p, task, scratch); });
+}
 inline size_t decode_scratch(const Problem& p) {
   return with_decode(p, [&]<class D>() { return D::scratch(p); });
 }
@@ -59,14 +61,6 @@ inline void merge_splits(const Problem& p, int64_t b, int64_t key_head, int64_t 
 }
 
 inline double logit_scale(const Problem& p) { return Logits(p).logit_scale(); }
-
-inline size_t weight_sums_scratch(const Problem& p) {
-  return with_arithmetic(p, [&]<class A>(A) { return WeightSummer<A>::scratch(p); });
-}
-inline void sum_weights(const Problem& p, const WeightSums& sums, const WeightSumsTask& task,
-                        char* scratch) {
-  with_arithmetic(p, [&]<class A>(A) { WeightSummer<A>::run(p, sums, task, scratch); });
-}
 
 // In float32 only: pairs of bf16 would round the vectors.
 using FloatParts = PartLister<ArithmeticOf<float>>;
@@ -98,11 +92,10 @@ constexpr Level make_level(const char* name, const char* what) {
           .max_decode_rows = min(W, 8),
           .prefill_scratch = prefill_scratch,
           .prefill = prefill,
+          .add_sums = add_sums,
           .decode_scratch = decode_scratch,
           .decode = decode,
           .merge_splits = merge_splits,
-          .weight_sums_scratch = weight_sums_scratch,
-          .sum_weights = sum_weights,
           .largest_parts_scratch = FloatParts::scratch,
           .list_parts = FloatParts::run,
           .divergence_scratch = Comparer::scratch,

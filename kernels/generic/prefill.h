@@ -15,9 +15,9 @@
 // Statistics. Those of a row are computed in the softmax pass. A moment takes one more FMA a
 // vector. The largest scores are listed for W rows at once in a row's first block, and take one
 // comparison a vector later, in blocks whose maximum may enter the list. Groups of keys are summed
-// afterwards (group_sums.h). The operations of the output are the same, hence its
-// bits too. Statistics that need final weights (received, maps, exact rows) take a second sweep
-// (weight_sums.h).
+// afterwards (group_sums.h). Statistics that need final weights (received, maps, exact rows) are
+// added after the last key, from weights that a task keeps (weight_sums.h). The operations of the
+// output are the same, hence its bits too.
 //
 // Bits. They do not depend on the other rows of a task. A row is summed over d, then over the keys
 // of a block, then over blocks that start at multiples of KEY_BLOCK, always in this order. A block
@@ -28,12 +28,12 @@
 
 #include "dropout.h"
 #include "epilogue.h"
-#include "group_sums.h"
+#include "weight_sums.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-template <class A> class Prefill : GroupSums<A> {
-  using Base = GroupSums<A>;
+template <class A> class Prefill : WeightSummer<A> {
+  using Base = WeightSummer<A>;
   using typename Base::E, typename Base::Row, typename Base::Unit;
   using Base::KEY_BLOCK, Base::PER_UNIT, Base::PADDED_ROWS, Base::SCORE_STRIDE, Base::PAIR_STRIDE,
       Base::WEIGHT_STRIDE, Base::p_, Base::task_, Base::mask_, Base::logits_, Base::n_rows_,
@@ -42,7 +42,7 @@ template <class A> class Prefill : GroupSums<A> {
       Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
       Base::sees_block, Base::scores, Base::prefetch_next_block, Base::visible_to, Base::n_groups_,
       Base::weights_, Base::share_, Base::unpacked_, Base::SHORT, Base::start_groups,
-      Base::add_to_groups, Base::write_group_sums;
+      Base::add_to_groups, Base::write_group_sums, Base::keep_weights, Base::add_weights;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -54,6 +54,14 @@ template <class A> class Prefill : GroupSums<A> {
   static void run(const Problem& p, const PrefillTask& task, char* scratch) {
     Arena arena(scratch);
     Prefill(p, task, arena, task.heads * task.queries).compute();
+  }
+
+  // Adds the weights that `run` left in the scratch.
+  static void add_sums(const Problem& p, const PrefillTask& task, char* scratch) {
+    Arena arena(scratch);
+    Prefill after(p, task, arena, task.heads * task.queries);
+    after.find_ranges({0, p.Tk});
+    after.add_weights(after.max_);
   }
 
  private:
@@ -204,6 +212,7 @@ template <class A> class Prefill : GroupSums<A> {
       }
     }
     if (n_groups_) add_to_groups(i, base, rescale_, row_total);
+    if (p_.sums) keep_weights(i, base, row_max);
   }
 
   // Updates the lists of the n largest scores, in falling order, of a query block. Keys ascend;
@@ -395,7 +404,6 @@ template <class A> class Prefill : GroupSums<A> {
     write(stats_.max, top);
     write(stats_.sum, sum_[at]);
     write(stats_.largest, float(largest));
-    write(stats_.share, share);
     if (stats_.moment.data) write(stats_.moment, moment_[at]);
     if (stats_.lse.data || stats_.entropy.data) {
       const double log_sum = end.log_sum();
@@ -414,7 +422,7 @@ template <class A> class Prefill : GroupSums<A> {
     }
     for (int64_t j = 0; j < n; j++)
       row_at<int64_t>(stats_.top_keys, task_.b, r.h, r.q)[j] = top_keys_[row * n + j];
-    if (n_groups_) share_[at] = share;
+    if (n_groups_ || p_.sums) share_[at] = share;
   }
   // Returns - sum of w ln w. With w = p * share and p = 2^y it is
   // share * (-ln(share) * sum of p - sum of p ln p), where `gap` is -ln(share).

@@ -1,64 +1,68 @@
-// The second sweep: sums of weights over the queries, from every row's maximum and normalization
-// (`share`) of a first sweep. Passes 0 to 2 are those of block_scores.h; there is no output.
+// Sums of the weights of rows over the queries (WeightSums), and the weights of some rows.
+//
+// A weight needs the sum of its row, which is known after the last key. Until then a task keeps the
+// weights of each query block on each key block as the softmax left them, relative to the maximum
+// so far, and this maximum. So Q K^T is computed once. The memory of a task is bounded by its
+// number of rows (`prefill_tasks`).
 #pragma once
 
-#include "block_scores.h"
+#include "group_sums.h"
 
 namespace clearhead::CLEARHEAD_LEVEL {
 
-template <class A> class WeightSummer : BlockScores<A> {
-  using Base = BlockScores<A>;
+template <class A> class WeightSummer : protected GroupSums<A> {
+ protected:
+  using Base = GroupSums<A>;
   using typename Base::Row;
-  using Base::KEY_BLOCK, Base::SCORE_STRIDE, Base::p_, Base::task_, Base::logits_, Base::n_rows_,
-      Base::n_blocks_, Base::row_, Base::q_, Base::k_, Base::s_, Base::hull_, Base::key_block_,
-      Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of, Base::find_ranges,
-      Base::pack_groups, Base::pack_panels, Base::any_query_sees_block, Base::sees_block,
-      Base::scores;
-  static constexpr int ROWS = 16 * QUERY_BLOCK;  // queries that are packed at once
+  using Base::KEY_BLOCK, Base::PADDED_ROWS, Base::p_, Base::task_, Base::mask_, Base::logits_,
+      Base::n_blocks_, Base::row_, Base::hull_, Base::key_block_,
+      Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of, Base::sees_block,
+      Base::weights, Base::share_;
 
- public:
-  static size_t scratch(const Problem& p) {
-    Arena arena(nullptr);
-    WeightSummer(p, {}, arena, min<int64_t>(p.Tq, ROWS));
-    return arena.used();
+  WeightSummer(const Problem& p, const PrefillTask& task, Arena& arena, int64_t rows)
+      : Base(p, task, arena, rows), sums_(p.sums ? *p.sums : WeightSums{}) {
+    const int64_t tiles = p.sums ? n_blocks_ * ((p.Tk + KEY_BLOCK - 1) / KEY_BLOCK) : 0;
+    tile_max_ = arena.allocate<float>(tiles * PADDED_ROWS);
+    tiles_ = arena.allocate<float>(tiles * QUERY_BLOCK * KEY_BLOCK);
   }
 
-  static void run(const Problem& p, const WeightSums& sums, const WeightSumsTask& task,
-                  char* scratch) {
-    for (int64_t query = 0; query < p.Tq; query += ROWS) {
-      int64_t queries = min<int64_t>(p.Tq - query, ROWS);
-      Arena arena(scratch);
-      WeightSummer chunk(p, {task.b, task.head, 1, query, queries}, arena, queries);
-      chunk.compute(sums, {task.key, task.key_end});
+  // Keeps the weights of a query block on a key block, exp2((s - base) * log2_scale). `max` has the
+  // maxima so far.
+  void keep_weights(int64_t i, const float* base, const float* max) {
+    if (!is_summed(i)) return;
+    for (int r = 0; r < PADDED_ROWS; r += W) store(tile_max(i) + r, load(max + r));
+    for (int r = 0, rows = rows_of(i); r < rows; r++)
+      for (int k = begin_; k < end_; k += W) store(tile(i, r) + k, weights(r, k, base[r]));
+  }
+
+  // Adds the weights of all rows, of which `max` has the final maxima.
+  void add_weights(const float* max) {
+    for (int64_t key = hull_.lo / KEY_BLOCK * KEY_BLOCK; key < hull_.hi; key += KEY_BLOCK) {
+      key_block_ = {key, min(key + KEY_BLOCK, hull_.hi)};
+      for (int64_t i = 0; i < n_blocks_; i++)
+        if (is_summed(i) && sees_block(i)) add_tile(i, max + i * PADDED_ROWS);
     }
   }
 
  private:
-  WeightSummer(const Problem& p, const PrefillTask& task, Arena& arena, int64_t rows)
-      : Base(p, task, arena, rows) {}
-
-  void compute(const WeightSums& sums, KeyRange keys) {
-    if (!sums.received.data && !sums.map.data && !any_exact(sums)) return;
-    find_ranges(keys);
-    pack_groups(p_.q, p_.D, q_);
-    for (int64_t key = keys.lo; key < hull_.hi; key += KEY_BLOCK) {
-      key_block_ = {key, min(key + KEY_BLOCK, hull_.hi)};
-      if (key_block_.hi <= hull_.lo || !any_query_sees_block()) continue;
-      pack_panels(p_.k, p_.D, k_);
-      for (int k = 0; k < KEY_BLOCK; k += W) store(received_ + k, zero());
-      for (int64_t i = 0; i < n_blocks_; i++) {
-        if (!sees_block(i)) continue;
-        scores(i);
-        sum_block(sums, i);
-      }
-      if (sums.received.data) add_received(sums.received);
-    }
+  // The weights of a row on the current key block, and the maxima of a query block after it.
+  int64_t tile_of(int64_t i) const {
+    return (key_block_.lo - hull_.lo / KEY_BLOCK * KEY_BLOCK) / KEY_BLOCK * n_blocks_ + i;
   }
+  float* tile(int64_t i, int r) const {
+    return tiles_ + (tile_of(i) * QUERY_BLOCK + r) * KEY_BLOCK;
+  }
+  float* tile_max(int64_t i) const { return tile_max_ + tile_of(i) * PADDED_ROWS; }
 
-  bool any_exact(const WeightSums& sums) const {
-    for (int64_t q = task_.query; sums.exact.data && q < task_.query + task_.queries; q++)
-      if (sums.exact_row[q] >= 0) return true;
-    return false;
+  // Returns where the weights of a row are written; null if they are not requested.
+  float* exact(const Row& x) const {
+    if (!sums_.exact.data || sums_.exact_row[x.q] < 0) return nullptr;
+    return row_at<float>(sums_.exact, task_.b, x.h, sums_.exact_row[x.q]);
+  }
+  bool is_summed(int64_t i) const {
+    bool any = sums_.received.data || sums_.map.data;
+    for (int r = 0; !any && r < rows_of(i); r++) any = exact(row_[i * QUERY_BLOCK + r]);
+    return any;
   }
 
   // Return the bin of a position, and the first position of a bin.
@@ -67,72 +71,97 @@ template <class A> class WeightSummer : BlockScores<A> {
   }
   static int64_t bin_start(int64_t bin, int64_t size, int64_t bins) { return bin * size / bins; }
 
-  // Pass 3: computes weights, and sums them over the queries of a block in the same bin.
-  void sum_block(const WeightSums& sums, int64_t i) {
-    int rows = rows_of(i);
-    F log2_scale = splat(logits_.log2_scale());
-    float from[QUERY_BLOCK], share[QUERY_BLOCK], *exact[QUERY_BLOCK];
+  // Adds the weights of a query block on a key block.
+  void add_tile(int64_t i, const float* max) {
+    const int rows = rows_of(i);
+    const Row* row = row_ + i * QUERY_BLOCK;
+    begin_ = lo_ / W * W;
+    end_ = int(round_up(hi_, W));
+    alignas(64) float factor[PADDED_ROWS];
+    for (int r = 0; r < rows; r += W) {
+      const F top = load(max + r), from = select(equal(top, splat(-INF)), zero(), top);
+      const F y = mul(sub(load(tile_max(i) + r), from), splat(logits_.log2_scale()));
+      store(factor + r, mul(exp2<5>(y), load(share_ + i * PADDED_ROWS + r)));
+    }
     for (int r = 0; r < rows; r++) {
-      const Row& x = row_[i * QUERY_BLOCK + r];
-      float m = *row_at(sums.max, task_.b, x.h, x.q);
-      from[r] = m == -INF ? 0 : m;
-      share[r] = *row_at(sums.share, task_.b, x.h, x.q);
-      bool is_kept = sums.exact.data && sums.exact_row[x.q] >= 0;
-      exact[r] = is_kept
-                     ? row_at<float>(sums.exact, task_.b, x.h, sums.exact_row[x.q]) + key_block_.lo
-                     : nullptr;
+      if (!(__builtin_fabsf(factor[r]) < INF)) factor[r] = write_nan(row[r], tile(i, r));
+      float* to = exact(row[r]);
+      for (int k = begin_; to && k < end_; k += W)
+        store_part(to + key_block_.lo + k, mul(load(tile(i, r) + k), splat(factor[r])),
+                   in_vector(key_block_.size() - k));
     }
-    for (int r = 0, end; r < rows; r = end) {
-      int64_t q = row_[i * QUERY_BLOCK + r].q,
-              into = sums.map.data ? bin(q, p_.Tq, sums.map_rows) : 0;
-      int64_t next = sums.map.data ? bin_start(into + 1, p_.Tq, sums.map_rows) : p_.Tq;
-      end = int(min<int64_t>(rows, r + next - q));
-      for (int k = begin_; k < end_; k += W) {
-        F sum = zero();
-        for (int x = r; x < end; x++) {
-          F y = load(s_ + x * SCORE_STRIDE + k);
-          F w = mul(exp2<5>(mul(sub(y, splat(from[x])), log2_scale)), splat(share[x]));
-          w = select(equal(y, splat(-INF)), zero(), w);  // also in a row with NaN
-          sum = add(sum, w);
-          if (exact[x]) store_part(exact[x] + k, w, in_vector(key_block_.size() - k));
-        }
-        store(bin_sums_ + k, sum);
-        store(received_ + k, add(load(received_ + k), sum));
-      }
-      if (sums.map.data) fold_into_map(sums, row_at<float>(sums.map, task_.b, task_.head, into));
+    if (!sums_.received.data && !sums_.map.data) return;
+    for (int r = 0, end; r < rows; r = end) {  // the rows of one head, in the same bin
+      const int64_t h = row[r].h;
+      const int64_t into = sums_.map.data ? bin(row[r].q, p_.Tq, sums_.map_rows) : 0;
+      const int64_t next = sums_.map.data ? bin_start(into + 1, p_.Tq, sums_.map_rows) : p_.Tq;
+      for (end = r + 1; end < rows && row[end].h == h && row[end].q < next;) end++;
+      constexpr int STEP = VECTORS * W;
+      for (int k = begin_ / STEP * STEP; k < end_; k += STEP)
+        add_rows(tile(i, 0), factor, r, end, k);
+      if (sums_.received.data) add_received(h);
+      if (sums_.map.data) fold_into_map(h, row_at<float>(sums_.map, task_.b, h, into));
     }
+  }
+  // Replaces the weights of a row whose sum is NaN: a masked key adds 0.
+  float write_nan(const Row& x, float* tile) const {
+    for (int k = begin_; k < end_; k += W) {
+      const int64_t key = key_block_.lo + k;
+      const uint64_t seen =
+          mask_.visible_bits(task_.b, x.h, x.q, key, in_vector(key_block_.hi - key));
+      store(tile + k, select(lanes(seen, 0), splat(__builtin_nanf("")), zero()));
+    }
+    return 1;
+  }
+
+  // Sums VECTORS vectors of columns of a tile over rows.
+  static constexpr int VECTORS = 4;
+  static_assert(KEY_BLOCK % (VECTORS * W) == 0);
+  void add_rows(const float* tile, const float* factor, int r, int end, int k) {
+    F sum[VECTORS];
+    for (int n = 0; n < VECTORS; n++) sum[n] = zero();
+    for (; r < end; r++) {
+      const F of_row = splat(factor[r]);
+#pragma GCC unroll 4
+      for (int n = 0; n < VECTORS; n++)
+        sum[n] = fma(load(tile + r * KEY_BLOCK + k + n * W), of_row, sum[n]);
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < VECTORS; n++) store(columns_ + k + n * W, sum[n]);
   }
 
   // Returns the sums of n columns, multiplied by the factors of their keys.
-  F times_factors(const TensorView& factors, int64_t key, int n) const {
-    F x = load_part(bin_sums_ + (key - key_block_.lo), n);
-    if (!factors.data) return x;
-    F y = mul(x, load_part(row_at(factors, task_.b, task_.head, key), n));
+  F times_factors(int64_t h, int64_t key, int n) const {
+    F x = load_part(columns_ + (key - key_block_.lo), n);
+    if (!sums_.map_factors.data) return x;
+    F y = mul(x, load_part(row_at(sums_.map_factors, task_.b, h, key), n));
     return select(equal(x, zero()), zero(), y);  // a masked key adds 0, even if its factor is NaN
   }
 
   // Adds the sums of columns to their bins.
-  void fold_into_map(const WeightSums& sums, float* row) const {
+  void fold_into_map(int64_t h, float* row) const {
     int64_t key = key_block_.lo + lo_, end = key_block_.lo + hi_;
-    for (int64_t j = bin(key, p_.Tk, sums.map_cols), next; key < end; j++, key = next) {
-      next = min(end, bin_start(j + 1, p_.Tk, sums.map_cols));
+    for (int64_t j = bin(key, p_.Tk, sums_.map_cols), next; key < end; j++, key = next) {
+      next = min(end, bin_start(j + 1, p_.Tk, sums_.map_cols));
       F sum = zero();
       for (int64_t k = key; k < next; k += W)
-        sum = add(sum, times_factors(sums.map_factors, k, in_vector(next - k)));
+        sum = add(sum, times_factors(h, k, in_vector(next - k)));
       row[j] += total(sum);
     }
   }
 
-  void add_received(const TensorView& x) const {
-    float* to = row_at(x, task_.b, task_.head, key_block_.lo);
-    for (int64_t k = 0; k < key_block_.size(); k += W) {
-      int n = in_vector(key_block_.size() - k);
-      store_part(to + k, add(load_part(to + k, n), load(received_ + k)), n);
+  void add_received(int64_t h) const {
+    float* to = row_at(sums_.received, task_.b, h, key_block_.lo);
+    for (int k = begin_; k < end_; k += W) {
+      const int n = in_vector(key_block_.size() - k);
+      store_part(to + k, add(load_part(to + k, n), load(columns_ + k)), n);
     }
   }
 
-  alignas(64) float bin_sums_[KEY_BLOCK + W];  // of one bin of queries
-  alignas(64) float received_[KEY_BLOCK + W];  // of all queries
+  WeightSums sums_;
+  float* tiles_;     // (key blocks, n_blocks_, QUERY_BLOCK, KEY_BLOCK)
+  float* tile_max_;  // (key blocks, n_blocks_, PADDED_ROWS)
+  alignas(64) float columns_[KEY_BLOCK + W];  // sums over rows
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL

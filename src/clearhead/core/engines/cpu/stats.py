@@ -1,5 +1,4 @@
-"""Compute statistics by the C++ core: of rows in the forward sweep, sums of weights in a second
-one.
+"""Compute statistics by the C++ core, of rows and sums of weights, in the sweep of the output.
 
 `core_results` returns finished statistics. `core_stats` returns the accumulators of `stats/` as a
 `Partial`, which merges with others and has gradients. Both call `attend_with_stats` of the core
@@ -19,7 +18,7 @@ from ...stats import Partial, Result, Statistic, Statistics, exact_rows, pooled,
 from ...stats.group_statistics import GroupStatistic
 from ...stats.per_key import PerKey
 from ...stats.row_statistics import Effective, Entropy, Moment
-from ...stats.statistic import TopWeights, WeightStatistic, finish_rows
+from ...stats.statistic import TopWeights, WeightStatistic
 from ...stats.top_scores import TopScores
 from ..operators import KernelArgs, with_rows
 from .call import args_of, check
@@ -38,11 +37,8 @@ class Groups(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sums of weights that the core adds to; None if one is not needed. `attend_with_stats`
-    computes `max` and `share` itself."""
+    """The sums of weights that the core adds to; None if one is not needed."""
 
-    max: Tensor | None = None
-    share: Tensor | None = None
     received: Tensor | None = None
     map_rows: int = 0
     map_cols: int = 0
@@ -83,7 +79,7 @@ MAX, SUM, MOMENT, LARGEST, LSE, ENTROPY = range(6)
 FINISHED = {"lse": LSE, "max": LARGEST, "entropy": ENTROPY, "effective": ENTROPY}
 ACCUMULATED = {"lse": SUM, "max": MAX, "entropy": MOMENT, "effective": MOMENT}
 
-# The member of `Sums` to which each statistic of the second sweep is added.
+# The member of `Sums` to which each statistic of weights is added.
 SUMS = {"received": "received", "pooled": "map", "exact_rows": "exact"}
 
 
@@ -115,7 +111,7 @@ def _compute(
     p: Problem, tensors: Inputs, args: KernelArgs, statistics: Statistics, *, output: bool,
     finished: bool,
 ) -> tuple[Computed, Sums | None]:  # fmt: skip
-    """Call the core for `finished` statistics and their sums of weights, or for accumulators.
+    """Call the core for `finished` statistics, or for accumulators, and their sums of weights.
 
     Statistics are distinguished by name, because `isinstance` of an abstract class takes 0.25 us.
     """
@@ -133,7 +129,7 @@ def _compute(
             of_groups = cast(GroupStatistic, s)
             of_weights = finished and of_groups.of_weights
             groups.append(Groups(of_groups.masks_for_core(p), _numbers(s, p), of_weights))
-        elif finished and sums is None:
+        elif sums is None:
             sums = _empty_sums(p, statistics)
     computed = Computed(
         *core.attend_with_stats(*tensors, output, args, rows, n, offsets, finished, groups, sums)
@@ -147,7 +143,7 @@ def core_stats(p: Problem, inputs: Inputs, statistics: Statistics) -> tuple[Part
     largest logit of every query in float64, which `State` rounds."""
     tensors, args = readable(inputs, False), args_of(p)
     unit = core.logit_scale(*tensors, args)
-    computed, _ = _compute(p, tensors, args, statistics, output=False, finished=False)
+    computed, into = _compute(p, tensors, args, statistics, output=False, finished=False)
     top, total, moment = cast(list[Tensor], computed.rows[:3])
     group_sums = iter(computed.group_sums)
     more: dict[str, Accumulator] = {}
@@ -160,14 +156,10 @@ def core_stats(p: Problem, inputs: Inputs, statistics: Statistics) -> tuple[Part
         elif isinstance(s, GroupStatistic):
             of_groups = torch.stack([next(group_sums) for _ in s.masks], -1)
             more[s.accumulator] = WeightedSum(of_groups)
-    state = State(top * unit, total, more)
     sums = None
-    if second := [s for s in statistics if s.sweep == "second"]:
-        into = _empty_sums(p, statistics)._replace(
-            max=top, share=finish_rows(state, p.sinks).factor
-        )
-        check(core.sum_weights(*tensors, args, into))
-        sums = {s.name: _sum_of(s, p, into) for s in second}
+    if into is not None:
+        sums = {s.name: _sum_of(s, p, into) for s in statistics if s.sweep == "second"}
+    state = State(top * unit, total, more)
     return Partial.of_all(p, statistics, state, sums), top.double() * unit
 
 
@@ -186,7 +178,7 @@ def _numbers(statistic: Statistic, p: Problem) -> Tensor | None:
 
 
 def _empty_sums(p: Problem, statistics: Statistics) -> Sums:
-    """Return sums of 0 for the statistics of the second sweep."""
+    """Return sums of 0 for the statistics that add weights."""
     into: dict[str, Any] = {}
     for s in statistics:
         if s.sweep == "second":
@@ -203,7 +195,7 @@ def _empty_sums(p: Problem, statistics: Statistics) -> Sums:
 
 
 def _sum_of(s: Statistic, p: Problem, sums: Sums) -> Tensor:
-    """Return the sums of a statistic of the second sweep."""
+    """Return the sums of a statistic that adds weights."""
     total: Tensor = getattr(sums, SUMS[s.name])
     if sums.exact_row is None or not isinstance(s, exact_rows):
         return total
