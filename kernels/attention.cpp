@@ -39,8 +39,9 @@ constexpr int64_t TASK_BYTES = 640 << 10, MAX_ROWS = 1024;
 // With fewer rows, packing costs too much per use of a key.
 constexpr int64_t WORTH_PACKING = 4 * QUERY_BLOCK;
 
-// The weights that a task keeps for `WeightSums`, and the fewest rows of such a task.
-constexpr int64_t KEPT_BYTES = 4 << 20, LEAST_ROWS = 2 * QUERY_BLOCK;
+// The scores that a task keeps for `WeightSums`, which fit into L2, unless WORTH_PACKING rows have
+// more. From 0.5 to 8 MB, 1024 keys take the same time within 2 % (bench/LOG.md, 2026-11-30).
+constexpr int64_t KEPT_BYTES = 1 << 20;
 
 // With fewer multiply-adds, a second thread costs more than it gains.
 constexpr double WORTH_A_THREAD = 1e6;
@@ -182,7 +183,7 @@ PrefillTasks prefill_tasks(const Problem& p, int64_t threads) {
   int64_t shared = p.H / p.G;  // query heads of a key head, which use its packed keys together
   int64_t fit = TASK_BYTES / ((p.D + p.Dv + 32) * 4);
   fit = std::min(MAX_ROWS, std::max<int64_t>(2 * QUERY_BLOCK, fit));
-  if (p.sums) fit = std::max(LEAST_ROWS, std::min(fit, KEPT_BYTES / 4 / std::max<int64_t>(1, p.Tk)));
+  if (p.sums) fit = std::min(fit, std::max(WORTH_PACKING, KEPT_BYTES / (4 * p.Tk + 1)));
   int64_t left = p.B * p.H * p.Tq;
   // A row's result does not depend on the other rows of its task, so the split into tasks may
   // depend on the number of threads. A task takes half of the remaining rows per thread. So the

@@ -42,7 +42,8 @@ template <class A> class Prefill : WeightSummer<A> {
       Base::find_ranges, Base::pack_groups, Base::pack_panels, Base::any_query_sees_block,
       Base::sees_block, Base::scores, Base::prefetch_next_block, Base::visible_to, Base::n_groups_,
       Base::weights_, Base::share_, Base::unpacked_, Base::SHORT, Base::start_groups,
-      Base::add_to_groups, Base::write_group_sums, Base::keep_weights, Base::add_weights;
+      Base::add_to_groups, Base::write_group_sums, Base::use_tile, Base::keep_max,
+      Base::add_weights;
 
  public:
   static size_t scratch(const Problem& p, int64_t rows) {
@@ -96,6 +97,7 @@ template <class A> class Prefill : WeightSummer<A> {
       for (int64_t i = 0; i < n_blocks_; i++) {
         prefetch_next_block(i, writes_out_);
         if (!sees_block(i)) continue;
+        if (p_.sums) use_tile(i);
         scores(i);
         if (dropout_.active()) softmax<false, true, false>(i);
         else if (sums_rounded_)
@@ -212,7 +214,7 @@ template <class A> class Prefill : WeightSummer<A> {
       }
     }
     if (n_groups_) add_to_groups(i, base, rescale_, row_total);
-    if (p_.sums) keep_weights(i, base, row_max);
+    if (p_.sums) keep_max(i, row_max);
   }
 
   // Updates the lists of the n largest scores, in falling order, of a query block. Keys ascend;

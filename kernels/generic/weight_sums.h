@@ -1,9 +1,9 @@
 // Sums of the weights of rows over the queries (WeightSums), and the weights of some rows.
 //
-// A weight needs the sum of its row, which is known after the last key. Until then a task keeps the
-// weights of each query block on each key block as the softmax left them, relative to the maximum
-// so far, and this maximum. So Q K^T is computed once. The memory of a task is bounded by its
-// number of rows (`prefill_tasks`).
+// A weight needs the sum of its row, which is known after the last key. Until then the scores of
+// each query block and key block stay in a tile of memory, where in float32 the softmax replaces
+// them by weights relative to the maximum so far, and this maximum stays too. So Q K^T is computed
+// once. The memory of a task is bounded by its number of rows (`prefill_tasks`).
 #pragma once
 
 #include "group_sums.h"
@@ -13,26 +13,27 @@ namespace clearhead::CLEARHEAD_LEVEL {
 template <class A> class WeightSummer : protected GroupSums<A> {
  protected:
   using Base = GroupSums<A>;
-  using typename Base::Row;
-  using Base::KEY_BLOCK, Base::PADDED_ROWS, Base::p_, Base::task_, Base::mask_, Base::logits_,
-      Base::n_blocks_, Base::row_, Base::hull_, Base::key_block_,
-      Base::lo_, Base::hi_, Base::begin_, Base::end_, Base::rows_of, Base::sees_block,
-      Base::weights, Base::share_;
+  using typename Base::Row, typename Base::Unit;
+  using Base::KEY_BLOCK, Base::PER_UNIT, Base::PADDED_ROWS, Base::SCORE_STRIDE, Base::p_,
+      Base::task_, Base::mask_, Base::logits_, Base::s_, Base::weights_, Base::n_blocks_,
+      Base::row_, Base::hull_, Base::key_block_, Base::lo_, Base::hi_, Base::begin_, Base::end_,
+      Base::rows_of, Base::sees_block, Base::weights, Base::share_;
 
   WeightSummer(const Problem& p, const PrefillTask& task, Arena& arena, int64_t rows)
-      : Base(p, task, arena, rows), sums_(p.sums ? *p.sums : WeightSums{}) {
+      : Base(p, task, arena, rows), sums_(p.sums ? *p.sums : WeightSums{}), unkept_(s_) {
     const int64_t tiles = p.sums ? n_blocks_ * ((p.Tk + KEY_BLOCK - 1) / KEY_BLOCK) : 0;
     tile_max_ = arena.allocate<float>(tiles * PADDED_ROWS);
-    tiles_ = arena.allocate<float>(tiles * QUERY_BLOCK * KEY_BLOCK);
+    tiles_ = arena.allocate<float>(tiles * QUERY_BLOCK * SCORE_STRIDE);
   }
 
-  // Keeps the weights of a query block on a key block, exp2((s - base) * log2_scale). `max` has the
-  // maxima so far.
-  void keep_weights(int64_t i, const float* base, const float* max) {
-    if (!is_summed(i)) return;
+  // Lets the next scores of a query block be written where they stay, if they are summed.
+  void use_tile(int64_t i) {
+    s_ = is_summed(i) ? tiles_ + tile(i) * QUERY_BLOCK * SCORE_STRIDE : unkept_;
+    if constexpr (PER_UNIT == 1) weights_ = (Unit*)s_;
+  }
+  // Keeps the maxima of a query block after this key block.
+  void keep_max(int64_t i, const float* max) {
     for (int r = 0; r < PADDED_ROWS; r += W) store(tile_max(i) + r, load(max + r));
-    for (int r = 0, rows = rows_of(i); r < rows; r++)
-      for (int k = begin_; k < end_; k += W) store(tile(i, r) + k, weights(r, k, base[r]));
   }
 
   // Adds the weights of all rows, of which `max` has the final maxima.
@@ -45,14 +46,11 @@ template <class A> class WeightSummer : protected GroupSums<A> {
   }
 
  private:
-  // The weights of a row on the current key block, and the maxima of a query block after it.
-  int64_t tile_of(int64_t i) const {
-    return (key_block_.lo - hull_.lo / KEY_BLOCK * KEY_BLOCK) / KEY_BLOCK * n_blocks_ + i;
+  // Return the index of the tile of a query block and the current key block, and its maxima.
+  int64_t tile(int64_t i) const {
+    return (key_block_.lo / KEY_BLOCK - hull_.lo / KEY_BLOCK) * n_blocks_ + i;
   }
-  float* tile(int64_t i, int r) const {
-    return tiles_ + (tile_of(i) * QUERY_BLOCK + r) * KEY_BLOCK;
-  }
-  float* tile_max(int64_t i) const { return tile_max_ + tile_of(i) * PADDED_ROWS; }
+  float* tile_max(int64_t i) const { return tile_max_ + tile(i) * PADDED_ROWS; }
 
   // Returns where the weights of a row are written; null if they are not requested.
   float* exact(const Row& x) const {
@@ -77,17 +75,19 @@ template <class A> class WeightSummer : protected GroupSums<A> {
     const Row* row = row_ + i * QUERY_BLOCK;
     begin_ = lo_ / W * W;
     end_ = int(round_up(hi_, W));
-    alignas(64) float factor[PADDED_ROWS];
+    use_tile(i);
+    const auto base_of = [](F top) { return select(equal(top, splat(-INF)), zero(), top); };
     for (int r = 0; r < rows; r += W) {
-      const F top = load(max + r), from = select(equal(top, splat(-INF)), zero(), top);
-      const F y = mul(sub(load(tile_max(i) + r), from), splat(logits_.log2_scale()));
-      store(factor + r, mul(exp2<5>(y), load(share_ + i * PADDED_ROWS + r)));
+      const F top = load(tile_max(i) + r);
+      const F y = mul(sub(top, base_of(load(max + r))), splat(logits_.log2_scale()));
+      store(base_ + r, base_of(top));
+      store(factor_ + r, mul(exp2<5>(y), load(share_ + i * PADDED_ROWS + r)));
     }
     for (int r = 0; r < rows; r++) {
-      if (!(__builtin_fabsf(factor[r]) < INF)) factor[r] = write_nan(row[r], tile(i, r));
+      if (!(__builtin_fabsf(factor_[r]) < INF)) write_nan(row[r], r);
       float* to = exact(row[r]);
       for (int k = begin_; to && k < end_; k += W)
-        store_part(to + key_block_.lo + k, mul(load(tile(i, r) + k), splat(factor[r])),
+        store_part(to + key_block_.lo + k, mul(weights(r, k, base_[r]), splat(factor_[r])),
                    in_vector(key_block_.size() - k));
     }
     if (!sums_.received.data && !sums_.map.data) return;
@@ -97,34 +97,34 @@ template <class A> class WeightSummer : protected GroupSums<A> {
       const int64_t next = sums_.map.data ? bin_start(into + 1, p_.Tq, sums_.map_rows) : p_.Tq;
       for (end = r + 1; end < rows && row[end].h == h && row[end].q < next;) end++;
       constexpr int STEP = VECTORS * W;
-      for (int k = begin_ / STEP * STEP; k < end_; k += STEP)
-        add_rows(tile(i, 0), factor, r, end, k);
+      for (int k = begin_ / STEP * STEP; k < end_; k += STEP) add_rows(r, end, k);
       if (sums_.received.data) add_received(h);
       if (sums_.map.data) fold_into_map(h, row_at<float>(sums_.map, task_.b, h, into));
     }
   }
-  // Replaces the weights of a row whose sum is NaN: a masked key adds 0.
-  float write_nan(const Row& x, float* tile) const {
+  // Replaces row r of the tile, whose sum is NaN. A masked key adds 0.
+  void write_nan(const Row& x, int r) {
+    const F masked = splat(PER_UNIT == 1 ? 0 : -INF);
     for (int k = begin_; k < end_; k += W) {
       const int64_t key = key_block_.lo + k;
       const uint64_t seen =
           mask_.visible_bits(task_.b, x.h, x.q, key, in_vector(key_block_.hi - key));
-      store(tile + k, select(lanes(seen, 0), splat(__builtin_nanf("")), zero()));
+      store(s_ + r * SCORE_STRIDE + k, select(lanes(seen, 0), splat(__builtin_nanf("")), masked));
     }
-    return 1;
+    base_[r] = 0, factor_[r] = 1;
   }
 
-  // Sums VECTORS vectors of columns of a tile over rows.
+  // Sums VECTORS vectors of columns over rows.
   static constexpr int VECTORS = 4;
   static_assert(KEY_BLOCK % (VECTORS * W) == 0);
-  void add_rows(const float* tile, const float* factor, int r, int end, int k) {
+  void add_rows(int r, int end, int k) {
     F sum[VECTORS];
     for (int n = 0; n < VECTORS; n++) sum[n] = zero();
     for (; r < end; r++) {
-      const F of_row = splat(factor[r]);
+      const F of_row = splat(factor_[r]);
 #pragma GCC unroll 4
       for (int n = 0; n < VECTORS; n++)
-        sum[n] = fma(load(tile + r * KEY_BLOCK + k + n * W), of_row, sum[n]);
+        sum[n] = fma(weights(r, k + n * W, base_[r]), of_row, sum[n]);
     }
 #pragma GCC unroll 4
     for (int n = 0; n < VECTORS; n++) store(columns_ + k + n * W, sum[n]);
@@ -159,9 +159,11 @@ template <class A> class WeightSummer : protected GroupSums<A> {
   }
 
   WeightSums sums_;
-  float* tiles_;     // (key blocks, n_blocks_, QUERY_BLOCK, KEY_BLOCK)
+  float* unkept_;    // the scores of tiles that are not summed
+  float* tiles_;     // (key blocks, n_blocks_, QUERY_BLOCK, SCORE_STRIDE)
   float* tile_max_;  // (key blocks, n_blocks_, PADDED_ROWS)
-  alignas(64) float columns_[KEY_BLOCK + W];  // sums over rows
+  alignas(64) float base_[PADDED_ROWS], factor_[PADDED_ROWS];  // of the rows of a tile
+  alignas(64) float columns_[KEY_BLOCK + W];                   // sums over rows
 };
 
 }  // namespace clearhead::CLEARHEAD_LEVEL
