@@ -16,16 +16,8 @@ from torch import Tensor
 
 from ..errors import as_count
 from ..masks import Grid, Mask
+from ..problem import online_softmax
 from ..problem.nan_safe import weighted_sum
-from ..problem.online_softmax import (
-    LOWEST,
-    MASKED,
-    Accumulator,
-    State,
-    anchor,
-    with_sinks,
-    zero_if_masked,
-)
 from ..problem.problem import Problem, cached
 from ..torch_state import loadable
 from .per_key import Numbers, PerKey
@@ -148,9 +140,9 @@ class Tile:
 
 def tile_of(scores: Tensor, queries: slice, keys: slice, width: int) -> Tile:
     top = scores.amax(-1)
-    base = anchor(top.detach())
-    below = (scores - base.unsqueeze(-1)).clamp(min=LOWEST)
-    exps = zero_if_masked(below.exp(), scores, base)
+    base = online_softmax.anchor(top.detach())
+    below = (scores - base.unsqueeze(-1)).clamp(min=online_softmax.LOWEST)
+    exps = online_softmax.zero_if_masked(below.exp(), scores, base)
     return Tile(queries, keys, width, scores, top, below, exps, exps.sum(-1))
 
 
@@ -168,14 +160,14 @@ class RowStatistic(Statistic):
         """Return the least number of keys of a tile."""
         return 0
 
-    def empty(self, p: Problem, queries: int) -> Accumulator:
+    def empty(self, p: Problem, queries: int) -> online_softmax.Accumulator:
         """Return the accumulator of this many queries before their first key.
 
         A subclass with an accumulator defines it: here it raises `NotImplementedError`.
         """
         raise NotImplementedError(f"{self.name} declares an accumulator without its initial value")
 
-    def counter(self, p: Problem) -> Callable[[Tile], Accumulator]:
+    def counter(self, p: Problem) -> Callable[[Tile], online_softmax.Accumulator]:
         """Return the function that computes the accumulator of one tile.
 
         A subclass with an accumulator defines it: here it raises `NotImplementedError`.
@@ -194,7 +186,7 @@ class FinishedRows(NamedTuple):
     a sink.
     """
 
-    state: State
+    state: online_softmax.State
     lse: Tensor
     factor: Tensor
 
@@ -203,24 +195,24 @@ class FinishedRows(NamedTuple):
         return part * self.factor.unsqueeze(-1)
 
 
-def finish_rows(state: State, sinks: Tensor | None) -> FinishedRows:
+def finish_rows(state: online_softmax.State, sinks: Tensor | None) -> FinishedRows:
     """Add the sinks, (H,), to the state of all keys, and compute `lse` and `factor`."""
     top = state.max.detach()
-    complete = with_sinks(State(top, state.sum, {}), sinks)
-    base, empty = anchor(complete.max), complete.sum == 0
+    complete = online_softmax.with_sinks(online_softmax.State(top, state.sum, {}), sinks)
+    base, empty = online_softmax.anchor(complete.max), complete.sum == 0
     total = complete.sum.masked_fill(empty, 1.0)
-    lse = (base + total.log()).masked_fill(empty, MASKED)
+    lse = (base + total.log()).masked_fill(empty, online_softmax.MASKED)
     return FinishedRows(state, lse, torch.exp(top - base) / total)
 
 
-def empty_rows(p: Problem, statistics: Iterable[Statistic], queries: int) -> State:
+def empty_rows(p: Problem, statistics: Iterable[Statistic], queries: int) -> online_softmax.State:
     """Return the state of this many queries before their first key."""
     more = {
         s.accumulator: s.empty(p, queries)
         for s in statistics
         if isinstance(s, RowStatistic) and s.accumulator
     }
-    return State(zeros(p, queries) + MASKED, zeros(p, queries), more)
+    return online_softmax.State(zeros(p, queries) + online_softmax.MASKED, zeros(p, queries), more)
 
 
 # ------------------------------------------------------------------------------------ second sweep

@@ -21,23 +21,9 @@ from ..problem.online_softmax import MASKED, Accumulator, State, anchor, exps, m
 from ..problem.problem import Inputs, Problem, cached
 from ..problem.tiles import for_queries, key_tiles, query_tiles
 from ..torch_state import in_functionalize, is_batched, no_autocast
+from . import statistic
 from .parse import parse_stats
 from .partial import Partial
-from .statistic import (
-    RowStatistic,
-    Statistic,
-    Statistics,
-    Tile,
-    WeightStatistic,
-    WeightSums,
-    WeightTile,
-    bin_of,
-    bins_of,
-    empty_rows,
-    empty_sums,
-    finish_rows,
-    tile_of,
-)
 
 # The number of cells of a tile over all batches and heads, and bounds of its sides.
 TILE_QUERIES = 256
@@ -53,7 +39,7 @@ ALL = slice(None)
 def sweep(
     problem: Problem,
     inputs: Inputs,
-    statistics: Iterable[str | Statistic],
+    statistics: Iterable[str | statistic.Statistic],
     queries: slice = ALL,
     keys: slice = ALL,
     *,
@@ -112,7 +98,7 @@ def sweep(
 def sweep_gradients(
     problem: Problem,
     inputs: Inputs,
-    statistics: Statistics,
+    statistics: statistic.Statistics,
     *,
     top: Tensor,
     rows: Sequence[Tensor | None],
@@ -167,28 +153,30 @@ class _Sweep:
     k: Tensor
     queries: range
     keys: range
-    statistics: Statistics
+    statistics: statistic.Statistics
     lse: Tensor | None
 
     @cached
-    def counters(self) -> dict[str, Callable[[Tile], Accumulator]]:
+    def counters(self) -> dict[str, Callable[[statistic.Tile], Accumulator]]:
         """The functions that compute the accumulators of a tile, by name."""
-        first = (s for s in self.statistics if isinstance(s, RowStatistic) and s.accumulator)
+        first = (
+            s for s in self.statistics if isinstance(s, statistic.RowStatistic) and s.accumulator
+        )
         return {s.accumulator: s.counter(self.problem) for s in first}
 
     @cached
-    def second(self) -> list[WeightStatistic]:
+    def second(self) -> list[statistic.WeightStatistic]:
         """The statistics of the second sweep, which needs sums over all keys or their lse."""
         if self.lse is None and len(self.keys) < self.problem.Tk:
             return []
-        return [s for s in self.statistics if isinstance(s, WeightStatistic)]
+        return [s for s in self.statistics if isinstance(s, statistic.WeightStatistic)]
 
     # ---------------------------------------------------------------------------- the two sweeps
 
-    def run(self) -> tuple[State | None, WeightSums | None]:
+    def run(self) -> tuple[State | None, statistic.WeightSums | None]:
         """Compute all tiles of queries, concatenate their rows, and add their sums."""
         p, states = self.problem, []
-        sums = empty_sums(p, self.second, slice(0, p.Tq), len(self.keys))
+        sums = statistic.empty_sums(p, self.second, slice(0, p.Tq), len(self.keys))
         for tile in self.query_tiles:
             state, weight_sums = for_queries(p, tile, self.statistics_of)
             if state is not None:
@@ -208,7 +196,7 @@ class _Sweep:
             return x
         return self.problem.with_zero_grad(x, self.q, self.k)
 
-    def statistics_of(self, queries: slice) -> tuple[State | None, WeightSums]:
+    def statistics_of(self, queries: slice) -> tuple[State | None, statistic.WeightSums]:
         """Compute a tile of queries over all keys, in one sweep or two."""
         p, size = self.problem, queries.stop - queries.start
         if self.lse is not None:
@@ -218,25 +206,25 @@ class _Sweep:
             return None, self.sum_weights(self.scores(queries), queries, lse, torch.ones_like(lse))
         fits = p.B * p.H * size * len(self.keys) <= STORED_CELLS
         cached = list(self.scores(queries)) if self.second and fits else None
-        state = empty_rows(p, self.statistics, size)
+        state = statistic.empty_rows(p, self.statistics, size)
         for keys, scores in cached or self.scores(queries):
-            tile = tile_of(scores, queries, keys, self.width)
+            tile = statistic.tile_of(scores, queries, keys, self.width)
             more = {name: count(tile) for name, count in self.counters.items()}
             state = merge(state, State(tile.max, tile.sum, more))
         if not self.second:
             return state, {}
-        factor = finish_rows(state, p.sinks).factor
+        factor = statistic.finish_rows(state, p.sinks).factor
         again = cached or self.scores(queries)
         return state, self.sum_weights(again, queries, state.max.detach(), factor)
 
     def sum_weights(
         self, tiles: Iterable[tuple[slice, Tensor]], queries: slice, base: Tensor, factor: Tensor
-    ) -> WeightSums:
+    ) -> statistic.WeightSums:
         """Sum the weights exp(x - base) * factor of a tile of queries."""
         p = self.problem
         bins = max((s.query_bins(p) for s in self.second), default=1)
-        first, r = bins_of(queries, p.Tq, bins)
-        own_bin = bin_of(torch.arange(p.Tq, device=p.device)[queries], p.Tq, bins) - first
+        first, r = statistic.bins_of(queries, p.Tq, bins)
+        own_bin = statistic.bin_of(torch.arange(p.Tq, device=p.device)[queries], p.Tq, bins) - first
         members = own_bin == torch.arange(r, device=p.device).unsqueeze(-1)
         # The NaN of a query must not spread by 0 * NaN to other bins, nor to keys that are masked
         # for it. So it is put into `powers` and not into `pool`.
@@ -244,13 +232,15 @@ class _Sweep:
         is_nan = torch.isnan(factor)
         pool = torch.where(members & ~is_nan.unsqueeze(-2), factor.unsqueeze(-2), 0.0)
         keep = None if all_finite else members.expand_as(pool)
-        sums = empty_sums(p, self.second, queries, len(self.keys))
+        sums = statistic.empty_sums(p, self.second, queries, len(self.keys))
         for keys, scores in tiles:
             powers = exps(scores, base)
             if not all_finite:
                 powers = powers.masked_fill(is_nan.unsqueeze(-1) & (scores != MASKED), math.nan)
             columns = slice(keys.start - self.keys.start, keys.stop - self.keys.start)
-            tile = WeightTile(p, queries, keys, columns, scores, powers, factor, pool, keep)
+            tile = statistic.WeightTile(
+                p, queries, keys, columns, scores, powers, factor, pool, keep
+            )
             for s in self.second:
                 s.add_tile(sums[s.name], tile)
         return sums
@@ -279,7 +269,7 @@ class _Sweep:
 
     @cached
     def least_keys(self) -> int:
-        first = (s for s in self.statistics if isinstance(s, RowStatistic))
+        first = (s for s in self.statistics if isinstance(s, statistic.RowStatistic))
         return max([LEAST_KEYS, *(s.least_keys(self.problem) for s in first)])
 
     @property
