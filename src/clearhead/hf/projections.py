@@ -19,7 +19,7 @@ from .architectures import CHANGE_OUTPUT, DOUBLE_QUERIES, OUTPUT_PROJECTIONS, SC
 from .inspect_model import calls_interface
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_TOKENS_CHECKED = 8
+_TOKENS_CHECKED, _FEATURES_CHECKED = 8, 128
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,26 +44,28 @@ class OutputProjection:
     def check(self, z: Tensor, returned: object) -> None:
         """Raise `BadValue` unless the output of `module` is the projection of the heads.
 
-        Compares `returned`, the output, with the projection of `z`, (B, H, T, Dv), at a few tokens,
-        within rounding. Where both are NaN or infinite, they agree.
+        Compares `returned`, the output, with the projection of `z`, (B, H, T, Dv), at a few tokens
+        and features, within rounding. Where both are NaN or infinite, they agree.
         """
         if isinstance(returned, tuple):  # torch.nn.MultiheadAttention: the output and the weights
             returned = returned[0]
-        B, H, T, Dv = z.shape
+        B, _, T, _ = z.shape
         d = self.weight.shape[-1]
         assert isinstance(returned, Tensor)
         if returned.numel() != B * T * d:
             raise self._disagrees(f"of shape {tuple(returned.shape)}")
         tokens = torch.linspace(0, B * T - 1, min(B * T, _TOKENS_CHECKED)).long().to(z.device)
-        heads = z.detach().transpose(1, 2).reshape(B * T, H * Dv)[tokens].double()
-        weight = self.weight.flatten(0, 1).double()
+        features = torch.linspace(0, d - 1, min(d, _FEATURES_CHECKED)).long().to(z.device)
+        heads = z.detach()[tokens // T, :, tokens % T].flatten(1).double()
+        weight = self.weight.flatten(0, 1).mT[features].double().mT
         wanted, most = heads @ weight, heads.abs() @ weight.abs()
         if self.bias is not None:
-            wanted, most = wanted + self.bias.double(), most + self.bias.double().abs()
+            bias = self.bias[features].double()
+            wanted, most = wanted + bias, most + bias.abs()
         actual = returned.detach()
         if actual.dim() == 3 and actual.shape[:2] == (T, B) != (B, T):
             actual = actual.transpose(0, 1)  # torch's layout with batch_first=False
-        actual = actual.reshape(B * T, d)[tokens].double()
+        actual = actual.reshape(B * T, d)[tokens][:, features].double()
         error = (actual - wanted).abs()
         tolerance = max(1e-5, 4 * torch.finfo(returned.dtype).eps)
         agrees = (error <= tolerance * most) | ~(actual.isfinite() | wanted.isfinite())

@@ -349,6 +349,38 @@ def test_look_in_training_changes_no_bit_and_saves_nothing(monkeypatch):
     assert bool(torch.isfinite(q.grad).all())
 
 
+def test_sums_of_weights_do_not_depend_on_threads(threads):
+    """The tasks of a head add to the same sums, in one order."""
+    q, k, v = make_qkv(H=3, G=1, Tq=1009, Tk=1013, D=8)
+    mask = ch.Causal(align="end")
+    statistics = ["received", stats.pooled(7, 11), stats.exact_rows([3, 700, 3])]
+    results = []
+    for count in (1, 2, *[5] * 12):
+        threads(count)
+        results.append(ch.look(q, k, v, stats=statistics, mask=mask, engine="cpu"))
+    for name in ("out", "received", "pooled", "exact_rows"):
+        first, *others = (getattr(x, name) for x in results)
+        assert all(torch.equal(first, x) for x in others), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_sums_of_weights_with_a_query_that_is_not_finite(dtype, value):
+    """Its weights are NaN on the keys that it sees, and 0 on masked keys."""
+    q, k, v = (x.to(dtype) for x in make_qkv(H=2, G=1, Tq=211, Tk=211, D=16))
+    true = ch.look(q, k, v, stats=["received"], mask=ch.causal, engine="cpu").received
+    q[:, 0, 97] = value
+    names = ["received", stats.pooled(1, 211), stats.exact_rows([97, 98])]
+    seen = ch.look(q, k, v, stats=names, mask=ch.causal, engine="cpu")
+    assert bool(seen.received[:, 0, :98].isnan().all())
+    assert torch.equal(seen.received[:, 0, 98:], true[:, 0, 98:])
+    assert torch.equal(seen.received[:, 1], true[:, 1])
+    assert torch.equal(seen.pooled[:, :, 0].isnan(), seen.received.isnan())
+    assert torch.equal(seen.exact_rows[:, 0, 0].isnan(), seen.received[:, 0].isnan())
+    assert bool((seen.exact_rows[:, 0, 0, 98:] == 0).all())
+    assert bool(seen.exact_rows[:, 0, 1].isfinite().all())
+
+
 @pytest.mark.parametrize("seed", [None, 7])
 def test_statistics_ignore_dropout_and_come_from_the_core(seed, monkeypatch):
     q, k, v = (x.requires_grad_() for x in make_qkv(H=2, G=2, Tq=50, Tk=50, D=16))
