@@ -22,10 +22,10 @@ PACKAGE = ROOT / "src" / "clearhead"
 # The rooms from the top down, with the most lines of code that each may have. Raise a number only
 # with a reason in the commit.
 HOUSE = {
-    "views": 3560,
-    "corpus": 4530,
+    "views": 3590,
+    "corpus": 4560,
     "demo": 360,
-    "models": 9030,
+    "models": 9080,
     "hf": 2080,
     "distributed": 2490,
     "nn": 1020,

@@ -164,6 +164,8 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
     this.used = this.step("dropped") ?? this.weights;
     this.heads = data.size.h ?? 1;
     this.keyHeads = data.size.g ?? this.heads;
+    this.blocks = /** @type {number[] | null} */ (null);
+    this.members = /** @type {number[][] | null} */ (null);
   }
 
   step(name) {
@@ -231,16 +233,46 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
   }
 
   // The row of a query for a picture: where the page has no weight of an image, that of the map, in which the keys
-  // of a cell share its weight.
+  // of a cell share its weight. If cells are blocks of patches, all of it is that of the map.
   drawn(head, query) {
     const row = this.row(this.used, head, query) ?? [];
     if (!this.picture || !row.includes(undefined)) return row;
-    const map = this.weights.grid(head, false);
+    const map = this.weights.grid(head, false), cells = this.blocksOf(head);
     return row.map((weight, key) => {
-      if (weight !== undefined) return weight;
+      if (weight !== undefined && !cells) return weight;
       const cell = this.cellOf(query, key, map), [first, last] = this.columnSpan(cell.column, map.columns);
-      return map.values[cell.row * map.columns + cell.column] / (last - first + 1);
+      const size = cells ? this.tokensOf(cell.column).length : last - first + 1;
+      return Math.max(0, map.values[cell.row * map.columns + cell.column]) / size;
     });
+  }
+
+  // The cell of each token, if the page has a map of the head, or any map, whose cells are blocks of patches.
+  blocksOf(head = /** @type {number | null} */ (null)) {
+    const { before, rows, columns, block } = this.picture ?? { before: 0, rows: 0, columns: 0, block: null };
+    if (!block || block === 1 || (head !== null && this.used.isExact(head))) return null;
+    const across = Math.ceil(columns / block), fewer = across * Math.ceil(rows / block) - rows * columns;
+    return (this.blocks ??= this.keys.map((_, at) => (!this.isPatch(at) ? at + (at < before ? 0 : fewer)
+      : before + Math.floor(Math.floor((at - before) / columns) / block) * across + Math.floor((at - before) % columns / block))));
+  }
+
+  // The tokens of a cell that is a block of patches.
+  tokensOf(cell) {
+    const cells = /** @type {number[]} */ (this.blocksOf());
+    this.members ??= cells.reduce((lists, it, at) => { (lists[it] ??= []).push(at); return lists; },
+      /** @type {number[][]} */ ([]));
+    return this.members[cell];
+  }
+
+  // The tokens that share the weight of a token in `drawn`.
+  sharing(head, at) {
+    const cells = this.blocksOf(head);
+    return cells ? this.tokensOf(cells[at]) : [at];
+  }
+
+  // The name of a token with those that share its weight: "patch 2,4 to 3,5" for a block.
+  nameOf(head, labels, at) {
+    const tokens = this.sharing(head, at), last = labels[tokens.at(-1)];
+    return labels[tokens[0]] + (tokens.length > 1 ? ` to ${last.split(" ").at(-1)}` : "");
   }
 
   // Whether a token is a patch of an image.
@@ -253,7 +285,7 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
   // value writes, divided by the sum over all keys. Null if it is unknown.
   normWeighted(head, query) {
     const row = this.drawn(head, query);
-    if (!this.norms || !row.length || row.some((weight) => weight === undefined)) return null;
+    if (!this.norms || !row.length || this.blocksOf(head) || row.some((weight) => weight === undefined)) return null;
     const norms = numbersOf(this.norms), start = head * this.size.k;
     const parts = row.map((weight, key) => Math.abs(weight) * norms[start + key]);
     const total = parts.reduce((sum, part) => sum + part, 0);
@@ -290,14 +322,16 @@ export class Trace extends /** @type {new (data: any) => TraceFields} */ (Fields
 
   // The positions that a cell of a map covers, [first, last].
   rowSpan(cell, rows) {
-    return span(cell, this.size.q, rows, this.block?.[0]);
+    return rows < this.size.q && this.blocksOf() ? ends(this.tokensOf(cell)) : span(cell, this.size.q, rows, this.block?.[0]);
   }
 
   columnSpan(cell, columns) {
-    return span(cell, this.size.k, columns, this.block?.[1]);
+    return columns < this.size.k && this.blocksOf() ? ends(this.tokensOf(cell)) : span(cell, this.size.k, columns, this.block?.[1]);
   }
 
   cellOf(query, key, { rows, columns }) {
+    const cells = columns < this.size.k && this.blocksOf();
+    if (cells) return { row: cells[query], column: cells[key] };
     return {
       row: cellOf(query, this.size.q, rows, this.block?.[0]),
       column: cellOf(key, this.size.k, columns, this.block?.[1]),
@@ -311,6 +345,8 @@ function span(cell, length, cells, block) {
   if (block) return [cell * block, Math.min(length, (cell + 1) * block) - 1];
   return [Math.floor(cell * length / cells), Math.floor((cell + 1) * length / cells) - 1];
 }
+
+const ends = (tokens) => [tokens[0], tokens.at(-1)];
 
 const cellOf = (position, length, cells, block) =>
   block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);

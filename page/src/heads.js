@@ -176,7 +176,7 @@ export function drawHeads() {
 function paintTile(canvas, /** @type {Trace} */ trace, head, pixels, query) {
   if (trace.picture) {
     const { rows, columns } = trace.picture, row = query === null ? trace.received(head) : trace.drawn(head, query);
-    const { weights, top } = patchesOf(trace, row);
+    const { weights, top } = patchesOf(trace, head, row);
     fillCells(canvas, rows, columns, (cell) => shareColour((weights[cell] || 0) / top));
     canvas.classList.toggle("coarse", rows < pixels);
     return;

@@ -143,7 +143,8 @@ export interface Links {
 /**
  * An image whose patches are the tokens of a layer, row by row, after the first `before`.
  *
- * `image` is its index in the `images` of the snapshot. `registers` are the patches that the
+ * `image` is its index in the `images` of the snapshot. A cell of the map is a token, or a square
+ * of patches with `block` on a side; null: maps have `bins`. `registers` are the patches that the
  * model uses as registers, by their number among the tokens.
  */
 export interface Picture {
@@ -151,6 +152,7 @@ export interface Picture {
   rows: number;
   columns: number;
   image: number;
+  block: number | null;
   registers: number[];
 }
 

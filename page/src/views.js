@@ -215,9 +215,10 @@ function describeWhatIsLeftOut() {
     const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
     const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk."
       : store.source?.can.text || pageData.images ? "" : "clearhead serve computes the others.";
+    const part = trace.blocksOf() ? `a token or a square of ${trace.picture.block} × ${trace.picture.block} patches` : "the mean of a part";
     if (exact.length) sentences.push(`The page has every step of ${which}.`);
     if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ` +
-      `${trace.bins.join(" × ")} cells, each the mean of a part, and the ${trace.links.n} largest weights of ${queries}.`, others);
+      `${trace.bins.join(" × ")} cells, each ${part}, and the ${trace.links.n} largest weights of ${queries}.`, others);
   }
   if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
   byId("left-out").textContent = sentences.filter(Boolean).join(" ");

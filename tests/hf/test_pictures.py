@@ -11,8 +11,8 @@ from torch import nn
 import clearhead as ch
 from clearhead import demo
 from clearhead.core.errors import BadType, BadValue
-from clearhead.models.report import summary
-from clearhead.views.html.report import FILE, snapshot
+from clearhead.models.report import collect, summary
+from clearhead.views.html.report import FILE, PICTURE, pool_blocks, snapshot
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -282,6 +282,74 @@ def test_patches_in_another_order_are_not_named(order):
     assert report.tokens[1] == ("patch 0,0" if order == "rows" else "1")
 
 
+def in_blocks(weights, block, rows, columns, before, after=0):
+    """Pool weights (H, T, T) over square blocks of patches, cell by cell: means over queries and
+    sums over keys."""
+    patches = torch.arange(rows * columns).view(rows, columns) + before
+    T, cells = before + rows * columns + after, []
+    for r in range(0, rows, block):
+        cells += [patches[r : r + block, c : c + block].flatten() for c in range(0, columns, block)]
+    singles = [torch.tensor([t]) for t in range(T)]
+    cells = singles[:before] + cells + singles[T - after :]
+    queries = torch.stack([weights[:, cell].mean(1) for cell in cells], 1)
+    return torch.stack([queries[..., cell].sum(-1) for cell in cells], -1), cells
+
+
+def test_many_patches_are_pooled_by_blocks():
+    model, rows, columns = vision("Dinov2", image_size=28, patch_size=2), 26, 31
+    pixels = torch.rand(1, 3, 2 * rows, 2 * columns)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(pixels, output_attentions=True).attentions
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    report = ch.report(model, {"pixel_values": pixels})
+    for layer, weights in zip(report.layers, expected, strict=True):
+        maps, cells = in_blocks(weights[0], 2, rows, columns, 1)
+        assert layer.block == 2 and len(cells) == 1 + 13 * 16
+        torch.testing.assert_close(layer.pooled, maps, rtol=1e-4, atol=1e-6)
+        assert layer.allowed.all() and layer.trace is None
+    names = layer.picture.cell_names(layer.key_tokens, 2)
+    assert names[:2] == ["[CLS]", "patch 0,0 to 1,1"] and names[-1] == "patch 24,30 to 25,30"
+    # A block of the image is even, and has the weight of its patches together.
+    drawn, last = report.weights_on_image(1, 2), cells[-1]
+    exact = weights[0, 2][cells[7]].mean(0)
+    for query in cells[7]:
+        assert drawn[query, 24:, 30:].unique().numel() == 1
+        assert abs(drawn[query, 24:, 30:].sum() - exact[last].sum()) < 1e-6
+        assert abs(drawn[query].sum() - exact[1:].sum()) < 1e-5
+    # A smaller page has larger blocks, which contain those of the report.
+    of_page = pool_blocks(layer.pooled, layer, 4)
+    torch.testing.assert_close(of_page, in_blocks(weights[0], 4, rows, columns, 1)[0])
+    data = snapshot(report, PICTURE._replace(maps=8 * 60**2))["layers"][1]
+    assert data["picture"]["block"] == 4 and data["bins"] == (1 + 7 * 8, 1 + 7 * 8)
+    assert snapshot(report, FILE)["layers"][1]["picture"]["block"] == 2
+
+
+def test_beside_many_words_the_patches_of_a_language_model_are_pooled(monkeypatch):
+    monkeypatch.setattr(collect, "MOST_CELLS", 13)
+    model, inputs, _, rows, columns = language_model("qwen 2.5")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**inputs, output_attentions=True).attentions[-1][0]
+    ch.hf.register()
+    model.set_attn_implementation("clearhead")
+    report = ch.report(model, inputs)
+    layer = report.layers[-1]
+    maps, _ = in_blocks(weights, 2, rows, columns, 2, 3)
+    assert layer.block == 2 and (rows, columns) == (3, 7) and len(maps[0]) == 13
+    torch.testing.assert_close(layer.pooled, maps, rtol=1e-4, atol=1e-6)
+    assert layer.allowed.equal((maps > 0).any(0)) and not layer.allowed.all()
+    # A word looks at a block as much as at its patches.
+    on_image = weights[:, -3:, 2:23].sum(-1).mean(0)
+    torch.testing.assert_close(report.weights_on_image(layer.number)[-3:].sum((1, 2)), on_image)
+    monkeypatch.setattr(collect, "MOST_CELLS", 5)
+    report = ch.report(model, inputs)
+    assert report.layers[-1].block is None and report.layers[-1].pooled.shape[-1] == 26
+    with pytest.raises(BadValue, match=r"an image and 26 tokens(.|\n)*fewer than 600 others"):
+        report.weights_on_image(layer.number)
+
+
 def test_the_shuffled_patches_of_an_autoencoder_are_numbered():
     model = vision("ViTMAE", image_size=24, patch_size=8, mask_ratio=0.0)
     ch.hf.register()
@@ -456,7 +524,8 @@ def test_the_patches_in_the_text_of_a_language_model():
     assert [layer.query_tokens[-1] for layer in layers] == ["13", "13"]
     # The grid on the page: token 2 + 3 r + c of the text is row r, column c.
     data = snapshot(report, FILE)["layers"][-1]["picture"]
-    assert data == {"before": 2, "rows": 3, "columns": 3, "image": 1, "registers": []}
+    expected = {"before": 2, "rows": 3, "columns": 3, "image": 1, "block": 1, "registers": []}
+    assert data == expected
 
 
 @pytest.fixture
@@ -540,6 +609,26 @@ def test_a_figure_has_the_weights_above_the_image():
     text = ch.report(demo.load(), "The cat sat.")
     with pytest.raises(BadValue, match="Layer 0 has no image"):
         plot.image(text, 0, 1)
+
+
+def test_a_figure_of_many_patches_has_blocks(monkeypatch):
+    plot = pytest.importorskip("clearhead.views.plot")
+    if not plot.can_draw():
+        pytest.skip("needs matplotlib")
+    monkeypatch.setattr(collect, "MOST_CELLS", 20)
+    report = ch.report(Neighbour(), torch.rand(1, 3, 24, 28))
+    query = 1 + 2 * 7 + 6  # patch 2,6, in a block of 2 x 1
+    ax = plot.image(report, 0, 1, query)
+    maps = report.layers[0].pooled[1]
+    assert maps.shape == (13, 13)
+    shares = np.kron(maps[1 + 4 + 3, 1:].reshape(3, 4), np.ones((2, 2)))[:, :7]
+    shares = shares / ([4.0] * 6 + [2.0])
+    np.testing.assert_allclose(ax.images[1].get_array(), shares, rtol=1e-6)
+    [frame] = ax.patches
+    assert (frame.get_xy(), frame.get_width(), frame.get_height()) == ((5.5, 1.5), 1, 2)
+    assert ax.figure.axes[1].get_ylabel() == "weight of patch 2,6 to 3,6"
+    labels = [x.get_text() for x in plot.head(report, 0, 1).get_yticklabels()]
+    assert labels[:2] == ["[CLS]", "patch 0,0 to 1,1"]
 
 
 def test_a_figure_marks_registers_or_leaves_them_out():

@@ -1,9 +1,12 @@
 """The page of an image: its patches are where they are in the image, and what one points at."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import clearhead as ch
+from clearhead.models.report import collect
 from clearhead.views import html
 from tests.hf.test_pictures import Neighbour, language_model, with_register
 from tests.views.browser import free_tab, put_back
@@ -119,6 +122,38 @@ def test_registers_are_marked_and_can_be_left_out(browser, tmp_path):
     tab.goto("about:blank")
     tab.goto(f"{page}#layer=3&head=1&query=7&registers=left+out")
     assert abs(top() - others) < 0.005
+    put_back(tab)
+
+
+def test_many_patches_are_drawn_in_blocks(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "MOST_CELLS", 20)
+    report = ch.report(Neighbour(), torch.rand(1, 3, 24, 28), progress=False)
+    layer = replace(report.layers[0], trace=None, traced_heads=())
+    report = replace(report, layers=(layer,))
+    tab, query = free_tab(browser), BEFORE + 2 * COLUMNS + 6
+    page = html.write_report(report, tmp_path / "blocks.html").as_uri()
+    tab.goto(f"{page}#layer=0&head=1&query={query}")
+    drawn = torch.tensor(tab.evaluate("current.layer(0).drawn(1, chosen.query)"))
+    expected = report.weights_on_image(0, 1)[query]
+    assert (drawn[1:].view(ROWS, COLUMNS) - expected).abs().max() < 0.005
+    # Head 1 attends to the left: of a block of one column, to the block of two beside it.
+    texts = tab.evaluate("store.picture.shapes.map((it) => it.text).filter(Boolean)")
+    assert "patch 2,6 to 3,6 looks at" in texts and "patch 2,4 to 3,5" in texts
+    titles = tab.evaluate("store.picture.targets.map((it) => it.title)")
+    [title] = (x for x in titles if x.startswith("patch 2,5\n"))
+    share = title.removeprefix("patch 2,5\npatch 2,4 to 3,5: ").removesuffix(" %")
+    assert abs(float(share) / 100 - expected[2:4, 4:6].sum()) < 0.01
+    side = tab.evaluate("store.picture.shapes.find((it) => it.stroke === 'mark')")
+    assert abs((side["height"] - 2) - 2 * (side["width"] - 2)) < 1e-6
+    cells = "Array.from({ length: 43 }, (_, at) => current.layer(0).blocksOf()[at])"
+    assert tab.evaluate(cells) == report.layers[0].picture.cells(2).tolist()
+    tab.evaluate("go({ view: 'map' })")
+    tab.locator("#picture").hover(position={"x": 200, "y": 200})
+    assert tab.evaluate("[store.picture.map.rows, store.picture.map.columns]") == [13, 13]
+    spans = "Array.from({ length: 13 }, (_, i) => current.layer(0).rowSpan(i, 13))"
+    cells = report.layers[0].picture.cells(2)
+    ends = [[int(x[0]), int(x[-1])] for x in ((cells == i).nonzero().flatten() for i in range(13))]
+    assert tab.evaluate(spans) == ends
     put_back(tab)
 
 

@@ -265,6 +265,7 @@ def findings(T=5, *, layers=3, H=2, tokens=None, name="toy") -> Report:
             key_tokens=tokens,
             queries=T,
             max_entropy=2.0,
+            picture=None,
             heads=[SimpleNamespace(label="next token", entropy=i + h / 4) for h in range(H)],
             pooled=torch.rand(H, min(T, 64), min(T, 64), generator=draw),
             allowed=torch.ones(min(T, 64), min(T, 64), dtype=torch.bool).tril(),

@@ -17,14 +17,18 @@ const LEAST_PAIR = 520; // pixels in which the image and its weights are side by
 const FADED = 0.55, STRONGEST = 0.9; // of the image under the weights, and of the largest weight above it
 
 // The weights of a query on the patches, and the largest of them. Registers are left out if that is chosen.
-export function patchesOf(/** @type {Trace} */ trace, row) {
+export function patchesOf(/** @type {Trace} */ trace, head, row) {
   const { before, rows, columns } = /** @type {Picture} */ (trace.picture), weights = row.slice(before, before + rows * columns);
-  if (chosen.registers === "left out") for (const at of registersOf(trace)) weights[at - before] = undefined;
+  if (chosen.registers === "left out") for (const at of withRegisters(trace, head)) weights[at - before] = undefined;
   return { weights, top: Math.max(1e-9, ...weights.map((it) => it || 0)) };
 }
 
 export const REGISTERS = "Patches that the model uses as registers, with an outlying norm and much weight: leave them out of the maps";
 export const registersOf = (/** @type {Trace} */ trace) => trace.picture?.registers ?? [];
+
+// The registers, and the patches that share their weight.
+const withRegisters = (/** @type {Trace} */ trace, head) =>
+  new Set(registersOf(trace).flatMap((at) => trace.sharing(head, at)));
 
 export function drawImage(width, height) {
   const scene = new Scene(width, height), shown = sides();
@@ -95,9 +99,9 @@ function otherTokens(scene, side, row, x, top, width) {
 // The image, plain or under the weights. Pointing at a patch of the plain one selects a query, and of the weights
 // a key, if both are drawn. Returns the lower end.
 function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
-  const { trace, query, key } = side, { before, rows, columns, image } = trace.picture;
+  const { trace, head, query, key } = side, { before, rows, columns, image } = trace.picture;
   const pixels = side.from.image(image), [high, wide] = pixels.stored, colours = pixels.values;
-  const { weights, top } = patchesOf(trace, row), paper = store.isDark ? 16 : 255;
+  const { weights, top } = patchesOf(trace, head, row), paper = store.isDark ? 16 : 255;
   const inks = shareInks();
   scene.cells(x, y, width / wide, height / high, high, wide, (at) => {
     const [red, green, blue] = colours.subarray(3 * at, 3 * at + 3);
@@ -110,8 +114,8 @@ function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
   const corner = (at) => [x + ((at - before) % columns) * cell, y + Math.floor((at - before) / columns) * cell];
   const framed = (at, ink) => {
     if (at === null || !trace.isPatch(at)) return;
-    const [left, above] = corner(at);
-    scene.rect(left - 1, above - 1, cell + 2, cell + 2, { ...ink, radius: 2 });
+    const tokens = trace.sharing(head, at), [left, above] = corner(tokens[0]), [right, below] = corner(tokens.at(-1));
+    scene.rect(left - 1, above - 1, right - left + cell + 2, below - above + cell + 2, { ...ink, radius: 2 });
   };
   for (const at of registersOf(trace)) framed(at, { stroke: "ink", line: 1.5, dash: [2, 2] });
   framed(query, { stroke: "paper", line: 4.5 });
@@ -119,7 +123,8 @@ function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
   if (hasWeights) framed(key, { stroke: "ink", line: 2, dash: [3, 2] });
   for (let at = before; at < before + rows * columns; at++) {
     const isRegister = registersOf(trace).includes(at), name = `${trace.keys[at]}${isRegister ? ", a register in all but name" : ""}`;
-    const title = row[at] === undefined ? name : `${name}: ${percent(row[at])}`;
+    const { length } = trace.sharing(head, at), shown = length > 1 ? `${name}\n${trace.nameOf(head, trace.keys, at)}` : name;
+    const title = row[at] === undefined ? name : `${shown}: ${percent(length * row[at])}`;
     scene.target(...corner(at), cell, cell, side.back({ query: at, key: null }), hasWeights ? title : name);
   }
   return y + height;
@@ -129,9 +134,9 @@ function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
 function legend(scene, side, row, x, y, width) {
   const { trace } = side, { before, rows, columns } = trace.picture, registers = registersOf(trace);
   const name = isByNorm(trace, side.head, side.query) ? "norm-weighted attention" : "weight";
-  drawShareBar(scene, x, y, patchesOf(trace, row).top, Math.min(110, width / 2), name);
+  drawShareBar(scene, x, y, patchesOf(trace, side.head, row).top, Math.min(110, width / 2), name);
   const onAll = row.slice(before, before + rows * columns).reduce((sum, it) => sum + (it || 0), 0);
-  const onThem = registers.reduce((sum, at) => sum + (row[at] || 0), 0);
+  const onThem = [...withRegisters(trace, side.head)].reduce((sum, at) => sum + (row[at] || 0), 0);
   scene.text(registers.length ? `${percent(onAll - onThem)} is on patches, ${percent(onThem)} on ${count(registers.length, "register")}`
     : `${percent(onAll)} is on the patches`, x, y + 38, { size: 12, fill: "soft", room: width });
 }

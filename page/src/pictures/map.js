@@ -161,7 +161,8 @@ function mapPanel(/** @type {Scene} */ scene, /** @type {Side} */ side, { rows, 
   scene.map = { x: x0, y: y0, cell: wide, tall, rows, columns, values };
   const stored = trace.stored(side.head);
   for (let row = 0; row < rows; row++) {
-    const [first, last] = trace.rowSpan(row, rows), queryAt = stored.find((query) => query >= first && query <= last) ?? first;
+    const isIn = (query) => trace.cellOf(query, 0, { rows, columns }).row === row;
+    const queryAt = stored.find(isIn) ?? trace.rowSpan(row, rows)[0];
     const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
     scene.targets.push({ x: x0, y: y0 + row * tall, width: wide * columns, height: tall,
       of: (px) => side.back({ query: queryAt, key: keyAt(px) }),

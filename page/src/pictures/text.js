@@ -352,8 +352,10 @@ function linesToShow(lines, most, row, wanted) {
 export function wordLists(/** @type {Scene} */ scene, /** @type {Side} */ side, x, y, width, isColumn = false, most = MOST_LISTED) {
   const { trace, head, from, query } = side;
   if (query === null || !most) return y;
-  const row = shades(trace, head, query), verb = isByNorm(trace, head, query) ? "by norm" : "looks at";
-  const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
+  const verb = isByNorm(trace, head, query) ? "by norm" : "looks at", isFirst = (at) => trace.sharing(head, at)[0] === at;
+  const row = shades(trace, head, query).map((weight, at) => (isFirst(at) ? weight * trace.sharing(head, at).length : undefined));
+  const lists = [[`${clip(trace.nameOf(head, trace.queries, query), trace.blocksOf(head) ? 24 : 14)} ${verb}`,
+    heaviest(row, most).map((i) => [trace.nameOf(head, trace.keys, i), row[i], { key: i }, [trace.keys, i]])]];
   const writers = from.writers(trace, query);
   if (writers.length) lists.push(writersList(from, trace, writers.slice(0, most)));
   else if (trace.isOneText && trace.size.k <= MANY_WORDS) {

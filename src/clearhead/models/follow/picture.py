@@ -57,6 +57,32 @@ class Picture:
         """Whether other tokens are of a text."""
         return None in (*self.before, *self.after)
 
+    def block(self, most: int, unit: int = 1) -> int | None:
+        """Return the side of the smallest square blocks of patches, a multiple of `unit`, with
+        which a map has at most `most` cells; None if other tokens alone are more."""
+        others = len(self.before) + len(self.after)
+        for side in range(unit, max(self.rows, self.columns) + unit, unit):
+            if others + -(-self.rows // side) * -(-self.columns // side) <= most:
+                return side
+        return None
+
+    def cells(self, block: int) -> Tensor:
+        """Return the cell of each token in a map, (T,): the patches of a block have the same."""
+        cells = torch.arange(len(self.tokens))
+        patches = cells[self.patches].view(self.rows, self.columns)
+        rows, columns = (torch.arange(n) // block * block for n in patches.shape)
+        cells[self.patches] = patches[rows][:, columns].flatten()
+        return cells.unique(return_inverse=True)[1]
+
+    def cell_names(self, tokens: Sequence[str], block: int) -> list[str]:
+        """Return the name of each cell: "patch 2,4 to 3,5" for a block, or that of its token."""
+        names: list[str] = []
+        cells = self.cells(block)
+        for of_cell in cells.argsort(stable=True).split(cells.bincount().tolist()):
+            first, last = tokens[of_cell[0]], tokens[of_cell[-1]]
+            names.append(first if len(of_cell) == 1 else f"{first} to {last.split()[-1]}")
+        return names
+
     @property
     def places(self) -> Tensor:
         """The row and column of each token, (T, 2); far outside of the image for the others."""

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from ...core.errors import BadValue
-from ...core.errors.limits import MOST_RANKED_QUERIES, MOST_TRACED_CELLS, MOST_TRACED_TOKENS
+from ...core.errors.limits import (
+    MOST_RANKED_QUERIES,
+    MOST_TRACED_CELLS,
+    MOST_TRACED_TOKENS,
+    ROLE_CELLS,
+)
 from ...core.formatting import MAP_SIDE, evenly
-from ...core.functional.ambient import ambient, statistics_of
+from ...core.functional.ambient import ambient, rows_of, statistics_of
 from ...core.functional.explain import explain_problem
 from ...core.functional.trace import Trace
 from ...core.masks import Mask, prefix, window
@@ -43,7 +48,7 @@ from .result import Report
 
 LINKS = 8  # weights per query
 STRONGEST = 10  # links per head
-MOST_DRAWN_PATCHES = 600  # with more, the weights of patches that follow each other are pooled
+MOST_CELLS = 600  # of the rows of a map with an image; with more tokens, patches share cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +121,7 @@ class Collector:
         problem, inputs, site, real, _, norms = begun
         if numbers is None:
             numbers = statistics_of(real, inputs, begun.statistics)
-        statistics = _statistics(numbers, real, site)
+        statistics = _statistics(numbers, real, inputs, site)
         uniform, keys = self.uniform(problem, inputs, site)
         stack = self.texts.stack
         stream = None
@@ -157,6 +162,7 @@ class Collector:
                 norms_withheld=norms.withheld,
                 in_decoder=site.in_decoder,
                 picture=site.picture,
+                block=_block(site),
                 stream_norms=None if stream is None else stream.float().cpu(),
                 registers=registers,
             )
@@ -216,7 +222,7 @@ class Collector:
         offset = _offset(problem) if _is_one_text(problem, site) else None
         numbers = statistics_of(zero, zeros, _requested(zero, site))
         keys = role_keys(real, site, _first_key(site), offset)
-        uniform = _Uniform(_statistics(numbers, zero, site), keys)
+        uniform = _Uniform(_statistics(numbers, zero, zeros, site), keys)
         self.uniform_cache.append((problem.mask, key, uniform))
         return uniform
 
@@ -235,15 +241,39 @@ def _must_be_one_text(problem: Problem) -> None:
 def _requested(problem: Problem, site: CallSite, *more: Statistic) -> list[str | Statistic]:
     """Return the statistics of a call that `_statistics` reads, and `more`."""
     near = [mass(_near(problem, site))] if _is_one_text(problem, site) else []
-    is_exact = site.picture is not None and problem.Tk <= MOST_DRAWN_PATCHES
-    side = max(MAP_SIDE, problem.Tk) if is_exact else MAP_SIDE
-    return ["entropy", "max", "received", pooled(side, side), *near, *more]
+    block = _block(site)
+    side = max(MAP_SIDE, problem.Tk) if block == 1 else MAP_SIDE
+    maps = [pooled(side, side)] if block in (None, 1) else []
+    return ["entropy", "max", "received", *maps, *near, *more]
 
 
-def _statistics(numbers: dict[str, Result], problem: Problem, site: CallSite) -> _Statistics:
-    largest, entropy, received, pooled_maps = (
-        cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received", "pooled")
+def _block(site: CallSite) -> int | None:
+    """Return the `Layer.block` of a call."""
+    return None if site.picture is None else site.picture.block(MOST_CELLS)
+
+
+def _of_blocks(problem: Problem, inputs: Inputs, cells: Tensor) -> Tensor:
+    """Return the map whose rows are means over the queries of a cell, and whose columns are sums
+    over its keys, (H, c, c), from exact weights of some queries at a time."""
+    count = cells.bincount()
+    maps = torch.zeros(problem.H, len(count), len(count), dtype=torch.float64)
+    for some in torch.arange(problem.Tq).split(max(1, ROLE_CELLS // (problem.H * problem.Tk))):
+        rows = rows_of(problem, inputs, some.to(problem.device))[0].double().cpu()
+        by_key = rows.new_zeros(problem.H, len(some), len(count)).index_add_(2, cells, rows)
+        maps.index_add_(1, cells[some], by_key)
+    return maps / count.unsqueeze(-1)
+
+
+def _statistics(
+    numbers: dict[str, Result], problem: Problem, inputs: Inputs, site: CallSite
+) -> _Statistics:
+    largest, entropy, received = (
+        cast(Tensor, numbers[name])[0] for name in ("max", "entropy", "received")
     )
+    if site.picture is not None and "pooled" not in numbers:
+        maps = _of_blocks(problem, inputs, site.picture.cells(cast(int, _block(site))))
+    else:
+        maps = cast(Tensor, numbers["pooled"])[0]
     active = (largest != -math.inf).any(0)  # NaN counts, so that it appears in every mean
     count = max(1, int(active.sum()))
     by_query = cast(dict[str, Tensor], numbers.get("mass", {}))
@@ -257,7 +287,7 @@ def _statistics(numbers: dict[str, Result], problem: Problem, site: CallSite) ->
     of_text = None
     if "topk" in numbers:
         of_text = TopWeights(*(x[0].cpu() for x in cast(TopWeights, numbers["topk"])))
-    return _Statistics(entropy, active, count, shares, pooled_maps, received, of_text)
+    return _Statistics(entropy, active, count, shares, maps, received, of_text)
 
 
 def _near(problem: Problem, site: CallSite) -> dict[str, Mask]:

@@ -156,8 +156,10 @@ class Layer:
         value_norms: ``|v W_O|`` of each head and key, (H, Tk): the norm of what its value writes.
             None if unknown; then `norms_withheld` is the reason.
         in_decoder: whether the queries are the decoder's text, in a model with cross-attention.
-        picture: the image whose patches are queries and keys; None for another call. Then the map
-            of at most 600 tokens has their exact weights.
+        picture: the image whose patches are queries and keys; None for another call. Then a cell of
+            the map is a token, or a square of patches (`block`).
+        block: the number of patches on a side of such a square: the least with which the map has at
+            most 600 rows, so 1 for a small grid. None for a text, and beside one of more tokens.
         stream_norms: the norm of each token's vector in the residual stream as the layer begins,
             (Tk,); None if unknown, and in cross-attention.
         registers: the patches that are registers in this layer, or tokens that are sinks.
@@ -185,5 +187,6 @@ class Layer:
     norms_withheld: str = ""
     in_decoder: bool = False
     picture: Picture | None = None
+    block: int | None = None
     stream_norms: Tensor | None = None
     registers: tuple[Register, ...] = ()

@@ -92,20 +92,24 @@ class Report(ShownInNotebook, Savable):
 
         Their sum over the patches is the fraction of its weight that is on the image. None for
         `head` is the mean over heads. In a vision-language model, tokens after the image are words.
+        Beyond 600 tokens, the patches of a block (`Layer.block`) share their weight evenly, and as
+        queries have the mean of the block.
 
-        Raises `BadValue` for a head that does not exist, for a layer without an image, and if its
-        weights are pooled: beyond 600 tokens.
+        Raises `BadValue` for a head that does not exist, for a layer without an image, and for one
+        with 600 other tokens, whose map has no blocks.
         """
         self[layer, head or 0]
         own = self.layers[layer]
-        picture, maps = own.picture, own.pooled
-        if picture is None or maps.shape[-1] != own.queries:
-            has = "no image" if picture is None else f"{own.queries} tokens"
-            rule = "its queries and keys are the patches of one image, at most 600 tokens."
+        if own.picture is None or own.block is None:
+            has = "no image" if own.picture is None else f"an image and {own.queries} tokens"
+            rule = "its queries and keys are the patches of one image, and fewer than 600 others."
             hint = "pass the report of a vision model; heads of a text are drawn by plot.head."
             raise BadValue(f"Layer {layer} has {has}.", rule, hint)
-        of_queries = maps.mean(0) if head is None else maps[head]
-        return of_queries[:, picture.patches].unflatten(1, (picture.rows, picture.columns))
+        picture, maps = own.picture, own.pooled
+        cells = picture.cells(own.block)
+        of_queries = (maps.mean(0) if head is None else maps[head]) / cells.bincount()
+        of_queries = of_queries[cells][:, cells[picture.patches]]
+        return of_queries.unflatten(1, (picture.rows, picture.columns))
 
     @property
     def about(self) -> str:

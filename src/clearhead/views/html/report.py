@@ -8,6 +8,7 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -199,7 +200,8 @@ def snapshot(report: Report, budget: Budget = SMALL) -> schema.Snapshot:
         if (picture := layer.picture) is not None:
             registers = [x.token for x in report.registers_of(layer)]
             own = {"before": len(picture.before), "image": pictures.index(picture)}
-            of_page["picture"] = fields_of(schema.Picture, picture, registers=registers, **own)
+            more = {"block": page.block(layer), "registers": registers}
+            of_page["picture"] = fields_of(schema.Picture, picture, **own, **more)
     if spelling := spelling_of(report.tokens):
         data["spelling"] = spelling
     if begin is not None:
@@ -226,6 +228,14 @@ class _Page(NamedTuple):
     budget: Budget
     tokens: Sequence[str]
     begin: Opening | None
+
+    def block(self, layer: Layer) -> int | None:
+        """Return the side of the blocks of patches that are cells of a layer's map; None if the
+        map has none."""
+        if layer.picture is None or layer.block is None:
+            return None
+        most = max(SIDES[-1], math.isqrt(self.budget.maps // self.heads))
+        return layer.picture.block(most, layer.block)
 
 
 def _layer(layer: Layer, page: _Page, exact: ExactHeads | None) -> schema.Layer:
@@ -266,10 +276,14 @@ def _pooled_layer(layer: Layer, page: _Page, exact: ExactHeads) -> schema.Layer:
     if trace is not None:
         size = {**sizes(trace), **size, "g": layer.key_heads}
         steps = steps_of_heads(layer, exact)
-    pooled = pool(layer.pooled, page.side, Tq)
+    block, pool_map = page.block(layer), partial(pool, side=page.side, Tq=Tq)
+    if block is not None:
+        pool_map = partial(pool_blocks, layer=layer, block=block)
+    pooled = pool_map(layer.pooled)
     weights = next(step for step in steps if step["name"] == "weights")
-    weights["map"] = _shades(pooled, pool(layer.allowed.float(), page.side, Tq) > 0)
-    if min(page.fine, *layer.pooled.shape[-2:]) > page.side and not exact.heads:
+    weights["map"] = _shades(pooled, pool_map(layer.allowed.float()) > 0)
+    is_coarse = min(page.fine, *layer.pooled.shape[-2:]) > page.side
+    if is_coarse and not exact.heads and block is None:
         head = max(layer.heads, key=lambda head: head.number).head
         of_head, allowed = (
             pool(x, page.fine, Tq) for x in (layer.pooled[head], layer.allowed.float())
@@ -348,9 +362,24 @@ def pool(maps: Tensor, side: int, Tq: int) -> Tensor:
     rows, cols = maps.shape[-2:]
     down, across = min(side, rows), min(side, cols)
     sizes = (torch.arange(rows + 1) * Tq // rows).diff()  # the queries of each row
-    members = _bin_members(rows, down).double() * sizes
+    return _pooled(maps, _bin_members(rows, down), sizes, _bin_members(cols, across))
+
+
+def pool_blocks(maps: Tensor, layer: Layer, block: int) -> Tensor:
+    """Pool maps (H, c, c) of a layer with an image to larger blocks of patches."""
+    assert layer.picture is not None and layer.block is not None
+    cells, larger = layer.picture.cells(layer.block), layer.picture.cells(block)
+    members = torch.zeros(int(larger.max()) + 1, maps.shape[-1])
+    members[larger, cells] = 1.0
+    return _pooled(maps, members, cells.bincount(), members)
+
+
+def _pooled(maps: Tensor, rows: Tensor, sizes: Tensor, columns: Tensor) -> Tensor:
+    """Return the means over rows, with `sizes` queries, and the sums over columns, of the members
+    of each bin."""
+    members = rows.double() * sizes
     mean = members / members.sum(-1, keepdim=True)
-    return (mean @ maps.double() @ _bin_members(cols, across).double().T).float()
+    return (mean @ maps.double() @ columns.double().T).float()
 
 
 def _bin_members(bins: int, fewer: int) -> Tensor:

@@ -82,7 +82,8 @@ class Links(TypedDict):
 class Picture(TypedDict):
     """An image whose patches are the tokens of a layer, row by row, after the first `before`.
 
-    `image` is its index in the `images` of the snapshot. `registers` are the patches that the
+    `image` is its index in the `images` of the snapshot. A cell of the map is a token, or a square
+    of patches with `block` on a side; null: maps have `bins`. `registers` are the patches that the
     model uses as registers, by their number among the tokens.
     """
 
@@ -90,6 +91,7 @@ class Picture(TypedDict):
     rows: int
     columns: int
     image: int
+    block: int | None
     registers: list[int]
 
 

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 05bfac03e931f404859a5a64b0ec9af641bba63e0fd72c4f408b6e8a9a1fe4b4; do not edit.
+// Made by `make page` from the sources c378d796ae56040ca579808cbfc0f56e7875ea156a3f86b7374ebcf8338a8173; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;
@@ -138,7 +138,7 @@ var clearhead = (() => {
     scaled: (trace, _, before) => before.map((x) => x * trace.settings.scale),
     capped: ({ settings }, _, before) => before.map((x) => settings.softcap * Math.tanh(x / settings.softcap)),
     masked: (trace, { q }, before, { spans }) => {
-      const ends2 = numbersOf(spans), [first, after] = [ends2[q], ends2[trace.size.q + q]];
+      const ends3 = numbersOf(spans), [first, after] = [ends3[q], ends3[trace.size.q + q]];
       return before.map((x, k) => k >= first && k < after ? x : -Infinity);
     },
     weights: (_, __, before) => {
@@ -194,6 +194,10 @@ var clearhead = (() => {
       this.used = this.step("dropped") ?? this.weights;
       this.heads = data.size.h ?? 1;
       this.keyHeads = data.size.g ?? this.heads;
+      this.blocks = /** @type {number[] | null} */
+      null;
+      this.members = /** @type {number[][] | null} */
+      null;
     }
     step(name) {
       return this.steps.find((step) => step.name === name);
@@ -252,16 +256,53 @@ var clearhead = (() => {
       return row;
     }
     // The row of a query for a picture: where the page has no weight of an image, that of the map, in which the keys
-    // of a cell share its weight.
+    // of a cell share its weight. If cells are blocks of patches, all of it is that of the map.
     drawn(head, query) {
       const row = this.row(this.used, head, query) ?? [];
       if (!this.picture || !row.includes(void 0)) return row;
-      const map = this.weights.grid(head, false);
+      const map = this.weights.grid(head, false), cells = this.blocksOf(head);
       return row.map((weight, key) => {
-        if (weight !== void 0) return weight;
+        if (weight !== void 0 && !cells) return weight;
         const cell = this.cellOf(query, key, map), [first, last] = this.columnSpan(cell.column, map.columns);
-        return map.values[cell.row * map.columns + cell.column] / (last - first + 1);
+        const size = cells ? this.tokensOf(cell.column).length : last - first + 1;
+        return Math.max(0, map.values[cell.row * map.columns + cell.column]) / size;
       });
+    }
+    // The cell of each token, if the page has a map of the head, or any map, whose cells are blocks of patches.
+    blocksOf(head = (
+      /** @type {number | null} */
+      null
+    )) {
+      const { before, rows, columns, block } = this.picture ?? { before: 0, rows: 0, columns: 0, block: null };
+      if (!block || block === 1 || head !== null && this.used.isExact(head)) return null;
+      const across = Math.ceil(columns / block), fewer = across * Math.ceil(rows / block) - rows * columns;
+      return this.blocks ??= this.keys.map((_, at) => !this.isPatch(at) ? at + (at < before ? 0 : fewer) : before + Math.floor(Math.floor((at - before) / columns) / block) * across + Math.floor((at - before) % columns / block));
+    }
+    // The tokens of a cell that is a block of patches.
+    tokensOf(cell) {
+      const cells = (
+        /** @type {number[]} */
+        this.blocksOf()
+      );
+      this.members ??= cells.reduce(
+        (lists, it, at) => {
+          (lists[it] ??= []).push(at);
+          return lists;
+        },
+        /** @type {number[][]} */
+        []
+      );
+      return this.members[cell];
+    }
+    // The tokens that share the weight of a token in `drawn`.
+    sharing(head, at) {
+      const cells = this.blocksOf(head);
+      return cells ? this.tokensOf(cells[at]) : [at];
+    }
+    // The name of a token with those that share its weight: "patch 2,4 to 3,5" for a block.
+    nameOf(head, labels, at) {
+      const tokens = this.sharing(head, at), last = labels[tokens.at(-1)];
+      return labels[tokens[0]] + (tokens.length > 1 ? ` to ${last.split(" ").at(-1)}` : "");
     }
     // Whether a token is a patch of an image.
     isPatch(at) {
@@ -272,7 +313,7 @@ var clearhead = (() => {
     // value writes, divided by the sum over all keys. Null if it is unknown.
     normWeighted(head, query) {
       const row = this.drawn(head, query);
-      if (!this.norms || !row.length || row.some((weight) => weight === void 0)) return null;
+      if (!this.norms || !row.length || this.blocksOf(head) || row.some((weight) => weight === void 0)) return null;
       const norms = numbersOf(this.norms), start2 = head * this.size.k;
       const parts = row.map((weight, key) => Math.abs(weight) * norms[start2 + key]);
       const total = parts.reduce((sum3, part) => sum3 + part, 0);
@@ -305,12 +346,14 @@ var clearhead = (() => {
     }
     // The positions that a cell of a map covers, [first, last].
     rowSpan(cell, rows) {
-      return span(cell, this.size.q, rows, this.block?.[0]);
+      return rows < this.size.q && this.blocksOf() ? ends(this.tokensOf(cell)) : span(cell, this.size.q, rows, this.block?.[0]);
     }
     columnSpan(cell, columns) {
-      return span(cell, this.size.k, columns, this.block?.[1]);
+      return columns < this.size.k && this.blocksOf() ? ends(this.tokensOf(cell)) : span(cell, this.size.k, columns, this.block?.[1]);
     }
     cellOf(query, key, { rows, columns }) {
+      const cells = columns < this.size.k && this.blocksOf();
+      if (cells) return { row: cells[query], column: cells[key] };
       return {
         row: cellOf(query, this.size.q, rows, this.block?.[0]),
         column: cellOf(key, this.size.k, columns, this.block?.[1])
@@ -321,6 +364,7 @@ var clearhead = (() => {
     if (block) return [cell * block, Math.min(length, (cell + 1) * block) - 1];
     return [Math.floor(cell * length / cells), Math.floor((cell + 1) * length / cells) - 1];
   }
+  var ends = (tokens) => [tokens[0], tokens.at(-1)];
   var cellOf = (position, length, cells, block) => block ? Math.floor(position / block) : Math.floor(((position + 1) * cells - 1) / length);
   var isAlike = (a, b) => a === b || a.length === b.length && a.every((word, i) => word === b[i]);
   var Snapshot = class {
@@ -646,7 +690,7 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
       length
     );
   }
-  function ends(length, most) {
+  function ends2(length, most) {
     const all = Array.from({ length }, (_, i) => i);
     return length <= most ? all : [...all.slice(0, most - 2), null, length - 1];
   }
@@ -1209,10 +1253,10 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     if (!most || most.change < LEAST_CHANGE) return { words: "No prediction changes by 1 % or more." };
     const least = percent(most.least), after = most.after !== void 0 ? percent(most.after) : least.startsWith("<") ? least : `at most ${least}`;
     const { position, token: token2, word } = most;
-    const ends2 = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends2;
+    const ends3 = [a, b].map((guesses) => guesses.at(-1)?.[0] ?? ["", 0]), [then, now] = ends3;
     const named = (all, it) => `“${isolated(writtenApart(all)[all.indexOf(it)])}”`, there2 = [a, b].flatMap((guesses) => guesses[position].map(([it]) => it));
-    const inWords = ([word2, p]) => `${named(ends2.map(([it]) => it), word2)} (${percent(p)})`;
-    const next = then[0] === now[0] ? `The next token is still ${named(ends2.map(([it]) => it), now[0])} (${percent(now[1])}, before ${percent(then[1])}). ` : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
+    const inWords = ([word2, p]) => `${named(ends3.map(([it]) => it), word2)} (${percent(p)})`;
+    const next = then[0] === now[0] ? `The next token is still ${named(ends3.map(([it]) => it), now[0])} (${percent(now[1])}, before ${percent(then[1])}). ` : `The next token is ${inWords(now)} instead of ${inWords(then)}. `;
     return { next, words: `, ${named([...new Set(there2)], word)} goes from ${percent(most.p)} to ${after}: the largest change.`, token: token2, position };
   }
   var isOffered = (edits) => edits.off.length === 0 && Boolean(store.source?.can.edits.includes("off"));
@@ -1644,8 +1688,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     drawBar(scene, x, y, width, "sequential", [[0, 0, "left"], [`${share(top)} %`, 1, "right"]]);
     scene.text(name, x + width + 8, y + 4, { size: 12, fill: "soft" });
   }
-  function drawSignedBar(scene, x, y, limit, width = 150, ends2 = [number(-limit, 2), number(limit, 2)]) {
-    drawBar(scene, x, y, width, "diverging", [[ends2[0], 0, "left"], ["0", 0.5, "center"], [ends2[1], 1, "right"]]);
+  function drawSignedBar(scene, x, y, limit, width = 150, ends3 = [number(-limit, 2), number(limit, 2)]) {
+    drawBar(scene, x, y, width, "diverging", [[ends3[0], 0, "left"], ["0", 0.5, "center"], [ends3[1], 1, "right"]]);
   }
   function drawHatchKey(scene, x, y) {
     scene.rect(x, y - 2, 18, 12, { stroke: "rule" });
@@ -2083,8 +2127,12 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
   function wordLists(scene, side, x, y, width, isColumn = false, most = MOST_LISTED) {
     const { trace, head, from, query } = side;
     if (query === null || !most) return y;
-    const row = shades(trace, head, query), verb = isByNorm(trace, head, query) ? "by norm" : "looks at";
-    const lists = [[`${clip(trace.queries[query], 14)} ${verb}`, heaviest(row, most).map((i) => [trace.keys[i], row[i], { key: i }, [trace.keys, i]])]];
+    const verb = isByNorm(trace, head, query) ? "by norm" : "looks at", isFirst = (at) => trace.sharing(head, at)[0] === at;
+    const row = shades(trace, head, query).map((weight, at) => isFirst(at) ? weight * trace.sharing(head, at).length : void 0);
+    const lists = [[
+      `${clip(trace.nameOf(head, trace.queries, query), trace.blocksOf(head) ? 24 : 14)} ${verb}`,
+      heaviest(row, most).map((i) => [trace.nameOf(head, trace.keys, i), row[i], { key: i }, [trace.keys, i]])
+    ]];
     const writers = from.writers(trace, query);
     if (writers.length) lists.push(writersList(from, trace, writers.slice(0, most)));
     else if (trace.isOneText && trace.size.k <= MANY_WORDS) {
@@ -2361,7 +2409,8 @@ in the vocabulary: ${spelling.raw[position]}, id ${spelling.ids[position]}`;
     scene.map = { x: x0, y: y0, cell: wide, tall, rows, columns, values };
     const stored = trace.stored(side.head);
     for (let row = 0; row < rows; row++) {
-      const [first, last] = trace.rowSpan(row, rows), queryAt = stored.find((query2) => query2 >= first && query2 <= last) ?? first;
+      const isIn = (query2) => trace.cellOf(query2, 0, { rows, columns }).row === row;
+      const queryAt = stored.find(isIn) ?? trace.rowSpan(row, rows)[0];
       const keyAt = (px) => trace.columnSpan(Math.max(0, Math.min(columns - 1, Math.floor((px - x0) / wide))), columns)[0];
       scene.targets.push({
         x: x0,
@@ -2492,16 +2541,17 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   var LEAST_PAIR = 520;
   var FADED = 0.55;
   var STRONGEST = 0.9;
-  function patchesOf(trace, row) {
+  function patchesOf(trace, head, row) {
     const { before, rows, columns } = (
       /** @type {Picture} */
       trace.picture
     ), weights = row.slice(before, before + rows * columns);
-    if (chosen.registers === "left out") for (const at of registersOf(trace)) weights[at - before] = void 0;
+    if (chosen.registers === "left out") for (const at of withRegisters(trace, head)) weights[at - before] = void 0;
     return { weights, top: Math.max(1e-9, ...weights.map((it) => it || 0)) };
   }
   var REGISTERS = "Patches that the model uses as registers, with an outlying norm and much weight: leave them out of the maps";
   var registersOf = (trace) => trace.picture?.registers ?? [];
+  var withRegisters = (trace, head) => new Set(registersOf(trace).flatMap((at) => trace.sharing(head, at)));
   function drawImage(width, height) {
     const scene = new Scene(width, height), shown = sides();
     const bottom = shown.length === 1 ? oneHead(scene, shown[0], width, height) : severalHeads(scene, shown, width, height);
@@ -2526,7 +2576,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function severalHeads(scene, shown, width, height) {
     const across = Math.min(shown.length, Math.max(1, Math.floor(width / 200))), down = Math.ceil(shown.length / across);
     const wide = (width - GAP * (across - 1)) / across, high = (height - 40) / down - NAME2 - LINE - 58;
-    const ends2 = shown.map((side, i) => {
+    const ends3 = shown.map((side, i) => {
       const size = sizeIn2(side.trace, wide, Math.max(high, 120)), left = i % across * (wide + GAP);
       const top = Math.floor(i / across) * (size.height + NAME2 + LINE + 62);
       scene.text(side.name, left, top + 8, { bold: true, fill: sideColour(i), room: wide });
@@ -2535,7 +2585,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       legend(scene, side, row, left, below + 8, wide);
       return below + 58;
     });
-    return Math.max(...ends2);
+    return Math.max(...ends3);
   }
   var rowOf2 = ({ trace, head, query }) => shades(trace, head, query);
   function sizeIn2(trace, width, height) {
@@ -2562,9 +2612,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     return top + (trace.size.k > rows * columns ? LINE * (Math.min(line2, MOST_LINES - 1) + 1) : 0);
   }
   function panel(scene, side, row, x, y, { cell, width, height }, hasWeights) {
-    const { trace, query, key } = side, { before, rows, columns, image } = trace.picture;
+    const { trace, head, query, key } = side, { before, rows, columns, image } = trace.picture;
     const pixels = side.from.image(image), [high, wide] = pixels.stored, colours2 = pixels.values;
-    const { weights, top } = patchesOf(trace, row), paper = store.isDark ? 16 : 255;
+    const { weights, top } = patchesOf(trace, head, row), paper = store.isDark ? 16 : 255;
     const inks = shareInks();
     scene.cells(x, y, width / wide, height / high, high, wide, (at) => {
       const [red, green, blue] = colours2.subarray(3 * at, 3 * at + 3);
@@ -2577,8 +2627,8 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const corner = (at) => [x + (at - before) % columns * cell, y + Math.floor((at - before) / columns) * cell];
     const framed = (at, ink) => {
       if (at === null || !trace.isPatch(at)) return;
-      const [left, above] = corner(at);
-      scene.rect(left - 1, above - 1, cell + 2, cell + 2, { ...ink, radius: 2 });
+      const tokens = trace.sharing(head, at), [left, above] = corner(tokens[0]), [right, below] = corner(tokens.at(-1));
+      scene.rect(left - 1, above - 1, right - left + cell + 2, below - above + cell + 2, { ...ink, radius: 2 });
     };
     for (const at of registersOf(trace)) framed(at, { stroke: "ink", line: 1.5, dash: [2, 2] });
     framed(query, { stroke: "paper", line: 4.5 });
@@ -2586,7 +2636,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     if (hasWeights) framed(key, { stroke: "ink", line: 2, dash: [3, 2] });
     for (let at = before; at < before + rows * columns; at++) {
       const isRegister = registersOf(trace).includes(at), name = `${trace.keys[at]}${isRegister ? ", a register in all but name" : ""}`;
-      const title = row[at] === void 0 ? name : `${name}: ${percent(row[at])}`;
+      const { length } = trace.sharing(head, at), shown = length > 1 ? `${name}
+${trace.nameOf(head, trace.keys, at)}` : name;
+      const title = row[at] === void 0 ? name : `${shown}: ${percent(length * row[at])}`;
       scene.target(...corner(at), cell, cell, side.back({ query: at, key: null }), hasWeights ? title : name);
     }
     return y + height;
@@ -2594,9 +2646,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function legend(scene, side, row, x, y, width) {
     const { trace } = side, { before, rows, columns } = trace.picture, registers = registersOf(trace);
     const name = isByNorm(trace, side.head, side.query) ? "norm-weighted attention" : "weight";
-    drawShareBar(scene, x, y, patchesOf(trace, row).top, Math.min(110, width / 2), name);
+    drawShareBar(scene, x, y, patchesOf(trace, side.head, row).top, Math.min(110, width / 2), name);
     const onAll = row.slice(before, before + rows * columns).reduce((sum3, it) => sum3 + (it || 0), 0);
-    const onThem = registers.reduce((sum3, at) => sum3 + (row[at] || 0), 0);
+    const onThem = [...withRegisters(trace, side.head)].reduce((sum3, at) => sum3 + (row[at] || 0), 0);
     scene.text(registers.length ? `${percent(onAll - onThem)} is on patches, ${percent(onThem)} on ${count(registers.length, "register")}` : `${percent(onAll)} is on the patches`, x, y + 38, { size: 12, fill: "soft", room: width });
   }
   var hasImage = () => sides().every((side) => side.trace.picture) && Boolean(snapshot().data.images?.length);
@@ -2754,7 +2806,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function paintTile(canvas, trace, head, pixels, query) {
     if (trace.picture) {
       const { rows, columns } = trace.picture, row = query === null ? trace.received(head) : trace.drawn(head, query);
-      const { weights, top } = patchesOf(trace, row);
+      const { weights, top } = patchesOf(trace, head, row);
       fillCells(canvas, rows, columns, (cell) => shareColour((weights[cell] || 0) / top));
       canvas.classList.toggle("coarse", rows < pixels);
       return;
@@ -3356,7 +3408,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const positions = step.kept[down] ?? Array.from({ length }, (_, i) => i);
     const read = (position) => step.along(across ?? "", selection(down ? { [down]: position } : {}));
     const shown = elide(positions.length, 12, Math.max(0, positions.indexOf(marked)));
-    const features = ends(read(positions[0]).length, 10);
+    const features = ends2(read(positions[0]).length, 10);
     const write2 = (value) => step.integer ? String(value) : number(value);
     const label = (position) => ({ q: queryToken, k: keyToken })[down]?.(position) ?? (down ? `${step.axis_names[down]} ${position}` : "all tokens");
     const rows = shown.map((i) => {
@@ -3418,7 +3470,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
     const parts = [];
     if (q && k) {
       const products = q.map((value, i) => value * k[i]);
-      const shown = ends(products.length, 10);
+      const shown = ends2(products.length, 10);
       const rest = products.filter((_, i) => !shown.includes(i));
       const line2 = (name, values, kind, end = "") => ({
         kind,
@@ -3522,7 +3574,7 @@ key ${side.from.title(trace.keys, keyAt(px))}`
   function weightedSum(step) {
     const share = rowOf3(shownTrace().used), values = shownTrace().step("value");
     const result = step.along("v", selection()) ?? [];
-    const features = ends(result.length, 4);
+    const features = ends2(result.length, 4);
     const cells = (row) => features.map((j) => j === null ? "…" : row ? number(row[j]) : "?");
     const shown = largest(share.map(Math.abs), 8, keyOr());
     const given = new Map(shown.filter((i) => i !== null).map((i) => [i, values?.along("v", selection({ k: i }))]));
@@ -3975,8 +4027,9 @@ key ${side.from.title(trace.keys, keyAt(px))}`
       const isExact = (it) => exact.some(([layer, head]) => layer === it.layer && head === it.head), acting = [...snapshot().findings.values()].filter((it) => it.roles.length);
       const which = exact.length === all ? "every head" : `${exact.length} of ${count(all, "head")}` + (acting.length && acting.every(isExact) ? ", all those with a role" : "");
       const others = store.source?.can.steps && !isLong(trace) ? "It computes the others for Numbers and Walk." : store.source?.can.text || pageData.images ? "" : "clearhead serve computes the others.";
+      const part = trace.blocksOf() ? `a token or a square of ${trace.picture.block} × ${trace.picture.block} patches` : "the mean of a part";
       if (exact.length) sentences.push(`The page has every step of ${which}.`);
-      if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ${trace.bins.join(" × ")} cells, each the mean of a part, and the ${trace.links.n} largest weights of ${queries}.`, others);
+      if (exact.length < all) sentences.push(`${exact.length ? "For the other heads it" : isLong(trace) ? "The text is long: the page" : "To stay small, the page"} has a map of ${trace.bins.join(" × ")} cells, each ${part}, and the ${trace.links.n} largest weights of ${queries}.`, others);
     }
     if (trace.size.b > 1) sentences.push(`The first of ${trace.size.b} sequences is shown.`);
     byId("left-out").textContent = sentences.filter(Boolean).join(" ");

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources 05bfac03e931f404859a5a64b0ec9af641bba63e0fd72c4f408b6e8a9a1fe4b4; do not edit.
+// Made by `make page` from the sources c378d796ae56040ca579808cbfc0f56e7875ea156a3f86b7374ebcf8338a8173; do not edit.
 "use strict";
 var clearhead = (() => {
   var __defProp = Object.defineProperty;

@@ -1,4 +1,4 @@
-// Made by `make page` from the sources c1c56d3c0974fa00ba7562aa78d2c8996d58cbb64900ad4939d470a81526d3a1; do not edit.
+// Made by `make page` from the sources f89cfad2074688751d48c6302f2f4fa0a2d8454f6271f920d467f3a6178bfc36; do not edit.
 // src/hosts/widget.js
 function render({ model, el }) {
   const frame = document.createElement("iframe");

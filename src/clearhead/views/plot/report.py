@@ -57,15 +57,16 @@ def head(report: Report, layer: int, head: int, ax: "Axes | None" = None) -> "Ax
     """Draw the attention map of one head: queries down, keys across, with their tokens.
 
     The scale of weights is their square root, from 0 to 1, as on the page. In a text of more than
-    256 tokens a cell is the mean weight of a part, named by its first token. Raises
-    `BadValue` for a head that does not exist.
+    256 tokens a cell is the mean weight of a part, named by its first token; beside more than 600
+    tokens of an image it is that of a block of patches. Raises `BadValue` for a head that does not
+    exist.
     """
     canvas.must_draw("head", report, Report, "report(...)")
     label, own = report[layer, head].label, report.layers[layer]
     weights = own.pooled[head].clamp(min=0).double().cpu()
     queries, keys = (
-        [canvas.drawable(visible(tokens[i * len(tokens) // count])) for i in range(count)]
-        for tokens, count in zip(token_labels(report, layer), weights.shape, strict=True)
+        [canvas.drawable(visible(names[i * len(names) // count], 24)) for i in range(count)]
+        for names, count in zip(_names(report, layer), weights.shape, strict=True)
     )
     panel = Panel("", "q", "k", queries, keys, weights, ~own.allowed.cpu(), is_share=True)
     side = max(4.0, min(8.0, 1.5 + 0.4 * max(weights.shape)))
@@ -90,10 +91,10 @@ def image(
 
     `query` is a token, framed if it is a patch; None is the mean over queries, and None for `head`
     that over heads. The scale is their
-    square root, from 0 to the largest on a patch. Patches that are registers in all but name
+    square root, from 0 to the largest on a patch. Beyond 600 tokens, patches of a block share
+    their weight, and a query is a block. Patches that are registers in all but name
     (`Report.registers_of`) have a dashed frame; ``registers=False`` leaves them out of the map and
-    of the scale, and states their weight. Raises `BadValue` for a head that does not
-    exist, without an image, or if its weights are pooled: beyond 600 tokens.
+    of the scale, and states their weight. Raises the errors of `Report.weights_on_image`.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Rectangle
@@ -101,16 +102,18 @@ def image(
     canvas.must_draw("image", report, Report, "report(...)")
     maps, own = report.weights_on_image(layer, head), report.layers[layer]
     picture = own.picture
-    assert picture is not None
-    first, T, columns = len(picture.before), own.queries, picture.columns
-    rule = f"a query is one of {T} tokens, {first} before {picture.rows} x {columns} patches."
+    assert picture is not None and own.block is not None
+    T, columns = own.queries, picture.columns
+    before = f"{len(picture.before)} before {picture.rows} x {columns} patches"
+    rule = f"a query is one of {T} tokens, {before}."
     at = None if query is None else as_index("Query", query, T, rule, "pass for example query=0.")
     weights = (maps.mean(0) if at is None else maps[at]).double().cpu().numpy()
-    cells = [divmod(x.token - first, columns) for x in report.registers_of(own)]
-    left_out = [] if registers else cells
-    on_them = 100 * sum(float(weights[cell]) for cell in left_out)
-    for cell in left_out:
-        weights[cell] = 0.0
+    cells = picture.cells(own.block)
+    on_grid = cells[picture.patches].view(picture.rows, columns).numpy()
+    at_registers = [int(cells[x.token]) for x in report.registers_of(own)]
+    is_left_out = np.isin(on_grid, [] if registers else at_registers)
+    on_them = 100 * float(weights[is_left_out].sum())
+    weights[is_left_out] = 0.0
     ax = canvas.new_figure(4.6, 4.6 * picture.rows / columns).add_subplot() if ax is None else ax
     extent = -0.5, columns - 0.5, picture.rows - 0.5, -0.5
     ax.imshow(picture.pixels.cpu().numpy().mean(-1), cmap="gray", vmin=-200, extent=extent)
@@ -119,18 +122,20 @@ def image(
     strength = 0.9 * np.sqrt(weights / top)
     drawn = ax.imshow(weights, cmap=ink, norm=scale, alpha=strength, extent=extent)
     drawn.set_interpolation("nearest")
-    frames = [(cell, "0.2", "--") for cell in cells]
-    if at is not None and 0 <= at - first < weights.size:
-        frames.append((divmod(at - first, columns), "orange", "-"))
-    for (row, column), colour, dashes in frames:
-        corner = column - 0.5, row - 0.5
-        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, ls=dashes, lw=2))
+    frames = [(cell, "0.2", "--") for cell in at_registers]
+    if at is not None:
+        frames.append((int(cells[at]), "orange", "-"))
+    for cell, colour, dashes in frames:
+        if len(places := np.argwhere(on_grid == cell)):
+            (row, column), (high, wide) = places[0], places[-1] - places[0] + 1
+            corner = column - 0.5, row - 0.5
+            ax.add_patch(Rectangle(corner, wide, high, fill=False, ec=colour, ls=dashes, lw=2))
     ax.set(xticks=[], yticks=[])
-    of = "all queries" if at is None else token_labels(report, layer)[0][at]
+    of = "all queries" if at is None else _names(report, layer)[0][int(cells[at])]
     colours = ax.figure.colorbar(ScalarMappable(scale, ink), ax=ax, shrink=0.8)
     ticks = [0.0, top / 4, top]
     colours.set_ticks(ticks, labels=[f"{100 * x:.3g} %" for x in ticks])
-    without = f", without {on_them:.3g} % on registers" if left_out else ""
+    without = f", without {on_them:.3g} % on registers" if is_left_out.any() else ""
     colours.set_label(f"weight of {canvas.drawable(of)}{without}")
     ax.set_title(_name(report, layer, head), parse_math=False)
     return ax
@@ -165,6 +170,15 @@ def words(
         ax.remove()
     figure.suptitle(_name(report, layer, head), parse_math=False)
     return figure
+
+
+def _names(report: Report, layer: int) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the labels of queries and keys, or of the cells of a map with an image."""
+    own, labels = report.layers[layer], token_labels(report, layer)
+    if own.picture is None or own.block is None:
+        return labels
+    queries, keys = (own.picture.cell_names(tokens, own.block) for tokens in labels)
+    return queries, keys
 
 
 def _name(report: Report, layer: int, head: int | None) -> str:
