@@ -1,8 +1,8 @@
 // Sums of the weights of rows over the queries (WeightSums), and the weights of some rows.
 //
 // A weight needs the sum of its row, which is known after the last key. Until then the scores of
-// each query block and key block stay in a tile of memory, where in float32 the softmax replaces
-// them by weights relative to the maximum so far, and this maximum stays too. So Q K^T is computed
+// each query block and key block stay in a tile of memory. In float32 the softmax replaces them
+// there by weights relative to the maximum so far, and this maximum stays too. So Q K^T is computed
 // once. The memory of a task is bounded by its number of rows (`prefill_tasks`).
 #pragma once
 
