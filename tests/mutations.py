@@ -87,8 +87,8 @@ MUTATIONS = [
     Mutation(
         "masks",
         "src/clearhead/core/masks/positions.py",
-        "real = q < batch_column(self.queries, device)",
-        "real = q <= batch_column(self.queries, device)",
+        "real = q < values.batch_column(self.queries, device)",
+        "real = q <= values.batch_column(self.queries, device)",
         "The key ranges of lengths(queries=) hold one query too many.",
         "core/masks/test_block_mask.py",
     ),

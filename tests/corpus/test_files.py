@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 import clearhead as ch
 from clearhead import demo
-from clearhead.corpus import cuts, run, steps
+from clearhead.corpus import cuts, steps
 from clearhead.corpus.basic import Entropy, First
 from clearhead.corpus.connection import quoted
 from clearhead.corpus.merge import merge
@@ -263,7 +263,7 @@ def test_runs_with_different_texts_in_one_folder_do_not_mix(plain, tmp_path, mon
             begun.append(out)
             survey_of(others, out)
 
-    monkeypatch.setattr(run, "work", with_another)
+    monkeypatch.setattr(steps, "work", with_another)
     with pytest.raises(ch.BadValue, match=r"Another run has changed the survey in .* since this"):
         survey_of(TEXTS, tmp_path / "out")
     assert len(names(ch.Survey.open(tmp_path / "out"))) == 4

@@ -182,6 +182,7 @@ def test_steps_that_the_page_lacks_are_computed_when_they_are_needed(
         opened.goto(f"{opened.url.split('#')[0]}#layer=1&head=2&view=numbers")
         opened.reload()
         opened.locator("#panel article[data-step=query]").wait_for()
+        opened.locator("#panel", has_not_text="Computing").wait_for()
         opened.locator(".stages button", has_text="scores").click()
         assert "computing" not in opened.locator("#panel").text_content().lower()
         shown = opened.locator("#panel article[data-step=scores]").text_content()
