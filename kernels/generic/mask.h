@@ -64,6 +64,21 @@ class MaskView {
   // Returns whether the hull determines the mask: one range per query, and no bits.
   bool one_range() const { return range_count() == 1 && !m_.bits.data; }
 
+  // Returns whether each query has one range, and all of a batch entry have the same bits.
+  bool shares_bits() const {
+    return range_count() == 1 && m_.bits.data && m_.bits.q == 0 && m_.bits.h == 0;
+  }
+
+  // Returns range i of a query.
+  KeyRange range(int64_t b, int64_t h, int64_t q, int64_t i) const {
+    KeyRange r = {q - m_.before, q + m_.after + 1};
+    if (m_.lo.data) {
+      r.lo = ((const int64_t*)m_.lo.data)[b * m_.lo.b + h * m_.lo.h + q * m_.lo.q + i * m_.lo.x];
+      r.hi = ((const int64_t*)m_.hi.data)[b * m_.hi.b + h * m_.hi.h + q * m_.hi.q + i * m_.hi.x];
+    }
+    return r.intersect({0, Tk_});
+  }
+
   // Returns whether query q has the range [q - before, q + after].
   bool is_band() const { return !m_.lo.data && !m_.bits.data; }
   // Sets `hull` to the keys that some of the queries from first to last see in a band, and `core`
@@ -83,7 +98,11 @@ class MaskView {
   uint64_t visible_bits(int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
     uint64_t seen = 0;
     for (int64_t i = 0; i < range_count(); i++) seen |= visible_bits(range(b, h, q, i), key, n);
-    if (!m_.bits.data || !seen) return seen;
+    return m_.bits.data && seen ? seen & allowed_bits(b, h, q, key, n) : seen;
+  }
+
+  // Returns the bits of the mask alone, without its ranges.
+  uint64_t allowed_bits(int64_t b, int64_t h, int64_t q, int64_t key, int n) const {
     const int64_t step = m_.bits.x;
     const uint8_t* x = bits(b, h, q) + key * step;
     uint64_t allowed = 0;
@@ -91,7 +110,7 @@ class MaskView {
     if (step == 1)
       for (; i + 8 <= n; i += 8) allowed |= pack_nonzero(load8(x + i)) << i;
     for (; i < n; i++) allowed |= uint64_t(x[i * step] != 0) << i;
-    return seen & allowed;
+    return allowed;
   }
 
  private:
@@ -133,14 +152,6 @@ class MaskView {
     return set * 0x0102040810204080 >> 56;
   }
   int64_t range_count() const { return m_.lo.data ? m_.ranges : 1; }
-  KeyRange range(int64_t b, int64_t h, int64_t q, int64_t i) const {
-    KeyRange r = {q - m_.before, q + m_.after + 1};
-    if (m_.lo.data) {
-      r.lo = ((const int64_t*)m_.lo.data)[b * m_.lo.b + h * m_.lo.h + q * m_.lo.q + i * m_.lo.x];
-      r.hi = ((const int64_t*)m_.hi.data)[b * m_.hi.b + h * m_.hi.h + q * m_.hi.q + i * m_.hi.x];
-    }
-    return r.intersect({0, Tk_});
-  }
   const Mask& m_;
   int64_t Tk_;
 };
