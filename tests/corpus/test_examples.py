@@ -41,8 +41,10 @@ def collected(seeds, sizes):
         )
         queries = Queries(7, batch, torch.full((B, T), 5))
         layer.begin(counts, queries, TopWeights(keys / 1e4, keys))
-        for column in range(2):
-            layer.add(column, values[column], counts[column])
+        every, where = torch.rand(6, B, H, T), torch.ones(6, B, T, dtype=torch.bool)
+        every[[1, 4]], where[[1, 4]] = torch.stack(values), torch.stack(counts)
+        for numbers in [slice(0, 6)] if number % 2 else [slice(0, 2), slice(2, 3), slice(3, 6)]:
+            layer.add(numbers, every[numbers], where[numbers])
         layer.select()
         for column in range(2):
             for b, t in counts[column].nonzero().tolist():

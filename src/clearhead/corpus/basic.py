@@ -247,7 +247,10 @@ def kinds_of(batch: Batch, keys: Tensor) -> Tensor:
     It is -1 without a key.
     """
     fits = fits_of(batch, keys)
-    return fits.to(torch.uint8).argmax(0).masked_fill(~fits.any(0), -1)
+    kind = torch.full(fits.shape[1:], -1)
+    for number in reversed(range(len(KINDS))):
+        kind.masked_fill_(fits[number], number)
+    return kind
 
 
 @lru_cache(maxsize=1)

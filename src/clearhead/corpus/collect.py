@@ -1,6 +1,6 @@
 """Compute the state of a shard: run the model on its batches, and reduce every attention call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,19 +14,20 @@ from ..core.stats import Statistics, TopWeights, Varying
 from ..models.follow.uniform import uniform_call
 from ..models.inspect.recording import Call
 from ..models.inspect.watcher import Watcher
-from .basic import Largest, fits_of
+from .basic import Largest, fits_of, kinds_of
 from .corpus import Shard
 from .examples import EXAMPLE, LayerExamples, Queries
 from .fold import must_have_layers
 from .groups import Pile
 from .looks import BEHAVIOURS, NAMES, SHAPE, add_looks, sum_by_class, token_classes
-from .metric import Batch, LayerCall, Metric, slices_of
+from .metric import Batch, LayerCall, Metric, bins_of, slices_of
 from .reader import Reader
 from .requests import Requests
 from .state import LayerState, State
 from .token_counts import LINK, links_of, merged, tokens_of
 
 TOP = Largest()  # requests the largest weights, for examples and links
+AT_ONCE = 2**20  # numbers of metrics that are reduced together
 
 
 def state_of(
@@ -76,9 +77,9 @@ class Collector:
 
     def receive(self, call: Call, followed: FollowedCall) -> None:
         """Reduce one attention call."""
-        problem, inputs, output = followed.problem, followed.inputs, followed.out
+        problem = followed.problem
         self.must_read_one_text(call, problem)
-        uniform = self.uniform(problem, inputs)
+        uniform = self.uniform(problem, followed.inputs)
         parts = {
             of: (number, sums)
             for number, metric in enumerate(self.metrics)
@@ -95,29 +96,30 @@ class Collector:
         top = self.requests.results_of(TOP, call.statistics)["topk"]
         assert isinstance(top, TopWeights)
         examples.begin([uniform.counts[number] for number in self.sampled], self.queries, top)
-        for number, metric in enumerate(self.metrics):
-            results = self.requests.results_of(metric, call.statistics)
-            of_metric = LayerCall(
-                call.layer, self.batch, uniform.allowed, results, problem, inputs, output
-            )
-            values, counts = self.values(metric, of_metric), uniform.counts[number]
-            self.reduce(layer, number, values, uniform, call)
-            if metric.examples:
-                examples.add(self.sampled.index(number), values, counts)
+        of_metrics = (self.values(metric, call, followed, uniform) for metric in self.metrics)
+        for numbers, values in _stacks(of_metrics):
+            counts = torch.stack(uniform.counts[numbers])
+            self.reduce(call.layer, numbers, values, counts)
+            examples.add(numbers, values, counts)
+        layer.uniform += torch.tensor(uniform.sums, dtype=torch.float64)
         examples.select()
         if self.batch.pixels is None:  # kinds of keys are those of texts
-            fits = fits_of(self.batch, top.keys)
-            add_looks(layer.looks, self.rows, self.classes, fits, uniform.chooses)
+            looks_at = kinds_of(self.batch, top.keys), fits_of(self.batch, top.keys)
+            add_looks(layer.looks, self.rows, self.classes, *looks_at, uniform.chooses)
         layer.chances += uniform.chances
         self.linked.add(links_of(call.layer, top.keys[..., 0], uniform.chooses, self.batch))
         if call.layer == 0:
             self.tokens.add(tokens_of(uniform.chooses, self.batch))
 
-    def values(self, metric: Metric, call: LayerCall) -> Tensor:
+    def values(
+        self, metric: Metric, call: Call, followed: FollowedCall, uniform: "_Uniform"
+    ) -> Tensor:
         """Compute a metric. Raises `BadValue` for an error, and for numbers of another shape."""
+        problem, results = followed.problem, self.requests.results_of(metric, call.statistics)
+        of = call.layer, self.batch, uniform.allowed, results
         try:
-            values = metric.values(call)
-            values = (values if values.is_floating_point() else values.double()).contiguous()
+            values = metric.values(LayerCall(*of, problem, followed.inputs, followed.out))
+            values = values if values.dtype == torch.float32 else values.double()
         except AttentionError:
             raise
         except Exception as error:  # which would look like an error of the model
@@ -125,28 +127,27 @@ class Collector:
             rule = "a metric computes a number for every query of any context, also of one token."
             hint = "correct its method `values`; shards that are finished stay valid."
             raise BadValue(gave, rule, hint) from error
-        B, T = self.batch.ids.shape
-        if values.shape[:1] != (B,) or values.shape[2:] != (T,):
+        shape = problem.B, problem.H, problem.Tq
+        if values.shape != shape:
             gave = f"The metric {metric.name} returned numbers of shape {tuple(values.shape)}."
-            rule = f"a metric has one number for each context, head and query: ({B}, H, {T})."
+            rule = f"a metric has one number for each context, head and query: {shape}."
             raise BadValue(gave, rule, "check what its method `values` returns.")
         return values
 
-    def reduce(
-        self, layer: LayerState, number: int, values: Tensor, uniform: "_Uniform", call: Call
-    ) -> None:
-        """Add the values of a metric, (B, H, T), to the sums and the histogram."""
-        counts, bins = uniform.counts[number], self.metrics[number].bins.of(values)
-        sums = values.double().masked_fill(~counts.unsqueeze(1), 0.0).sum(-1)
+    def reduce(self, number: int, numbers: slice, values: Tensor, counts: Tensor) -> None:
+        """Add the values of metrics in a layer, (M, B, H, T), where they count, (M, B, T)."""
+        layer, ignored, H = self.layers[number], ~counts.unsqueeze(2), values.shape[2]
+        sums = values.double().masked_fill(ignored, 0.0).sum(-1)
         if not sums.isfinite().all():
-            self.check_numbers(self.metrics[number], values, counts, call)
-        layer.sums[..., number].index_add_(0, self.rows, sums)
-        layer.queries[:, number].index_add_(0, self.rows, counts.sum(-1))
-        layer.uniform[number] += uniform.sums[number]
-        part, H = layer.counts[:, self.bins[number]], values.shape[1]
-        size = part.shape[1]
-        index = bins + torch.arange(H).unsqueeze(-1) * size
-        index = index.masked_fill(~counts.unsqueeze(1), H * size)  # beyond all bins
+            self.check_numbers(numbers, values, counts, number)
+        layer.sums[..., numbers].index_add_(0, self.rows, sums.permute(1, 2, 0))
+        layer.queries[:, numbers].index_add_(0, self.rows, counts.sum(-1).T)
+        parts = self.bins[numbers]
+        part = layer.counts[:, parts[0].start : parts[-1].stop]
+        size, of_metric = part.shape[1], torch.tensor([x.start - parts[0].start for x in parts])
+        index = bins_of([metric.bins for metric in self.metrics[numbers]], values)
+        index += of_metric.view(-1, 1, 1, 1) + torch.arange(H).unsqueeze(-1) * size
+        index = index.masked_fill(ignored, H * size)  # beyond all bins
         part += index.flatten().bincount(minlength=H * size + 1)[:-1].view(H, size)
 
     def add_layer(self, call: Call, problem: Problem, parts: list[list[str]]) -> None:
@@ -179,14 +180,14 @@ class Collector:
             hint = "pass the part of the model that does this, such as its encoder or decoder."
             raise BadValue(gave, rule, hint)
 
-    def check_numbers(self, metric: Metric, values: Tensor, counts: Tensor, call: Call) -> None:
+    def check_numbers(self, numbers: slice, values: Tensor, counts: Tensor, layer: int) -> None:
         """Raise `BadValue` for NaN and infinity."""
-        if not (wrong := ~values.isfinite() & counts.unsqueeze(1)).any():
+        if not (wrong := ~values.isfinite() & counts.unsqueeze(2)).any():
             return
-        b, h, t = wrong.nonzero()[0].tolist()
-        number = "NaN" if values[b, h, t].isnan() else "infinite"
+        m, b, h, t = wrong.nonzero()[0].tolist()
+        number = "NaN" if values[m, b, h, t].isnan() else "infinite"
         at = f"in text {self.batch.texts[b]}, context {self.batch.contexts[b]}, token {t}"
-        gave = f"{metric.name} is {number} in layer {call.layer}, head {h}, {at}."
+        gave = f"{self.metrics[numbers][m].name} is {number} in layer {layer}, head {h}, {at}."
         rule = "a survey has only numbers; shards that are finished stay valid."
         raise BadValue(gave, rule, "load the model in float32, or leave this text out.")
 
@@ -196,6 +197,17 @@ class Collector:
         parts = [np.zeros(0, EXAMPLE), *(own.largest for own in self.examples)]
         linked, tokens = self.linked.result(), self.tokens.result()
         return State(self.texts, self.layers, np.concatenate(parts), linked, tokens)
+
+
+def _stacks(values: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """Stack metrics of one dtype, `AT_ONCE` numbers at a time, with the slice of their numbers."""
+    first, run = 0, list[Tensor]()
+    for x in values:
+        if run and (x.dtype != run[0].dtype or (len(run) + 1) * x.numel() > AT_ONCE):
+            yield slice(first, first + len(run)), torch.stack(run)
+            first, run = first + len(run), []
+        run.append(x)
+    yield slice(first, first + len(run)), torch.stack(run)
 
 
 class _Uniform:

@@ -170,25 +170,29 @@ class LayerExamples:
         rows["keys"][..., :n] = self.top.keys[b, h, t]
         rows["weights"][..., :n] = self.top.weights[b, h, t]
 
-    def add(self, column: int, values: Tensor, counts: Tensor) -> None:
-        """Add the values of a metric, (B, H, T), where they count, (B, T)."""
+    def add(self, numbers: slice, values: Tensor, counts: Tensor) -> None:
+        """Add the values of metrics, (M, B, H, T), where they count, (M, B, T)."""
+        columns = [n for n, it in enumerate(self.metrics) if numbers.start <= it < numbers.stop]
+        own = [self.metrics[n] - numbers.start for n in columns]
+        values = values[own].masked_fill(~counts[own].unsqueeze(2), -torch.inf)
         b, t = self._at
-        own = values[b, :, t].masked_fill(~counts[b, t].unsqueeze(-1), torch.nan)
-        self._new["values"][..., column] = own
-        numbers = values.masked_fill(~counts.unsqueeze(1), -torch.inf)
-        T, bounds = values.shape[-1], (self._value, self._value_hash)
+        chosen = values[:, b, :, t].movedim(1, -1)
+        self._new["values"][..., columns] = chosen.masked_fill(chosen == -torch.inf, torch.nan)
+        metrics, T = np.array(self.metrics)[columns], values.shape[-1]
         for band, (first, end) in enumerate(pairwise([*BANDS, T])):
-            if first >= T:
+            if not columns or first >= T:
                 break
-            part, hash = numbers[..., first:end], self.queries.hash[:, None, first:end]
-            least, tied = (torch.from_numpy(x[column, :, band, None]) for x in bounds)
+            part, hash = values[..., first:end], self.queries.hash[:, None, first:end]
+            bounds = (x[columns, :, band] for x in (self._value, self._value_hash))
+            least, tied = (torch.from_numpy(x)[:, None, :, None] for x in bounds)
             # A context has at most `OF_LARGEST` of the largest values, without ties.
             of_context = part.topk(min(OF_LARGEST, part.shape[-1])).values[..., -1:]
             precedes = (part > least) | ((part == least) & (hash <= tied))
-            b, h, t = ((part > -torch.inf) & (part >= of_context) & precedes).nonzero(as_tuple=True)
+            is_candidate = (part > -torch.inf) & (part >= of_context) & precedes
+            m, b, h, t = is_candidate.nonzero(as_tuple=True)
             new = np.zeros(len(b), EXAMPLE)
-            new["layer"], new["metric"], new["head"] = self.layer, self.metrics[column], h
-            new["stratum"], new["value"] = LARGEST + band, part[b, h, t]
+            new["layer"], new["metric"], new["head"] = self.layer, metrics[m], h
+            new["stratum"], new["value"] = LARGEST + band, part[m, b, h, t]
             self._fill(new, b, h, t + first)
             self._largest.append(new)
 

@@ -50,20 +50,15 @@ class Bins:
         """The least and largest possible mean."""
         return (self.low, self.high) if self.bounds is None else self.bounds
 
-    def of(self, values: Tensor) -> Tensor:
-        """Return the bin of each value, as int64."""
-        low, high = self._ends
-        scaled = (values.clamp(min=1e-30).log() if self.log else values) - low
-        return (scaled * (self.count / (high - low))).long().clamp(0, self.count - 1)
-
     def edges(self) -> list[float]:
         """Return the `count` + 1 edges of the bins."""
-        low, high = self._ends
+        low, high = self.ends
         edges = [low + (high - low) * i / self.count for i in range(self.count + 1)]
         return [math.exp(edge) for edge in edges] if self.log else edges
 
     @property
-    def _ends(self) -> tuple[float, float]:
+    def ends(self) -> tuple[float, float]:
+        """The ends of the bins, or of their logarithms."""
         return (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
 
 
@@ -71,6 +66,18 @@ def slices_of(every: "Sequence[Bins]") -> list[slice]:
     """Return the part of each metric in an array of all bins, one after the other."""
     ends = [*accumulate(bins.count for bins in every)]
     return [slice(end - bins.count, end) for end, bins in zip(ends, every, strict=True)]
+
+
+def bins_of(every: "Sequence[Bins]", values: Tensor) -> Tensor:
+    """Return the bin of each value as int64: `values[m]` in the bins `every[m]`."""
+    scaled = [
+        x.clamp(min=1e-30).log() if bins.log else x for bins, x in zip(every, values, strict=True)
+    ]
+    ends = [(*bins.ends, bins.count) for bins in every]
+    numbers = [[low, count / (high - low), count - 1] for low, high, count in ends]
+    shape = -1, *[1] * (values.ndim - 1)
+    low, scale, last = (values.new_tensor(x).view(shape) for x in zip(*numbers, strict=True))
+    return ((torch.stack(scaled) - low) * scale).long().clamp_(min=0).minimum(last.long())
 
 
 FRACTION = Bins()
