@@ -238,17 +238,17 @@ def module_hooks(
 
 
 def _calls_nothing(module: nn.Module) -> bool:
-    """Is it a module of torch or transformers that calls no other, and no function of a user?
+    """Is it a module of torch or transformers that calls only such modules, no function of a user?
 
-    A container may get children later. A module of transformers is a norm, an activation or
-    positions if no name in its code is one of attention.
+    A container may get children later. A module of transformers is a norm, an activation, positions
+    or made of these, as a feed-forward network, if no name in its code is one of attention.
     """
     of = type(module)
     return (
         all(x.__module__.startswith(_LIBRARIES) for x in (of, of.forward))
         and not _names_attention(of)  # type: ignore[arg-type]  # a class has a hash
         and not of.__module__.endswith(".container")
-        and next(module.children(), None) is None
+        and all(map(_calls_nothing, module.children()))
         and "forward" not in vars(module)
         and not (module._forward_hooks or module._forward_pre_hooks)
     )
@@ -256,8 +256,6 @@ def _calls_nothing(module: nn.Module) -> bool:
 
 @lru_cache(maxsize=1024)
 def _names_attention(kind: type[nn.Module]) -> bool:
-    if kind.__module__.startswith("torch."):
-        return False
     return any("attention" in name.lower() or "attn" in name.lower() for name in names_of(kind))
 
 
