@@ -1,14 +1,15 @@
-"""Measure the cost of a survey: the time of `basic` over that of the model alone.
+"""Measure the cost of a survey: the time of sets of metrics over that of the model alone.
 
     python -m bench.survey --model DIR --tokens 1024 --contexts 2
+    python -m bench.survey --model DIR --metrics basic basic,values,long --eager-up-to 0
     python -m bench.survey --model DIR --tokens 32768 --layers 2 --rounds 1 --eager-up-to 1024
 
 It uses one thread, and reads the standard library of Python, file after file. In each round the
 model, its survey and an eager pipeline run once, in a random order. The table has the medians of
 the ratios of a round. Times are processor times, because other programs may share the machine.
 
-The eager pipeline returns the weights of all layers (`output_attentions`), and computes the same
-statistics with plain torch; what follows from them is the same code: sums, histograms, examples.
+The eager pipeline returns the weights of all layers (`output_attentions`), and computes those of
+`basic` with plain torch; what follows from them is the same code: sums, histograms, examples.
 With `--layers`, the model has its first layers alone; all have one shape, so ratios change little.
 """
 
@@ -19,6 +20,7 @@ import statistics
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,13 +36,14 @@ from clearhead.corpus.basic import basic
 from clearhead.corpus.collect import Collector, state_of
 from clearhead.corpus.corpus import Cutter, Shard
 from clearhead.corpus.metric import Batch
+from clearhead.corpus.metric_sets import chosen_metrics, entries_of
 from clearhead.corpus.reader import Reader, open_reader
 from clearhead.corpus.state import State
 from clearhead.corpus.texts import Text
 from clearhead.hf import Checkpoint
 from clearhead.models.inspect.recording import Call
 
-MODEL, SURVEY, EAGER = "the model", "`basic`", "eager, the same statistics"
+MODEL, EAGER = "the model", "eager, the statistics of `basic`"
 
 
 def main() -> None:
@@ -50,6 +53,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, help="of the model; all by default")
+    parser.add_argument("--metrics", nargs="+", default=["basic"])
     parser.add_argument("--eager-up-to", type=int, default=1024, help="tokens")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -59,7 +63,7 @@ def main() -> None:
     if arguments.layers is not None:
         del reader.module.layers[arguments.layers :]
     shard = library_shard(reader, tokens, contexts)
-    kinds = runs(reader, shard, eager=tokens <= arguments.eager_up_to)
+    kinds = runs(reader, shard, arguments.metrics, eager=tokens <= arguments.eager_up_to)
     seconds = {name: [] for name in kinds}
     for _ in range(arguments.rounds):
         for name in random.sample(list(kinds), len(kinds)):
@@ -90,16 +94,19 @@ def library_shard(reader: Reader, tokens: int, contexts: int) -> Shard:
     return next(cutter.cut(iter([Text("library", joined)]), needed))
 
 
-def runs(reader: Reader, shard: Shard, *, eager: bool) -> dict[str, Callable[[], State | None]]:
-    """Return what is timed, by name: the model, its survey, and the eager pipeline."""
+def runs(
+    reader: Reader, shard: Shard, sets: Sequence[str], *, eager: bool
+) -> dict[str, Callable[[], State | None]]:
+    """Return what is timed, by name: the model, a survey of each set, and the eager pipeline."""
     longest = int(shard.lengths.max())
-    metrics, most = basic(longest), max(4096, longest)
+    most = max(4096, longest)
 
     def alone() -> None:
         for batch in shard.batches(most):
             reader.run(batch.ids)
 
-    def survey() -> State:
+    def survey(name: str) -> State:
+        metrics = chosen_metrics(entries_of(name), reader, longest)
         return state_of(
             reader, metrics, shard, seed=0, batch_tokens=most, advance=lambda tokens: None
         )
@@ -107,13 +114,13 @@ def runs(reader: Reader, shard: Shard, *, eager: bool) -> dict[str, Callable[[],
     def with_matrices() -> State:
         reader.module.set_attn_implementation("eager")
         try:
-            return eager_state(
-                reader, Collector(metrics, shard, 0, reader.spaced), shard.batches(longest)
-            )
+            collector = Collector(basic(longest), shard, 0, reader.spaced)
+            return eager_state(reader, collector, shard.batches(longest))
         finally:
             reader.module.set_attn_implementation("clearhead")
 
-    return {MODEL: alone, SURVEY: survey} | ({EAGER: with_matrices} if eager else {})
+    surveys = {f"`{name}`": partial(survey, name) for name in sets}
+    return {MODEL: alone} | surveys | ({EAGER: with_matrices} if eager else {})
 
 
 def eager_state(reader: Reader, collector: Collector, batches: Sequence[Batch]) -> State:

@@ -15,9 +15,9 @@ def test_the_eager_pipeline_computes_the_same_state():
     reader = open_reader(model, tokenizer(True))
     shard = survey.library_shard(reader, 19, 3)
     assert shard.lengths.tolist() == [19, 19, 19]
-    runs = survey.runs(reader, shard, eager=True)
+    runs = survey.runs(reader, shard, ["basic"], eager=True)
     assert runs[survey.MODEL]() is None
-    own, eager = runs[survey.SURVEY](), runs[survey.EAGER]()
+    own, eager = runs["`basic`"](), runs[survey.EAGER]()
     assert len(own.layers) == len(eager.layers) == 2
     for a, b in zip(own.layers, eager.layers, strict=True):
         torch.testing.assert_close(a.sums, b.sums, rtol=1e-5, atol=1e-5)
