@@ -64,6 +64,15 @@ def blocks(case: Case, q: Tensor, k: Tensor, v: Tensor, *, format: str) -> Run:
     return lambda: attention(q, k, v, mask=case.mask)
 
 
+def ggml(case: Case, q: Tensor, k: Tensor, v: Tensor, *, format: str) -> Run:
+    """Decode by ggml, which llama.cpp runs; in blocks it rounds the query too."""
+    _decline(not case.decode, "ggml: decode only")
+    _decline_mask_matrix(case)  # the last query sees all keys of a causal mask
+    from .ggml import Attention
+
+    return Attention(q, k, v, format, torch.get_num_threads())
+
+
 def torch_sdpa(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Run:
     grouped = case.G != case.H
     if isinstance(case.mask, Everything):
@@ -238,6 +247,9 @@ PEERS: dict[str, Callable[..., Run]] = {
     "clearhead core": core_alone,
     "clearhead q8_0": partial(blocks, format="q8_0"),
     "clearhead q4_0": partial(blocks, format="q4_0"),
+    "ggml bf16": partial(ggml, format="bf16"),
+    "ggml q8_0": partial(ggml, format="q8_0"),
+    "ggml q4_0": partial(ggml, format="q4_0"),
     "torch sdpa": torch_sdpa,
     "torch eager": eager,
     "torch flex": flex,

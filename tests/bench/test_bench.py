@@ -71,6 +71,20 @@ def test_a_peer_that_cannot_compute_a_case_gives_the_reason():
     assert run is None and "prefill" in reason
 
 
+@pytest.mark.parametrize("format", ["q8_0", "q4_0"])
+def test_ggml_decodes_what_clearhead_decodes(format):
+    """It rounds the query as well, so its output differs by the rounding of 8 bits."""
+    pytest.importorskip("libggml")
+    case = cases.Case("decode", B=2, H=4, G=2, Tq=1, Tk=300, D=64)
+    tensors = case.tensors()
+    ggml, _ = peers.prepare(f"ggml {format}", case, tensors)
+    own, _ = peers.prepare(f"clearhead {format}", case, tensors)
+    for _ in range(2):
+        torch.testing.assert_close(ggml(), own(), rtol=0, atol=0.01)
+    exact, _ = peers.prepare("clearhead", case, tensors)
+    assert (ggml() - exact()).abs().max() > (own() - ggml()).abs().max()
+
+
 @pytest.mark.parametrize("wrong", [{"groups": ["tinny"]}, {"peers": ["numpy"]}])
 def test_an_unknown_name_raises_and_lists_the_known_ones(wrong):
     with pytest.raises(BadValue, match=r"tiny|torch sdpa"):
