@@ -5,6 +5,7 @@ Tk keys, D head dimension, Dv value size. True means "may look".
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 
 def _in_subinterpreter() -> bool:
@@ -25,7 +26,7 @@ if _in_subinterpreter():
         "  Hint: import clearhead in the main interpreter, or in another process."
     )
 
-from . import distributed, hf, nn
+from . import hf, nn
 from .core import errors as errors, masks as masks, stats as stats
 from .core.errors import AttentionError, BadType, BadValue
 from .core.files.results import load
@@ -51,7 +52,6 @@ from .core.masks import (
 from .core.problem.biases import alibi, bias
 from .core.stats import exact_rows, mass, pooled, received, topk, value_weighted, weighted
 from .core.stats.weight_statistics import drop_error
-from .corpus import Survey, survey
 from .models.effects.compare_caches import CacheDamage, compare_caches
 from .models.effects.effect_table import Effect, Effects
 from .models.effects.effects import effects
@@ -85,8 +85,20 @@ __all__ = [  # noqa: RUF022 (in the order in which the manual shows them)
 __version__ = "0.2.0"
 
 
+if TYPE_CHECKING:
+    from . import distributed, views
+    from .corpus import Survey, survey
+
+_LATER = {"distributed": "distributed", "Survey": "corpus", "survey": "corpus", "views": "views"}
+
+
 def __getattr__(name: str) -> object:
-    """Import the views when they are first used, so `import clearhead` loads none of them."""
-    if name == "views":
-        return importlib.import_module(".views", __name__)
-    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    """Import what few programs need when it is first used, so `import clearhead` is faster."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    module = importlib.import_module(f".{_LATER[name]}", __name__)
+    return module if _LATER[name] == name else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
