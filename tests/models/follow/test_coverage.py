@@ -77,6 +77,27 @@ def test_layers_of_torch_that_return_weights_are_named(seed):
         assert said_by(run) == []
 
 
+def test_attention_of_transformers_is_named_by_its_class_alone():
+    """No name in the code of this class is one of attention."""
+    from transformers import FastSpeech2ConformerConfig
+    from transformers.models.fastspeech2_conformer import modeling_fastspeech2_conformer as file
+
+    config = FastSpeech2ConformerConfig(hidden_size=D)
+    sizes = {"num_attention_heads": 3, "attention_dropout_rate": 0.0}
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = file.FastSpeech2ConformerAttention(config, sizes)
+            self.clearhead = ch.nn.SelfAttention(D, D)
+
+        def forward(self, x):
+            return self.clearhead(self.own(x, pos_emb=torch.randn(1, 9, D))[0])
+
+    (text,) = said_by(lambda: watched(Model().eval(), torch.randn(1, 5, D)))
+    assert text.startswith("watch leaves out own (FastSpeech2ConformerAttention), which computed")
+
+
 def test_only_modules_that_are_selected_are_named():
     model, x = Stack(3, [0, 2]).eval(), torch.randn(1, 5, D)
     for layers, named in (

@@ -1,6 +1,7 @@
 """Looking at one call and at a whole model: same bits with and without, and exact numbers."""
 
 import copy
+import functools
 import json
 import threading
 
@@ -221,6 +222,19 @@ def test_torch_modules_that_may_call_attention_later_have_hooks(monkeypatch):
         model.filled.append(Attention())
         model(torch.randn(5, 8))
     assert [call.module for call in recording] == ["filled", "replaced"]
+
+
+def test_a_patch_of_a_library_that_keeps_its_name_has_hooks(monkeypatch):
+    """`functools.wraps` copies the module of the function."""
+
+    def wrapper(run):
+        return functools.wraps(run)(lambda self, x: run(self, ch.attention(x, x, x)))
+
+    monkeypatch.setattr(torch.nn.Identity, "forward", wrapper(torch.nn.Identity.forward))
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
+    with ch.watch(model) as recording:
+        model(torch.randn(5, 8))
+    assert [call.module for call in recording] == ["0", "1"]
 
 
 def test_a_failing_layer_does_not_leave_its_name_behind():

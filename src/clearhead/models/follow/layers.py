@@ -241,11 +241,12 @@ def _calls_nothing(module: nn.Module) -> bool:
     """Is it a module of torch or transformers that calls only such modules, no function of a user?
 
     A container may get children later. A module of transformers is a norm, an activation, positions
-    or made of these, as a feed-forward network, if no name in its code is one of attention.
+    or made of these, as a feed-forward network, if its name and code name no attention.
     """
     of = type(module)
-    return (
-        all(x.__module__.startswith(_LIBRARIES) for x in (of, of.forward))
+    return (  # a function that wraps another has its `__module__`
+        of.__module__.startswith(_LIBRARIES)
+        and getattr(of.forward, "__globals__", {"__name__": ""})["__name__"].startswith(_LIBRARIES)
         and not _names_attention(of)  # type: ignore[arg-type]  # a class has a hash
         and not of.__module__.endswith(".container")
         and all(map(_calls_nothing, module.children()))
@@ -256,7 +257,7 @@ def _calls_nothing(module: nn.Module) -> bool:
 
 @lru_cache(maxsize=1024)
 def _names_attention(kind: type[nn.Module]) -> bool:
-    return any("attention" in name.lower() or "attn" in name.lower() for name in names_of(kind))
+    return "attn" in (x := " ".join([kind.__name__, *names_of(kind)]).lower()) or "attention" in x
 
 
 class _Hook:
@@ -272,5 +273,4 @@ class _Hook:
         return _Hook, (_do_nothing,)
 
 
-def _do_nothing(*arguments: object) -> None:
-    pass
+def _do_nothing(*arguments: object) -> None: ...
