@@ -111,8 +111,11 @@ template <class A> class GroupSums : protected BlockScores<A> {
       return part;
     }
     for (; row <= last; row++) {
+      if (row->hull.empty()) continue;
       KeyRange hull, core;
-      group.hull_and_core(task_.b, row->h, row->q, {0, p_.Tk}, &hull, &core);
+      group.hull_and_core(task_.b, row->h, row->q, row->hull, &hull, &core);
+      if (core.lo <= row->hull.lo) core.lo = 0;
+      if (core.hi >= row->hull.hi) core.hi = p_.Tk;
       part.hull.include(hull);
       part.core = part.core.intersect(core);
     }
@@ -136,8 +139,7 @@ template <class A> class GroupSums : protected BlockScores<A> {
   void sum_rows_of(int64_t i, const Group& group, const KeyRange& keys, const float* base,
                    float* sum) const {
     const MaskView mask(group.mask, p_.Tk);
-    const bool is_band = mask.is_band(), shares_bits = mask.shares_bits(),
-               one_range = shares_bits || mask.one_range();
+    const bool is_band = mask.is_band(), shares_bits = mask.shares_bits();
     const int64_t before = group.mask.before, after = group.mask.after;
     const int rows = rows_of(i);
     uint64_t shared[Base::KEY_BLOCK / W];  // with `shares_bits`, the bits of W keys each
@@ -148,10 +150,12 @@ template <class A> class GroupSums : protected BlockScores<A> {
     F sums[PADDED_ROWS];
     for (int r = 0; r < rows; r++) {
       const Row& x = row_[i * QUERY_BLOCK + r];
-      const KeyRange seen = ALL           ? keys
-                            : is_band     ? KeyRange{x.q - before, x.q + after + 1}.intersect(keys)
-                            : shares_bits ? mask.range(task_.b, x.h, x.q, 0).intersect(keys)
-                                          : mask.visible_hull(task_.b, x.h, x.q, keys);
+      bool contiguous = true;
+      const KeyRange seen =
+          ALL           ? keys
+          : is_band     ? KeyRange{x.q - before, x.q + after + 1}.intersect(keys)
+          : shares_bits ? mask.range(task_.b, x.h, x.q, 0).intersect(keys)
+                        : mask.visible_hull(task_.b, x.h, x.q, keys.intersect(x.hull), &contiguous);
       const float* factors = FACTORS ? row_at(group.factors, task_.b, x.h, 0) : nullptr;
       const float* ids = BY_ID ? row_at(group.key_ids, task_.b, x.h, 0) : nullptr;
       const F id = BY_ID ? splat(*row_at(group.query_ids, task_.b, x.h, x.q)) : zero();
@@ -169,11 +173,11 @@ template <class A> class GroupSums : protected BlockScores<A> {
           e = select(equal(of_keys, id), e, zero());
         }
         if (!ALL) {
-          const bool inside = one_range && seen.lo <= key && key + W <= seen.hi;
+          const bool inside = contiguous && seen.lo <= key && key + W <= seen.hi;
           if (shares_bits || !inside) {
-            uint64_t in_group = inside      ? ~uint64_t(0)
-                                : one_range ? MaskView::visible_bits(seen, key, n)
-                                            : mask.visible_bits(task_.b, x.h, x.q, key, n);
+            uint64_t in_group = inside       ? ~uint64_t(0)
+                                : contiguous ? MaskView::visible_bits(seen, key, n)
+                                             : mask.visible_bits(task_.b, x.h, x.q, key, n);
             if (shares_bits) in_group &= shared[k / W];
             e = select(lanes(in_group, 0), e, zero());
           }

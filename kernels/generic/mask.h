@@ -23,13 +23,13 @@ class MaskView {
   MaskView(const Mask& mask, int64_t Tk) : m_(mask), Tk_(Tk) {}
 
   // Sets `hull` to the smallest range that contains every visible key of a query among `keys`, and
-  // `core` to the longest range in which every key is visible.
+  // `core` to the longest range of these in which every key is visible.
   void hull_and_core(int64_t b, int64_t h, int64_t q, const KeyRange& keys, KeyRange* hull,
                      KeyRange* core) const {
     *hull = visible_hull(b, h, q, keys);
     *core = {0, 0};
     for (int64_t i = 0; i < range_count() && !m_.bits.data; i++) {
-      KeyRange r = range(b, h, q, i);
+      KeyRange r = range(b, h, q, i).intersect(keys);
       if (r.hi - r.lo > core->hi - core->lo) *core = r;
     }
   }
@@ -42,7 +42,7 @@ class MaskView {
     int64_t ranges = 0;
     for (int64_t i = 0; i < range_count(); i++) {
       KeyRange r = range(b, h, q, i).intersect(keys);
-      if (m_.bits.data) trim(bits(b, h, q), &r);
+      if (m_.bits.data && !r.empty()) trim(bits(b, h, q), &r);
       if (r.empty()) continue;
       seen.include(r);
       ranges++;
