@@ -26,7 +26,7 @@ if _in_subinterpreter():
         "  Hint: import clearhead in the main interpreter, or in another process."
     )
 
-from . import hf, nn
+from . import distributed, hf, nn
 from .core import errors as errors, masks as masks, stats as stats
 from .core.errors import AttentionError, BadType, BadValue
 from .core.files.results import load
@@ -86,10 +86,10 @@ __version__ = "0.2.0"
 
 
 if TYPE_CHECKING:
-    from . import distributed, views
+    from . import views
     from .corpus import Survey, survey
 
-_LATER = {"distributed": "distributed", "Survey": "corpus", "survey": "corpus", "views": "views"}
+_LATER = {"Survey": "corpus", "survey": "corpus", "views": "views"}
 
 
 def __getattr__(name: str) -> object:
