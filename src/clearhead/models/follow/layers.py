@@ -257,7 +257,8 @@ def _calls_nothing(module: nn.Module) -> bool:
 
 @lru_cache(maxsize=1024)
 def _names_attention(kind: type[nn.Module]) -> bool:
-    return "attn" in (x := " ".join([kind.__name__, *names_of(kind)]).lower()) or "attention" in x
+    names = " ".join([kind.__name__, *names_of(kind)]).lower()
+    return "attention" in names or "attn" in names
 
 
 class _Hook:
