@@ -64,8 +64,8 @@ class Attention:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, format: str, threads: int) -> None:
         base, self._cpu = _libraries()
-        elements = q.numel() * 4 + (k.numel() + v.numel()) * 4
-        self._base, self._context = base, base.ggml_init(_InitParams(elements + SPARE, None, False))
+        size = 4 * (q.numel() + k.numel() + v.numel()) + SPARE  # of float32, the largest format
+        self._base, self._context = base, base.ggml_init(_InitParams(size, None, False))
         tensors = [self._tensor(q, "f32"), self._tensor(k, format), self._tensor(v, format)]
         out = base.ggml_flash_attn_ext(self._context, *tensors, None, q.shape[-1] ** -0.5, 0.0, 0.0)
         self._graph = base.ggml_new_graph(self._context)
